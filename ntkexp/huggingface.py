@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ntkexp.foreign_loop.follow import HeldOpen
+from ntkexp.foreign_loop.follow import FollowSession
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision
@@ -30,12 +30,12 @@ class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
     """Takes what `ntkexp.follow` takes beside model and optimizer."""
 
     def __init__(self, **options: Any) -> None:
-        self.watching = HeldOpen(**options)
+        self.session = FollowSession(**options)
 
     @property
     def trace(self) -> Trace:
         """What was seen, up to now or to the end."""
-        return self.watching.trace
+        return self.session.trace
 
     def on_train_begin(
         self,
@@ -47,9 +47,9 @@ class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
         optimizer: Optimizer,
         **others: object,
     ) -> None:
-        self.watching.begin(model, [optimizer])
+        self.session.begin(model, [optimizer])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
     ) -> None:
-        self.watching.end()
+        self.session.end()

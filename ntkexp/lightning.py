@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ntkexp.foreign_loop.asked import part_of
-from ntkexp.foreign_loop.follow import HeldOpen
+from ntkexp.foreign_loop.arguments import common_submodule
+from ntkexp.foreign_loop.follow import FollowSession
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision
@@ -29,26 +29,26 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
     training step calls, as in `self.net(x)`; by itself it is the module, called as `self(x)`."""
 
     def __init__(self, *, model: str = "", **options: Any) -> None:
-        self.model, self.watching = model, HeldOpen(**options)
+        self.model, self.session = model, FollowSession(**options)
 
     @property
     def trace(self) -> Trace:
         """What was seen, up to now or to the end."""
-        return self.watching.trace
+        return self.session.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.model and type(pl_module).forward is LightningModule.forward:  # which says that there is none
             moved = {id(w) for each in trainer.optimizers for group in each.param_groups for w in group["params"]}
-            part = part_of([name for name, weight in pl_module.named_parameters() if id(weight) in moved])
+            part = common_submodule([name for name, weight in pl_module.named_parameters() if id(weight) in moved])
             likely = f"here model={part!r}" if part else "as model='net'"
             raise Mistake(
                 f"{type(pl_module).__name__} has no forward of its own, and so no calls; name the part that "
                 f"training_step calls, {likely}"
             )
-        self.watching.begin(pl_module.get_submodule(self.model), trainer.optimizers)
+        self.session.begin(pl_module.get_submodule(self.model), trainer.optimizers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.watching.end()
+        self.session.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.watching.end(exception)
+        self.session.end(exception)

@@ -6,7 +6,9 @@ No test fails because a machine is slow.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,11 +26,29 @@ settings.register_profile("untimed", deadline=None)  # how long an example takes
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def sampled(items: list[pytest.Item]) -> None:
+    """Mark all cases of a test as slow but the evenly spaced few that its mark `sample` leaves."""
+    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            cases[item.path, item.name.partition("[")[0]].append(item)
+    for each in cases.values():
+        mark = each[0].get_closest_marker("sample")
+        assert mark is not None
+        (fast,) = mark.args
+        for number, item in enumerate(each):
+            # one of each stretch of len(each) / fast cases, the first among them
+            if number and number * fast // len(each) == (number - 1) * fast // len(each):
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     """Begin with what takes longest, so that no core waits for another at the end.
 
     A file of many tests takes longer than one of few, but of slow tests those that are alone do: a whole command each.
     """
+    sampled(items)
+    yield  # pytest leaves out what is not to be run
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path] * (1 if item.get_closest_marker("slow") else -1))

@@ -15,8 +15,9 @@ import pytest
 import ntkexp.model
 from ntkexp.chapter import homes, option, public
 from ntkexp.component import Component
-from ntkexp.config.choices import NO_CHOICES, read, shipped
+from ntkexp.config.choices import NO_CHOICES, shipped
 from ntkexp.config.compose import compose
+from ntkexp.config.plain_yaml import read
 from ntkexp.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
 

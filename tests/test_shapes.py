@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
+from ntkexp.kernel.features.adjoint import inner
 from ntkexp.kernel.features.blocks import Rows
-from ntkexp.kernel.features.bracket import inner
 from tests.shapes import checked
 
 

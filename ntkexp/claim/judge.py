@@ -1,243 +1,156 @@
-"""A claim is brought to its end: its runs and trials are planned, carried out, measured, looked at three times and
-judged.
+"""The judge: from the tables of a claim's looks to its verdict. All that is decided of a claim is decided here.
+
+1. One part of what is expected. Seeds are the independent units: the rows give a figure for each seed, and
+
+       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1         range = value ± margin, or one side of it
+
+   supported   the interval lies inside of the range (equivalence: two one-sided tests, each at 2.5 %)
+   refuted     it lies wholly outside
+   undecided   it lies across an edge, or there is none
+
+   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.place`). An
+   identity has neither interval nor p: one error above its bound refutes it.
+
+2. Several parts, m of them, which must all hold:
+
+   supported   every part is; p = max p_k (an intersection of tests needs no correction)
+   refuted     a part is, beyond the chance of so many: p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
+
+3. The looks. Where the control comes out supported too, the claim's own look decides nothing. The second look is judged
+   by itself, and shown beside the first.
+
+4. All claims together. Verdicts are counted with Holm's correction over their p (`ntkexp.report.claims.standing`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
-from ntkexp.claim.claim import CONTROL, MAIN, Claim, JudgedClaim, Look
-from ntkexp.claim.finding import Finding, together
+from ntkexp.claim.claim import CONTROL, MAIN, Look, Protocol
+from ntkexp.claim.expectation.base import AbstractExpectation, Errors, Interval, select_rows
 from ntkexp.claim.quantity.base import Measured
-from ntkexp.claim.trial_job import TrialJob
-from ntkexp.config.compose import Composer
-from ntkexp.engine.base import AbstractEngine, Ended, Task
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import to_text, write_atomically
-from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
-from ntkexp.records.folder import command
-from ntkexp.records.results import Took, took, write_timings
-from ntkexp.report.analysis.tables import draws, tabulate
-from ntkexp.report.run import Run, load_tables
-from ntkexp.report.tables import format_csv
-from ntkexp.sweep.conductor import Conductor
-from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
-from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
-from ntkexp.sweep.plan import plan as sweep_plan
+from ntkexp.report.analysis.estimate import CHANCE, MOST, missing, place
 
-# --- What there is to carry out for a claim: the runs and the trials of all its looks, each of them once.
+Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
 
 @dataclass(frozen=True)
-class PlannedLook:
-    """The runs of a look by name, and its trials."""
+class Finding:
+    """What was found of a part, or of a look: a verdict, and the figure that it rests on, with its interval.
 
-    look: Look
-    plans: Mapping[str, Plan]
-    trials: tuple[TrialJob, ...]
+    `more` is how many more seeds would probably decide what is undecided.
+    """
 
-    @property
-    def took(self) -> Took:
-        """What its runs and trials took, one after the other."""
-        runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
-        return added([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
+    verdict: Word
+    figure: float
+    low: float = math.nan
+    high: float = math.nan
+    p: float | None = None
+    more: int | None = None
+    note: str = ""
+    part: int = 0  # of a look: the one that decides, whose figure this is
 
-    def shares_all(self, other: PlannedLook) -> bool:
-        """Whether another look is at the same runs and trials."""
-        mine, theirs = ([(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other))
-        return mine == theirs and self.trials == other.trials
-
-
-@dataclass(frozen=True)
-class PlannedClaim:
-    """A claim whose runs are all known to be valid."""
-
-    claim: Claim
-    out: Path
-    looks: Mapping[str, PlannedLook]
-    options: tuple[str, ...] = ()
-
-    @cached_property
-    def whole(self) -> Plan:
-        """All runs of all looks."""
-        everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
-        runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
-        return Plan(everything, self.out, tuple(runs))
-
-    @property
-    def trials(self) -> tuple[TrialJob, ...]:
-        """All trials, each once."""
-        return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
-
-    @property
-    def folder(self) -> Path:
-        """What was found lies here."""
-        return self.out / self.claim.folder
-
-    @property
-    def took(self) -> Took:
-        """What its runs and trials took, one after the other."""
-        runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
-        return added([*runs, *(job.timings for job in self.trials)])
-
-    @property
-    def parts_took(self) -> dict[str, Took]:
-        """What all of it took, and each look; runs of several looks are counted for each."""
-        return {WHOLE: self.took} | {name: look.took for name, look in self.looks.items()}
+    def doubted(self, reason: str) -> Finding:
+        """The figure stays, and nothing is concluded from it."""
+        note = "; ".join(filter(None, [self.note, reason]))
+        return replace(self, verdict="undecided", p=None, more=None, note=note)
 
 
-def added(files: Sequence[Path]) -> Took:
-    """Add up what these files tell."""
-    return sum(map(took, files), start=Took(0.0, 0.0))
+# --- 1. One part of what is expected.
 
 
-def plan_claim(
-    claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
-) -> PlannedClaim:
-    """Compose all runs of a claim."""
-    known: list[Plan] = []  # most controls look at the runs of the claim itself
-
-    def once(definition: Definition) -> Plan:
-        found = next((one for one in known if one.sweep == definition), None)
-        if found is None:
-            known.append(found := sweep_plan(definition, composer, out))
-        return found
-
-    looks = {
-        name: PlannedLook(
-            look, {run: once(definition) for run, definition in look.runs.items()}, trials(look, out, tuple(trust))
-        )
-        for name, look in claim.looks.items()
-    }
-    for look in claim.looks.values():
-        if look.trial is None:
-            look.quantity.refuse_early()
-    return PlannedClaim(claim, out, looks, tuple(options))
-
-
-def trials(look: Look, out: Path, trust: tuple[str, ...]) -> tuple[TrialJob, ...]:
-    """Make a job of every seed of a trial."""
-    if look.trial is None:
-        return ()
-    return tuple(TrialJob(look.trial.fields(), seed, str(out), trust) for seed in look.seeds)
-
-
-# --- Bring the runs and trials of a claim to their end: what is finished stays, what was killed goes on.
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """Who carries claims out, who hears of it, and what is trusted."""
-
-    engine: AbstractEngine
-    listener: AbstractSweepListener
-    trust: tuple[str, ...] = ()
-    retry_failed: bool = False
-
-
-def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Carry out what is missing of a claim, and find where each of its runs stands then."""
-    ended = carry_out_runs(planned, workshop)
-    carry_out_trials(planned, workshop)
-    return statuses(planned.whole, planned.whole.event_log.failures(), ended)
-
-
-def carry_out_runs(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, Ended]:
-    """Carry out the runs; pictures of each are left to whoever looks at it by itself."""
-    whole = planned.whole
-    before = statuses(whole, whole.event_log.failures(), {})
-    wanted = {"unfinished", "running"} | ({"failed"} if workshop.retry_failed else set())
-    begun = [run for run in whole.distinct if before[run.name].state in wanted]
-    if not begun:
-        return {}
-    conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
-    estimate = Estimator()
-    conductor.conduct(begun, {run.name: estimate(run.experiment) for run in begun})
-    return conductor.ended
-
-
-def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    """Carry out the trials; one that fails is a mistake with its reason."""
-    left = [job for job in planned.trials if job.rows is None]
-    home, logs = str(Path.cwd()), str(planned.out / "sweeps")
-    if not left:
-        return
-    done, workers = len(planned.trials) - len(left), workshop.engine.workers
-    clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
-    workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
+def judge_part(part: AbstractExpectation, table: pd.DataFrame) -> Finding:
+    """Judge one part by the rows that it speaks of; where some of them have no number, nothing is decided."""
+    rows = select_rows(table, part.where)
+    finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
-        for event in workshop.engine.perform(Task(job.name, job, home, logs) for job in left):
-            clock.see(event)
-            workshop.listener.see(event, clock.ahead)
-            if isinstance(event, Ended) and event.how not in {"done", "found"}:
-                raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {event.reason or 'no reason given'}")
-    finally:
-        workshop.listener.end()
+        evidence = part.evidence(rows[finite])
+        found = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence)
+    except Mistake:
+        if finite.all():
+            raise
+        found = Finding("undecided", math.nan)  # what is left may be no whole table
+    without = int((~finite).sum())
+    return found.doubted(f"{without} of {len(rows)} rows have no number") if without else found
 
 
-# --- Judge a claim by what its runs have left: measured, looked at three times, written down.
-#
-# <name>-<digest>/claim.json       what was said beforehand
-#                 <look>.csv       the table that was judged, every digit
-#                 verdict.json     what was found (`ntkexp.records.claim`)
-#                 picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
+def judge_interval(evidence: Interval) -> Finding:
+    """Judge whether the whole interval lies in the range that was expected, outside of it, or neither.
+
+    >>> from ntkexp.records.sweep import Expected
+    >>> from ntkexp.report.analysis.estimate import Estimate
+    >>> slope = Estimate(-0.97, error=0.02, freedom=4)
+    >>> [judge_interval(Interval(slope, Expected(value))).verdict for value in (-1.0, -0.5)]
+    ['supported', 'refuted']
+    """
+    estimate, expected = evidence.estimate, evidence.expected
+    found = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
+    where, p = place(estimate, expected, strict=evidence.strict)
+    if not estimate.known or math.isnan(estimate.value):
+        found = replace(found, note=evidence.note or "there is no interval")
+    elif where != "across":
+        found = replace(found, verdict="supported" if where == "inside" else "refuted", p=p)
+    else:
+        more = missing(estimate, expected)
+        never = "" if more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
+        found = replace(found, more=more, note="; ".join(filter(None, [never, evidence.note])))
+    if evidence.log:  # what was judged are logarithms, what is shown is not
+        low, figure, high = np.exp([found.low, found.figure, found.high]).tolist()
+        found = replace(found, low=low, figure=figure, high=high)
+    return found.doubted(evidence.doubt) if evidence.doubt else found
 
 
-def judge_claim(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
-    """Judge all looks at a claim, and write everything down."""
-    claim, tables = planned.claim, dict[str, pd.DataFrame]()
-    judged, before = dict[str, Judgement](), list[tuple[PlannedLook, Measured]]()
-    for name, planned_look in planned.looks.items():
-        same = next((found for look, found in before if look.shares_all(planned_look)), None)
-        measured = same or measure(planned_look, statuses)
-        before.append((planned_look, measured))
-        tables[name], found = judge_look(planned_look.look, measured)
-        judged[name] = judgement(planned_look.look, found, measured)
-    options = [f"--{size}"] * (size != "default")
-    written = ClaimRecord(
-        path=planned.folder,
-        name=claim.name,
-        digest=claim.digest,
-        size=size,
-        statement=claim.statement,
-        source=claim.source.words,
-        refutes=claim.refutes,
-        command=command("claims", [claim.name], [*options, *planned.options]),
-        looks={name: unless_vacuous(name, one, judged[CONTROL]) for name, one in judged.items()},
-    )
-    write_atomically(planned.folder / "claim.json", to_text(claim.fields))
-    for name, table in tables.items():
-        write_atomically(planned.folder / f"{name}.csv", format_csv(table))
-    show(JudgedClaim(claim, written, tables))
-    write_timings(planned.folder / TIMINGS, planned.parts_took)
-    write_claim(written)
-    return written
+def judge_errors(errors: Errors) -> Finding:
+    """Judge an identity: all errors lie under their bounds, or one does not, and chance has no part in it."""
+    note = f"{errors.beyond} of {errors.rows} rows lie beyond" if errors.beyond else ""
+    return Finding("refuted" if errors.beyond else "supported", errors.worst, errors.least, errors.worst, note=note)
 
 
-def show(judged: JudgedClaim) -> None:
-    """Draw the claim, and write down what is said of the picture."""
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
-    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
+# --- 2. Several parts, which must all hold.
 
-    picture, folder = judged.claim.picture, judged.record.path
-    with house_style():
-        write_atomically(folder / PICTURE, svg(picture.figure(judged)))
-    table = picture.table(judged)
-    columns = () if table is None else tuple(map(str, table))
-    rows = () if table is None else tuple(map(tuple, table.astype(object).to_numpy().tolist()))
-    write_exhibit(folder, Exhibit(picture.caption(judged), columns, rows))
+
+def join_parts(findings: Sequence[Finding]) -> Finding:
+    """Join the parts of a look: all must hold, and one that fails beyond chance, of so many, refutes it.
+
+    The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
+    many more seeds are asked for as the part needs that needs most.
+    """
+    parts = [replace(found, part=part) for part, found in enumerate(findings)]
+    refuted = [found for found in parts if found.verdict == "refuted"]
+
+    # Refuted: p_k ≤ 2.5 %/m of one part (an identity has no p), and then p = m min p_k.
+    beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(parts)]
+    if beyond:
+        chances = [found.p for found in beyond if found.p is not None]
+        certain = len(chances) < len(beyond)
+        return replace(beyond[0], p=None if certain else min(1.0, len(parts) * min(chances)))
+
+    # Undecided: a part is, or is refuted by itself, but would be so by chance among so many.
+    undecided = [found.doubted("refuted alone, not among so many parts") for found in refuted]
+    undecided += [found for found in parts if found.verdict == "undecided"]
+    if undecided:
+        needed = [found.more for found in undecided if found.more is not None]
+        return replace(undecided[0], more=max(needed) if len(needed) == len(undecided) else None)
+
+    # Supported: every part is, and p = max p_k.
+    chances = [found.p for found in parts if found.p is not None]
+    return replace(parts[0], p=max(chances) if chances else None)
+
+
+# --- 3. The looks: the claim's own, its control, and the second.
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
-    """Judge one look; of what failed, the first reason is said."""
+    """Judge one look by the table of its quantity; runs that failed leave it undecided, with the first reason."""
     table = look.quantity.of(measured)
-    found = together([part.judge(table) for part in look.expectation])
+    found = join_parts([judge_part(part, table) for part in look.expectation])
     states = measured.table["state"] if "state" in measured.table else pd.Series("done", measured.table.index)
     failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
     if len(failed):
@@ -246,44 +159,12 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     return table, found
 
 
-def judgement(look: Look, found: Finding, measured: Measured) -> Judgement:
-    """Write down what was found."""
-    return Judgement(
-        verdict=found.verdict,
-        figure=found.figure,
-        low=found.low,
-        high=found.high,
-        p=found.p,
-        more_seeds=found.more,
-        expected=look.words(found.part),
-        seeds=look.seeds,
-        draws=measured.draws,
-        note=found.note,
-    )
-
-
-def unless_vacuous(name: str, judged: Judgement, control: Judgement) -> Judgement:
-    """Conclude nothing from figures that would support the control as well."""
-    if name != MAIN or control.verdict != "supported":
-        return judged
-    return judged.doubted("the control comes out supported too, so this look decides nothing")
-
-
-def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
-    """Put the runs and the trials of a look into one table."""
-    known: dict[str, Run] = {}
-    frames = []
-    for name, plan in planned.plans.items():
-        sweep = record(plan, statuses)
-        runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
-        known |= {path.name: run for path, run in runs.items()}
-        found = tabulate(sweep, runs).assign(runs=name)
-        frames.append(found.loc[:, ~found.columns.duplicated()])  # an axis may be called like a number, such as loss
-    for job in planned.trials:
-        rows = job.rows
-        if not rows:
-            raise Mistake(f"{job.file} holds no rows; the same command carries the trial out again")
-        frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
-    table = pd.concat(frames, ignore_index=True)
-    axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    return Measured(table, known, axes, draws(known.values()) if known else "")
+def judge_protocol(
+    protocol: Protocol, measured: Mapping[str, Measured]
+) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
+    """Judge all looks at a claim: the tables that were judged, and what was found, by the names of the looks."""
+    judged = {name: judge_look(look, measured[name]) for name, look in protocol.looks.items()}
+    found = {name: finding for name, (_, finding) in judged.items()}
+    if found[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
+        found[MAIN] = found[MAIN].doubted("the control comes out supported too, so this look decides nothing")
+    return {name: table for name, (table, _) in judged.items()}, found

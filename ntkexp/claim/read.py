@@ -10,10 +10,18 @@ quantity: drift                            a column of the runs, or a component
 expectation:                               or a list of them, all of which must hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
 refutes: A slope above −0.4.
-control: {expectation: {value: -2.0}}      what is otherwise (`ntkexp.claim.claim`); it must not be supported
+control: {expectation: {value: -2.0}}      what is otherwise, as below; it must not be supported
 second: {base: [data=teacher], seeds: 20}  so many seeds of another family, or as many as the claim, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
+
+What is otherwise in a control, in a second look, or at another size:
+
+base: [data=teacher]                       for all runs, after their own base
+axes: {model.width: [32, 64]}              other values on an axis, of the runs that have it
+runs: {mlp: {base: […], axes: {…}}}        the same for the runs of one name
+seeds: 3
+quantity, expectation, trial               with _target_: another one; without: the same with these fields otherwise
 """
 
 from __future__ import annotations
@@ -24,22 +32,26 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Published, changed
+from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Protocol, Published
 from ntkexp.claim.expectation.base import AbstractExpectation
-from ntkexp.claim.picture.base import AbstractPicture
-from ntkexp.claim.picture.rows import JudgedRows
+from ntkexp.claim.picture.base import AbstractPicture, JudgedRows
 from ntkexp.claim.quantity.base import AbstractQuantity
 from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.component import Component
 from ntkexp.config.build import Builder
-from ntkexp.config.choices import Choices, read, spelled
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
 from ntkexp.config.override import split
+from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 
 Size: TypeAlias = Literal["quick", "default", "full"]
+Tree: TypeAlias = Mapping[str, Any]
+
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
 KEYS = ("base", "runs", "trial", *NEEDED, "quick", "full", "picture")
+CHANGES = ("base", "axes", "runs", "seeds", "quantity", "expectation", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 FAMILY = 1000  # seeds of the second look begin so much later
 
@@ -61,28 +73,31 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
 
 
-def claim_of(name: str, tree: Mapping[str, Any], builder: Builder, size: Size = "default") -> Claim:
+def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
     """Make a claim of what its file holds."""
     refuse_incomplete(tree)
-    sizes = {other: changed(named_runs(tree), tree.get(other) or {}, other) for other in ("quick", "default", "full")}
+
+    # All sizes are made, so that a mistake in one of them is said at any.
+    named = with_named_runs(tree)
+    sizes = {other: with_changes(named, tree.get(other) or {}, other) for other in ("quick", "default", "full")}
     sized = sizes[size]
-    main = look(sized, MAIN, builder)
-    looks = {
-        MAIN: main,
-        CONTROL: look(changed(sized, tree["control"], CONTROL), CONTROL, builder),
-        SECOND: second(sized, tree["second"], main, size, builder),
-    }
-    return Claim(
-        name,
-        str(tree["statement"]),
-        published(tree["source"]),
-        str(tree["refutes"]),
-        looks,
-        picture(builder, tree.get("picture")),
-    )
+
+    main = build_look(sized, MAIN, builder)
+    control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
+    second = build_second_look(sized, tree["second"], main, size, builder)
+    source = tree["source"] if isinstance(tree["source"], Mapping) else {"paper": tree["source"]}
+    try:
+        published = Published.model_validate(source)
+    except ValidationError as error:
+        raise refusal(error, Published, "source", source) from None
+    given = tree.get("picture")
+    picture = JudgedRows() if given is None else build_part(builder, given, AbstractPicture, "picture")
+    assert isinstance(picture, AbstractPicture)
+    protocol = Protocol(main, control, second)
+    return Claim(name, str(tree["statement"]), published, str(tree["refutes"]), protocol, picture)
 
 
-def refuse_incomplete(tree: Mapping[str, Any]) -> None:
+def refuse_incomplete(tree: Tree) -> None:
     """Refuse what is no claim yet."""
     for key in tree:
         if key not in KEYS:
@@ -94,8 +109,8 @@ def refuse_incomplete(tree: Mapping[str, Any]) -> None:
             raise Mistake(f"{key} is missing: a claim says it before it is measured")
 
 
-def named_runs(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Give runs that have no name the name `runs`, and tell all what all have in common."""
+def with_named_runs(tree: Tree) -> dict[str, Any]:
+    """Give runs that have no name the name `runs`, and put what all have in common before the base of each."""
     runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
     if not isinstance(runs, Mapping) or not all(isinstance(item, Mapping | list) for item in runs.values()):
         raise Mistake("runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps")
@@ -103,36 +118,111 @@ def named_runs(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "runs": {name: {**run, "base": [*common, *run.get("base", [])]} for name, run in named.items()}}
 
 
-def second(tree: Mapping[str, Any], change: Mapping[str, Any], main: Look, size: Size, builder: Builder) -> Look:
+# --- What is otherwise in another look at a claim, or at another size of it.
+
+
+def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
+    """Make another claim of one.
+
+    >>> claim = {"runs": {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}, "quantity": "drift", "seeds": 5}
+    >>> with_changes(claim, {"base": ["data=moons"], "quantity": "loss", "seeds": 3}, "quick")["runs"]["mlp"]["base"]
+    ['steps=9', 'data=moons']
+    """
+    if not isinstance(change, Mapping):
+        raise Mistake(f"{name}={spelled(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
+    for key in change:
+        if key not in CHANGES:
+            known = ", ".join(CHANGES)
+            raise Mistake(f"{name}.{key}: there is no such key; there are {known}{nearest(str(key), CHANGES)}")
+    found = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
+    if "seeds" in change:
+        found["seeds"] = change["seeds"]
+    for key in ("quantity", "trial"):
+        if key in change:
+            found[key] = merge_fields(found.get(key), change[key])
+    if "expectation" in change:  # of several parts that are expected, each gets these fields
+        before, after = found.get("expectation"), change["expectation"]
+        several = isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
+        found["expectation"] = (
+            [merge_fields(part, after) for part in before or ()] if several else merge_fields(before, after)
+        )
+    return found
+
+
+def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
+    """Add to the base of all runs and put other values on their axes, first what is for all, then by name."""
+    of_names = change.get("runs") or {}
+    for run in of_names:
+        if run not in runs:
+            raise Mistake(f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}")
+    known = [key for run in runs.values() for key in run.get("axes") or {}]
+    for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
+        if key not in known:
+            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, known)}")
+    found = {}
+    for run, before in runs.items():
+        axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])
+        for more in (change, of_names.get(run, {})):
+            axes |= {key: values for key, values in (more.get("axes") or {}).items() if key in axes}
+            base += more.get("base") or []
+        found[run] = {**before, "axes": axes, "base": base}
+    return found
+
+
+def merge_fields(before: Any, change: Any) -> Any:
+    """Put fields in place of those of the same name; what names its class is another component."""
+    if isinstance(before, Mapping) and isinstance(change, Mapping) and "_target_" not in change:
+        return {**before, **change}
+    return change
+
+
+# --- Looks, whose parts are built of what the file says.
+
+
+def build_look(tree: Tree, name: str, builder: Builder) -> Look:
+    """Make one look at a claim; what is wrong with it is said with its name."""
+    with mistakes_in("" if name == MAIN else f"{name}: "):
+        seeds = seeds_of(tree["seeds"])
+        if len(seeds) < 2:
+            raise Mistake(f"seeds={len(seeds)}: one seed says nothing of chance; give two or more")
+        runs = {run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()}
+
+        given = tree.get("trial")
+        trial = None if given is None else build_part(builder, given, AbstractTrial, "trial")
+        assert trial is None or isinstance(trial, AbstractTrial)
+
+        given = tree["quantity"]
+        fields = {"_target_": COLUMN, "column": given} if isinstance(given, str) else given  # a word names a column
+        quantity = build_part(builder, fields, AbstractQuantity, "quantity")
+        assert isinstance(quantity, AbstractQuantity)
+
+        given = tree["expectation"]
+        if given == []:
+            raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
+        expectation = []
+        for part in given if isinstance(given, list) else [given]:
+            rule = build_part(builder, part, AbstractExpectation, "expectation")
+            assert isinstance(rule, AbstractExpectation)
+            expectation.append(rule)
+
+        return Look(runs, trial, seeds, quantity, tuple(expectation))
+
+
+def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
     """Look a second time, with seeds of another family: so many as are given, unless it is to be quick."""
-    told, seeds = changed(tree, change, SECOND), [seed + FAMILY for seed in main.seeds]
+    changed, seeds = with_changes(tree, change, SECOND), [seed + FAMILY for seed in main.seeds]
     if "seeds" in change and size != "quick":
-        with within(f"{SECOND}: "):
-            given = seeds_of(told["seeds"])
-        seeds = [seeds[0] + seed for seed in given] if isinstance(told["seeds"], int) else [*given]
-    found = look({**told, "seeds": seeds}, SECOND, builder)
+        with mistakes_in(f"{SECOND}: "):
+            given = seeds_of(changed["seeds"])
+        seeds = [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
+    found = build_look({**changed, "seeds": seeds}, SECOND, builder)
     if common := sorted({*found.seeds} & {*main.seeds}):
         raise Mistake(f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20")
     return found
 
 
-def look(tree: Mapping[str, Any], name: str, builder: Builder) -> Look:
-    """Make one look at a claim; what is wrong with it is said with its name."""
-    with within("" if name == MAIN else f"{name}: "):
-        seeds = seeds_of(tree["seeds"])
-        if len(seeds) < 2:
-            raise Mistake(f"seeds={len(seeds)}: one seed says nothing of chance; give two or more")
-        return Look(
-            runs={run: sweep(run, told, seeds) for run, told in tree["runs"].items()},
-            trial=None if tree.get("trial") is None else trial(builder, tree["trial"]),
-            seeds=seeds,
-            quantity=quantity(builder, tree["quantity"]),
-            expectation=expectations(builder, tree["expectation"]),
-        )
-
-
 @contextmanager
-def within(name: str) -> Iterator[None]:
+def mistakes_in(name: str) -> Iterator[None]:
     """Say of a mistake where it is."""
     try:
         yield
@@ -140,66 +230,18 @@ def within(name: str) -> Iterator[None]:
         raise Mistake(f"{name}{mistake}") from None
 
 
-def sweep(name: str, told: Any, seeds: Sequence[int]) -> Definition:
-    """Read runs of a claim as a sweep."""
-    if not isinstance(told, Mapping):
-        raise Mistake(f"runs.{name}={spelled(told)}: it takes axes and base, as a sweep does")
-    return from_yaml(name, {**steady(told), "seeds": list(seeds)})
+def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
+    """Read runs of a claim as a sweep, of one thread each: their bytes are the same however many are at work."""
+    if not isinstance(fields, Mapping):
+        raise Mistake(f"runs.{name}={spelled(fields)}: it takes axes and base, as a sweep does")
+    base = list(fields.get("base") or [])
+    if not any(split(str(text)).key == "threads" for text in base):
+        base.append("threads=1")
+    return from_yaml(name, {**fields, "base": base, "seeds": list(seeds)})
 
 
-def steady(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Let runs compute with one thread each, so that their bytes are the same however many are at work."""
-    base = list(told.get("base") or [])
-    return {**told, "base": base if any(split(str(text)).key == "threads" for text in base) else [*base, "threads=1"]}
-
-
-def published(given: Any) -> Published:
-    """Read where a claim was made."""
-    fields = given if isinstance(given, Mapping) else {"paper": given}
-    try:
-        return Published.model_validate(fields)
-    except ValidationError as error:
-        raise refusal(error, Published, "source", fields) from None
-
-
-def quantity(builder: Builder, given: Any) -> AbstractQuantity:
-    """Build what is measured; a word alone names a column."""
-    tree = {"_target_": COLUMN, "column": given} if isinstance(given, str) else given
-    made = builder.component(mapping(tree, "quantity"), (AbstractQuantity,), "quantity")
-    assert isinstance(made, AbstractQuantity)
-    return made
-
-
-def trial(builder: Builder, given: Any) -> AbstractTrial:
-    """Build a trial of the claim's own."""
-    made = builder.component(mapping(given, "trial"), (AbstractTrial,), "trial")
-    assert isinstance(made, AbstractTrial)
-    return made
-
-
-def picture(builder: Builder, given: Any) -> AbstractPicture:
-    """Build how the claim is drawn."""
-    if given is None:
-        return JudgedRows()
-    made = builder.component(mapping(given, "picture"), (AbstractPicture,), "picture")
-    assert isinstance(made, AbstractPicture)
-    return made
-
-
-def expectations(builder: Builder, given: Any) -> tuple[AbstractExpectation, ...]:
-    """Build all that is expected."""
-    found = []
-    if given == []:
-        raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
-    for part in given if isinstance(given, list) else [given]:
-        made = builder.component(mapping(part, "expectation"), (AbstractExpectation,), "expectation")
-        assert isinstance(made, AbstractExpectation)
-        found.append(made)
-    return tuple(found)
-
-
-def mapping(given: Any, key: str) -> Mapping[str, Any]:
-    """Refuse what is no component."""
+def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Component:
+    """Build a part of a claim: its trial, quantity, picture, or what it expects."""
     if not isinstance(given, Mapping):
         raise Mistake(f"{key}={spelled(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}")
-    return given
+    return builder.component(given, (kind,), key)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ntkexp.claim.expectation.average import Bound, Equality, Location, Order, Slope
 from ntkexp.claim.expectation.base import AbstractExpectation, Identity
+from ntkexp.claim.judge import judge_part
 from ntkexp.records.atomic import Json
 
 TABLES = 500
@@ -69,4 +70,4 @@ def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> 
 
 def verdicts(rule: AbstractExpectation, place: float, tables: int, generator: np.random.Generator) -> Sequence[str]:
     """Judge tables whose truth is at a place."""
-    return [rule.judge(rule.invent(place, generator)).verdict for _ in range(tables)]
+    return [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)]

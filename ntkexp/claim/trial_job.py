@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ntkexp.claim.claim import without_files
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.config.build import Builder, admit
 from ntkexp.engine.base import AbstractJob, Ending, Tell
@@ -40,7 +41,8 @@ class TrialJob(AbstractJob):
         """The trial with this seed has this name, which tells all that it reads."""
         files = self.digests
         kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
-        whole = {"trial": self.fields, "results_version": results_version, **({"files": files} if files else {})}
+        whole = {"trial": without_files(self.fields), "results_version": results_version}
+        whole |= {"files": files} if files else {}
         digest = sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
         return f"{kind}-{digest}-s{self.seed}"
 
@@ -88,5 +90,6 @@ class TrialJob(AbstractJob):
         with clock.times("trial"):
             rows = [dict(row) for row in trial.rows(self.seed)]
         write_timings(self.timings, clock.parts)
-        write_atomically(self.file, sealed_text({"trial": self.fields, "seed": self.seed, "rows": rows}, self.name))
+        fields = {"trial": without_files(self.fields), "seed": self.seed, "rows": rows}
+        write_atomically(self.file, sealed_text(fields, self.name))
         return "done"

@@ -9,7 +9,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
@@ -20,11 +20,11 @@ import typer
 from ntkexp.chapter import files, folders
 from ntkexp.cli import commands
 from ntkexp.cli.surroundings import refuse_unfit, settle, with_advice
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words, unfinished
+from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
 
-# --- The command line, put together from the files in `commands`: a function is a command, and a folder a group of
-# them.
+# --- The command line, put together from the files in `commands`: a command is the function that has the name of its
+# file, and a folder is a group of them.
 
 
 FIRST = (
@@ -70,22 +70,14 @@ def assembled() -> typer.Typer:
 
 
 def fill(program: typer.Typer, package: ModuleType) -> None:
-    """Add the commands in a folder, each a function of one of its files, and the groups in it."""
+    """Add the commands in a folder, and the groups in it."""
     for name in folders(package):
         inside = import_module(f"{package.__name__}.{name}")
         group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
         fill(group, inside)
         program.add_typer(group, name=name)
-    found = [command for name in files(package) for command in written_in(import_module(f"{package.__name__}.{name}"))]
-    for command in sorted(found, key=lambda command: place(command.__name__)):
-        program.command()(command)
-
-
-def written_in(module: ModuleType) -> Iterator[Callable[..., None]]:
-    """The functions of a file that are its own: each is a command."""
-    for value in vars(module).values():
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_"):
-            yield value
+    for name in sorted(files(package), key=place):
+        program.command()(getattr(import_module(f"{package.__name__}.{name}"), name))
 
 
 def place(name: str) -> tuple[int, str]:
@@ -152,7 +144,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
             return in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if said := unfinished(error) or exhausted(error):
+        case RuntimeError() | MemoryError() if said := exhausted(error):
             return said, 1
     return None
 

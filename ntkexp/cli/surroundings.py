@@ -65,15 +65,11 @@ def refuse_unfit() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise Mistake("the working folder is gone; go to one that exists") from None
-    refuse_without_files()
-    refuse_threads(os.environ)
-    refuse_without_threads()
-
-
-def refuse_without_files() -> None:
-    """Refuse a limit of open files at which some library or worker would fail half way, in words of its own."""
+    # at a small limit of open files some library or worker would fail half way, in words of its own
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    refuse_threads(os.environ)
+    refuse_without_threads()
 
 
 def refuse_threads(environment: Mapping[str, str]) -> None:

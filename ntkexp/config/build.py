@@ -40,8 +40,10 @@ from pydantic.fields import FieldInfo
 
 from ntkexp.chapter import HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
-from ntkexp.config.choices import KEYS, Choices, folders, read, spelled
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.field_types import bases, is_list, kinds, refusal, takes
+from ntkexp.config.plain_yaml import read, spelled
+from ntkexp.config.synonyms import KEYS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import layer, names_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
@@ -281,7 +283,8 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
             f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
-    hint = closest(key, known) or known_in(key, known)
+    beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
+    hint = closest(key, known) or (f"; known are {', '.join(beside)}" if beside else "")
     return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
 
 
@@ -300,12 +303,6 @@ def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
     beside = {other.split(".")[-1]: other for other in sorted(wanted, key=depth, reverse=True)}
     near = get_close_matches(last, beside, n=1, cutoff=0.5)
     return f"; did you mean '{beside[near[0]]}'?" if near else "" if beside else nearest(key, known)
-
-
-def known_in(key: str, known: Mapping[str, FieldInfo]) -> str:
-    """Find the keys beside an unknown one."""
-    beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
-    return f"; known are {', '.join(beside)}" if beside else ""
 
 
 def depth(key: str) -> int:

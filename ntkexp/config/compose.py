@@ -1,10 +1,9 @@
-"""KEY=VALUE … → an experiment; references are counted before one is followed.
-
-KEY=VALUE … → an experiment.
+"""KEY=VALUE … → an experiment.
 
 1. Hydra puts the chosen options together (`model=mlp`).
 2. Every other override is held against the keys of the chosen components and read with its field in mind.
-3. `_target_`s become classes, from the leaves up, and pydantic validates them.
+3. References `${KEY}` are counted, and then followed.
+4. `_target_`s become classes, from the leaves up, and pydantic validates them.
 
 >>> compose(["model.width=64", "path.rule=[secant]"]).model.width
 64
@@ -39,10 +38,12 @@ from omegaconf.resolvers import oc
 from pydantic.fields import FieldInfo
 
 from ntkexp.config.build import Builder, admit, keys, unknown
-from ntkexp.config.choices import OPTIONS, Choices, folders
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.field_types import takes
 from ntkexp.config.override import Override, assemble, split
 from ntkexp.config.override import value as override_value
+from ntkexp.config.plain_yaml import as_yaml
+from ntkexp.config.synonyms import OPTIONS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import HIDDEN, SHORTEST, Mistake, first_line, nearest, without_secrets
 
@@ -63,6 +64,20 @@ class Resolved:
     def experiment(self) -> Experiment:
         """Build the experiment itself, validated."""
         return self.builder.experiment(self.tree)
+
+    def as_yaml(self) -> str:
+        """Write what would run: a `config.yaml` for a folder of the user's."""
+        fields = self.experiment().fields()
+        defaults = "".join(f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen)
+        return f"defaults:\n{defaults}  - _self_\n\n{as_yaml(completed(self.tree, fields))}"
+
+
+def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """The tree as the user wrote it, with the fields that only a class has a default for."""
+    return {
+        key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
+        for key, item in (fields | tree).items()
+    }
 
 
 def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:
@@ -179,6 +194,9 @@ def missing(config: DictConfig, key: str, builder: Builder) -> Mistake:
     """What to give for a `???`."""
     field = known_keys(config, builder).get(key)
     return Mistake(f"{key} has no default; write {key}=VALUE" + (f": it takes {takes(field)}" if field else ""))
+
+
+# --- How much the references of a configuration stand for.
 
 
 DEEPEST = 50

@@ -1,6 +1,4 @@
-"""What a component's fields take, read off their types, and why pydantic refused a value, each in one line.
-
-What a field takes, in words, and which components it is made of: read off its type.
+"""What a component's fields take, in words, read off their types, and why pydantic refused a value, in one line.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -21,7 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
-from ntkexp.config.choices import spelled
+from ntkexp.config.plain_yaml import spelled
 from ntkexp.mistake import Mistake, nearest
 
 WORDS = {

@@ -1,6 +1,4 @@
-"""KEY=VALUE of the command line, and Hydra's part: the chosen options put together as one tree of YAML.
-
-KEY=VALUE, as it stands on the command line.
+"""KEY=VALUE as it stands on the command line, and Hydra's part: the chosen options put together as one tree of YAML.
 
     text      ['+' | '++'] KEY '=' VALUE         + adds in Hydra; every key is known here, so it says nothing new
     KEY       words joined by dots
@@ -30,8 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic.fields import FieldInfo
 from yaml import YAMLError
 
-from ntkexp.config.choices import Choices, read
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import is_list, is_text, may_be_text, takes
+from ntkexp.config.plain_yaml import read
 from ntkexp.mistake import HydraSetting, Mistake
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)

@@ -4,12 +4,13 @@ read off on the way.
 What leaving an example out does to the others of its batch: the convention of the mean.
 
     fixed           κⱼ(w) = κⱼwⱼ                     the others keep their shares:         ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
-    renormalised    κⱼ(w) = κⱼwⱼ Σκ/Σκw              they share what is left, as a mean over a smaller batch does:
-                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − Σκⱼγ·∇ℓⱼ/Σκ)
+    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw            they share what is left, as a mean over a smaller batch does:
+                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
 
-An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of a batch of |B|,
+where mᵢ is what an example counts in the mean: 1, or its class weight, or its number of tokens, if a mean divides by
+their sum. An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of |B|,
 
-    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢ/Σκ) = −∂/∂wᵢ · |B|/(|B| − 1)
+    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) where all count the same
 
 and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where nobody else is.
 
@@ -25,7 +26,7 @@ and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -34,8 +35,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
-from ntkexp.effects.trajectory import AbstractTrajectory, Coefficient, Denominator, TakenBatch, TrainedStep, Update
-from ntkexp.optimizer.base import GUARD
+from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.optimizer.base import GUARD, Coefficient
 
 # --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
 # remembers.
@@ -51,7 +52,7 @@ from ntkexp.optimizer.base import GUARD
 
 
 @dataclass(kw_only=True)
-class Adjoint:
+class StateAdjoint:
     """The rows a, b, d and e; the last three are made when a step first needs them."""
 
     weights: Float[Tensor, "vector weight"]
@@ -63,29 +64,29 @@ class Adjoint:
         """Take one step back, which took this gradient in; what is pulled on that."""
         pulled = torch.zeros_like(self.weights)
         for update in step.updates:
-            place = update.place
-            p = taken[place] + update.coupled * step.weights[place]
+            place, linear = update.place, update.linear
+            p = taken[place] + linear.coupled * step.weights[place]
             pulled[:, place] = self.through(update, p)
-            self.weights[:, place] *= 1 - update.lost
-            if nonzero(update.coupled):
-                self.weights[:, place] += update.coupled * pulled[:, place]
+            self.weights[:, place] *= 1 - linear.lost
+            if linear.coupled:
+                self.weights[:, place] += linear.coupled * pulled[:, place]
         return pulled
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
         """Take an update back: what is pulled on p."""
-        felt = self.weights[:, update.place]
-        moved = update.scale * felt
-        pulled = -update.ahead * felt if nonzero(update.ahead) else torch.zeros_like(felt)
+        felt, linear = self.weights[:, update.place], update.linear
+        moved = linear.scale * felt
+        pulled = -linear.ahead * felt if nonzero(linear.ahead) else torch.zeros_like(felt)
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
-        if not update.carry and self.memory is None:
-            return pulled.sub_(moved, alpha=update.intake)
+        if not linear.carry and self.memory is None:
+            return pulled.sub_(moved, alpha=linear.intake)
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=update.intake)
-        memory *= update.carry
+        pulled.sub_(memory, alpha=linear.intake)
+        memory *= linear.carry
         return pulled
 
     def through_denominator(
@@ -172,23 +173,24 @@ class RenormalisedMean(AbstractMean):
         weighted = batch.shares * weights
         if not batch.is_mean:
             return weighted
-        left = weighted.sum(-1, keepdim=True)
-        return torch.where(left > 0, weighted * batch.shares.sum() / left, 0.0)
+        left = (weighted * batch.counts).sum(-1, keepdim=True)
+        return torch.where(left != 0, weighted * batch.counted.sum() / left, 0.0)
 
     def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
         if not batch.is_mean:
             return along * batch.shares
-        mean = along @ batch.shares / batch.shares.sum()
-        return (along - mean[:, None]) * batch.shares
+        mean = along @ batch.shares / batch.counted.sum()
+        return (along - mean[:, None] * batch.counts) * batch.shares
 
     def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
         alone = -along * batch.shares
         if not batch.is_mean:
             return alone
         examples, rows = torch.unique(batch.examples, return_inverse=True)
-        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.shares)[rows]
-        whole = batch.shares.sum()
-        others = whole - own > len(rows) * torch.finfo(whole.dtype).eps * whole  # beyond what summing rounds
+        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
+        whole = batch.counted.sum()
+        # beyond what summing rounds; a loss that is given with the other sign has shares below zero
+        others = (whole - own).abs() > len(rows) * torch.finfo(whole.dtype).eps * whole.abs()
         grown = torch.where(others, whole / torch.where(others, whole - own, 1.0), 1.0)
         return torch.where(others, -self.slopes(along, batch) * grown, alone)
 
@@ -243,7 +245,7 @@ class Change:
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
-    def felt(self, adjoint: Adjoint) -> Float[Tensor, "vector left"]:
+    def felt(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
         """What it does to every output, as far as the adjoint of the state after the step tells."""
         found = adjoint.weights[:, self.place] @ self.weights.T
         beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
@@ -264,7 +266,7 @@ def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean:
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
     found = []
     for update in step.updates:
-        decay = update.coupled * step.weights[update.place]
+        decay = update.linear.coupled * step.weights[update.place]
         found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
     return found
 
@@ -291,20 +293,19 @@ def change_of(
     examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
 ) -> Change:
     """What an update does differently that takes in `left` in place of p."""
-    change = left - p
-    remembered = update.intake * change
+    change, linear, by = left - p, update.linear, update.denominator
+    remembered = linear.intake * change
     latest = largest = None
-    by = update.denominator
     if by is None:
-        moved = -update.scale * remembered
+        moved = -linear.scale * remembered
     else:
         u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
         t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
         n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
-        moved = -update.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
+        moved = -linear.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
         latest = u - by.latest.sqrt()
         largest = None if by.largest is None else t - by.largest.sqrt()
-    return Change(examples, update.place, moved - update.ahead * change, -remembered, latest, largest)
+    return Change(examples, update.place, moved - linear.ahead * change, -remembered, latest, largest)
 
 
 def divided(by: Denominator, t: Tensor) -> Tensor:
@@ -332,7 +333,7 @@ class AdjointSweep:
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
-    adjoints: list[Adjoint]  # of each part
+    adjoints: list[StateAdjoint]  # of each part
     effects: Float[Tensor, "vector example"]  # what would come of F without each example
     left: int
     one_step: bool = False
@@ -385,7 +386,9 @@ class AdjointSweep:
         self.left, self.sizes = state["left"], list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
         device = self.effects.device
-        self.adjoints = [Adjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]]
+        self.adjoints = [
+            StateAdjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]
+        ]
 
 
 def sweep_from(
@@ -397,7 +400,7 @@ def sweep_from(
     one_step: bool = False,
 ) -> AdjointSweep:
     """The sweep before its first step back, from ∂F/∂θ_T; so many outputs go back together, all by default."""
-    adjoints = [Adjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
+    adjoints = [StateAdjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
@@ -409,6 +412,67 @@ def sweep_from(
     )
 
 
-def size(adjoint: Adjoint) -> float:
+# --- The sweeps for many points, a chunk of them at a time, so many that what their outputs feel fits into the memory;
+# every chunk goes over the whole training, whoever trained.
+
+
+@dataclass(kw_only=True)
+class ChunkedSweep:
+    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+
+    training: AbstractTrajectory
+    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of all outputs of some points
+    chunk: int  # points
+    together: int  # outputs that take a step back together
+    kind: Effects
+    mean: MeanName
+    effects: Float[Tensor, "point out example"]
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
+    done: int = 0
+    sweep: AdjointSweep | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+
+    def steps_back(self) -> Iterator[tuple[int, int]]:
+        """Sweep back over what is left; how many steps are done of how many."""
+        points, length = len(self.effects), self.training.length
+        chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
+        while self.done < len(chunks):
+            here, mean = chunks[self.done], mean_of(self.kind, self.mean)
+            vectors, one_step = self.end_gradients(here), self.kind == "one_step"
+            self.sweep = sweep_from(self.training, vectors, mean, self.together, one_step=one_step)
+            if self.saved is not None:
+                self.sweep.restore(self.saved)
+                self.saved = None
+            for left in self.sweep.steps_back():
+                yield (self.done + 1) * length - left, len(chunks) * length
+            self.effects[here] = self.sweep.effects.view(-1, *self.effects.shape[1:])
+            sizes = torch.tensor(self.sweep.sizes, dtype=torch.float64)
+            self.sizes = sizes if self.sizes is None else self.sizes + sizes
+            self.done, self.sweep = self.done + 1, None
+
+    @property
+    def growth(self) -> float:
+        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
+        if self.sizes is None or not self.sizes.isfinite().all():
+            return float("inf")
+        return float(self.sizes.max() / self.sizes[0])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that a checkpoint needs, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "effects": self.effects,
+            "sizes": self.sizes,
+            "sweep": None if self.sweep is None else self.sweep.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand where the checkpoint stood."""
+        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
+        self.effects.copy_(state["effects"])
+
+
+def size(adjoint: StateAdjoint) -> float:
     """Σ‖a‖ over the outputs."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

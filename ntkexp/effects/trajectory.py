@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Size, Tensor
 
+from ntkexp.optimizer.base import LinearStep
 from ntkexp.shapes import Weights
 
 # --- Named weights as one vector, and back: what is done weight by weight is done once.
@@ -75,13 +75,10 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# with a number or a vector for each of these letters. Where S is divided by past gradients (Adam), S = σ/n with
+# with a number or a vector for each of these letters, as `optimizer.base` has them. Where S is divided by past
+# gradients (Adam), S = σ/n with
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
-
-
-Coefficient: TypeAlias = float | Tensor
-"""One number, or one for every weight of an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +90,17 @@ class TakenBatch:
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]  # ℓᵢ(θ), differentiable twice
     is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
     per_weight: Float[Tensor, " row"] | None = None  # κ by the weight of its example, where these are not all 1
+    counts: Float[Tensor, " row"] | float = 1.0  # what each share counts in the mean: class weights, tokens
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
         """κ of each row by the weight of its example, also where that is nothing."""
         return self.shares if self.per_weight is None else self.per_weight
+
+    @property
+    def counted(self) -> Float[Tensor, " row"]:
+        """What each row counts in the mean, up to a factor that all have."""
+        return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
         """Multiply the shares."""
@@ -121,15 +124,10 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How some of the weights took the gradient of a step in."""
+    """How some of the weights took the gradient of a step in, and what S is divided by."""
 
     place: slice
-    scale: Coefficient  # S
-    carry: float = 0.0  # β
-    intake: float = 1.0  # α
-    ahead: Coefficient = 0.0  # N
-    coupled: Coefficient = 0.0  # λ
-    lost: Coefficient = 0.0  # d
+    linear: LinearStep
     denominator: Denominator | None = None
 
 

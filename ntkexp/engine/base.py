@@ -1,5 +1,5 @@
-"""Engines take tasks and report what becomes of them: which engine is meant, what a worker does with a task, and
-faults of the machine in words.
+"""Jobs run on the executor of an engine, and what becomes of them is a stream of events (`run_jobs`); which engine is
+meant, what a worker does with a task, and faults of the machine in words.
 
 KIND[:WHERE] → an engine; those that need an extra are imported when they are asked for.
 
@@ -13,16 +13,17 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
+from queue import SimpleQueue
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
 
-# --- Engines take tasks, and tell what becomes of them.
-#
-#     Began → Stepped, Stepped, … → Ended     for each task, mixed with those of others
+# --- What a task is, and what becomes of it: Began → Stepped, Stepped, … → Ended, mixed with the events of others.
 #
 # A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
 
@@ -103,53 +104,75 @@ class Task:
 class AbstractEngine(ABC):
     """A place where jobs are done."""
 
+    near: ClassVar[bool] = False
+    """Whether its workers are on this machine."""
+
     @property
     @abstractmethod
     def workers(self) -> int:
         """How many jobs are done at once."""
 
-    @property
     @abstractmethod
-    def near(self) -> bool:
-        """Whether its workers are on this machine."""
+    def executor(self, tell: Tell) -> Executor:
+        """Open an executor that takes `submit(work, task)`; `tell` hears how far tasks are, where that is known.
 
-    @abstractmethod
-    def limit_threads(self) -> None:
-        """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
-
-    @abstractmethod
-    def refuse_longer(self, seconds: float) -> None:
-        """Refuse work that cannot be kept before so many seconds are over, if no worker has them."""
-
-    @abstractmethod
-    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        """Carry out tasks, asking for the next one when a worker is free.
-
-        Closing the generator, or an exception inside it, asks jobs to keep what they have and to end within seconds.
+        A process that ends before its task does is an exception of the task's future. `shutdown` asks jobs that are
+        running to keep what they have, and waits until they have ended.
         """
 
+    def limit_threads(self) -> None:  # noqa: B027  nothing is computed here, where workers are elsewhere
+        """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
 
-class AbstractElsewhere(AbstractEngine):
-    """Jobs are done on other machines, `count` at once."""
+    def refuse_longer(self, seconds: float) -> None:  # noqa: B027  most engines end no worker
+        """Refuse work that cannot be kept before so many seconds are over, if no worker has them."""
 
-    count: int
 
-    @property
-    def workers(self) -> int:
-        return self.count
+# --- Jobs run on an executor: one way for sweeps, kernels and claims.
 
-    @property
-    def near(self) -> bool:
-        return False
 
-    def limit_threads(self) -> None:
-        pass  # nothing is computed here
+class Lost(RuntimeError):
+    """The process of a task ended before the task did; the message says of what."""
+
+
+def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
+    """Run tasks on an engine, asking for the next one when a worker is free.
+
+    A process that dies costs the task that it was at. Closing the generator, or an exception inside it, asks jobs to
+    keep what they have and to end within seconds.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    executor, running = engine.executor(events.put), 0
+    try:
+        while True:
+            while running < engine.workers and (task := next(tasks, None)) is not None:
+                yield Began(task.name)
+                running += 1
+                executor.submit(work, task).add_done_callback(partial(put_end, events, task.name))
+            if not running:
+                return
+            event = events.get()
+            running -= isinstance(event, Ended)
+            yield event
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def put_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
+    """Put the end of a task behind whatever was heard of it."""
+    if future.cancelled():
+        events.put(Ended(name, "stopped"))
+    elif (error := future.exception()) is None:
+        events.put(future.result())
+    elif isinstance(error, Lost):
+        events.put(Ended(name, "killed", str(error)))
+    else:
+        events.put(Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}"))
 
 
 # --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.
 #
-# status 1    the machine failed: its disk, memory, threads, or whoever reads the output status 2    the user can
-# name another place, or allow this one
+# status 1    the machine failed: its disk, memory, threads, or whoever reads the output
+# status 2    the user can name another place, or allow this one
 
 
 DENIED = {
@@ -182,11 +205,6 @@ class Unfinished(RuntimeError):
     """Workers did not finish what they were given; the message is one line, with what to try."""
 
 
-def unfinished(error: BaseException) -> str | None:
-    """Say that workers did not finish, if that is what an exception is."""
-    return str(error) if isinstance(error, Unfinished) else None
-
-
 def in_words(error: OSError) -> str:
     """Say where a fault happened, and what it was.
 
@@ -197,11 +215,14 @@ def in_words(error: OSError) -> str:
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Say what the machine has no more of, if that is what an exception of Python's or of torch's says.
+    """Say what the machine has no more of, if that is what an exception of Python's or of torch's says; or that workers
+    did not finish.
 
     >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
     ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)
     """
+    if isinstance(error, Unfinished):
+        return str(error)
     text = "can't allocate memory" if isinstance(error, MemoryError) else str(error)
     return next((words for sign, words in SAID.items() if sign in text), None)
 
@@ -236,7 +257,11 @@ def choose(given: str, workers: int | None) -> AbstractEngine:
 # --- What a worker does with a task, in a process of its own.
 
 
-def work(task: Task, tell: Tell) -> Ended:
+def ignore(event: Event) -> None:
+    """Tell nobody how far a task is: its folder says so."""
+
+
+def work(task: Task, tell: Tell = ignore) -> Ended:
     """Carry a task out; however that ends, it is said, and nothing is raised."""
     try:
         os.chdir(task.home)

@@ -14,7 +14,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 
-from ntkexp.engine.base import Event, Task, work
+from ntkexp.engine.base import Task, work
 
 
 def to_line(pickled: bytes, threads: int) -> str:
@@ -26,13 +26,6 @@ def to_line(pickled: bytes, threads: int) -> str:
     return f"{threads} {pickled.hex()}\n"
 
 
-def from_line(line: str) -> Task:
-    """Read a task from its line."""
-    threads, digits = line.split()
-    task: Task = pickle.loads(bytes.fromhex(digits))
-    return replace(task, threads=int(threads))
-
-
 def die_with_stdin() -> None:
     """Wait until nobody is there any more."""
     while os.read(0, 1):
@@ -40,16 +33,14 @@ def die_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ignored(event: Event) -> None:
-    """Nobody is told how far the task is: its folder says so."""
-
-
 def main() -> None:
     """Read a task, work on it, and say how that ended."""
-    given = from_line(sys.stdin.readline())
+    threads, digits = sys.stdin.readline().split()
+    task: Task = pickle.loads(bytes.fromhex(digits))
     threading.Thread(target=die_with_stdin, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdout.write(json.dumps(asdict(work(given, ignored))) + "\n")
+    ended = work(replace(task, threads=int(threads)))
+    sys.stdout.write(json.dumps(asdict(ended)) + "\n")
 
 
 if __name__ == "__main__":

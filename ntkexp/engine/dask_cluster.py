@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +28,7 @@ import distributed
 from distributed.core import connect
 from distributed.security import Security
 
-from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine
+from ntkexp.engine.base import AbstractEngine, Ended, Task, Tell, WrongEngine
 from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
@@ -40,39 +40,39 @@ children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 
 
 @dataclass(frozen=True)
-class Dask(AbstractElsewhere):
+class Dask(AbstractEngine):
     """A cluster does as many jobs at once as it has threads, or fewer."""
 
     client: Any  # distributed.Client, which states no types
     count: int
-    token: str = field(default_factory=lambda: uuid4().hex)
 
-    def refuse_longer(self, seconds: float) -> None:
-        pass  # nobody ends a worker
+    @property
+    def workers(self) -> int:
+        return self.count
 
-    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        at_work: dict[Any, str] = {}
-        try:
-            while True:
-                while len(at_work) < self.count and (task := next(tasks, None)) is not None:
-                    key = f"{task.name}-{uuid4().hex[:8]}"  # what is tried again is another task
-                    at_work[
-                        self.client.submit(carry_out, task.name, pickle.dumps(task), self.token, key=key, pure=False)
-                    ] = task.name
-                    yield Began(task.name)
-                if not at_work:
-                    return
-                with self.client.as_current():
-                    ready = distributed.wait(list(at_work), return_when="FIRST_COMPLETED").done
-                for future in ready:
-                    yield ending_of(at_work.pop(future), future)
-        finally:
-            self.dismiss(list(at_work))
+    def executor(self, tell: Tell) -> DaskExecutor:
+        return DaskExecutor(self.client)
 
-    def dismiss(self, futures: list[Any]) -> None:
-        """Take back what has not begun, and ask the others to stop."""
-        if futures:
-            self.client.cancel(futures)
+
+class DaskExecutor(Executor):
+    """Dask's own executor of a client, whose workers start a process for every task."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.inner = client, client.get_executor(pure=False)
+        self.token = uuid4().hex  # of the processes of this command
+        self.futures: set[Future[Ended]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+        key = f"{task.name}-{uuid4().hex[:8]}"  # what is tried again is another task
+        future: Future[Ended] = self.inner.submit(carry_out, task.name, pickle.dumps(task), self.token, key=key)
+        self.futures.add(future)
+        future.add_done_callback(self.futures.discard)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        unfinished = bool(self.futures)
+        self.inner.shutdown(wait=False)  # takes back what has not begun
+        if unfinished:
             self.client.run(interrupt, self.token)
 
 
@@ -124,8 +124,8 @@ async def greet(address: str, timeout: float) -> None:
     line.abort()
 
 
-def carry_out(name: str, pickled: bytes, token: str) -> dict[str, str]:
-    """Carry out a task on a worker, in a process of its own; how it ended is given back."""
+def carry_out(name: str, pickled: bytes, token: str) -> Ended:
+    """On a worker: carry a task out in a process of its own, with this worker's share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(
@@ -146,9 +146,9 @@ def carry_out(name: str, pickled: bytes, token: str) -> dict[str, str]:
     status = process.wait()
     children[token].remove(process)
     process.stdin.close()
-    killed = {"name": name, "how": "killed", "reason": f"its process ended with status {status}"}
-    found: dict[str, str] = json.loads(said.splitlines()[-1]) if said else killed
-    return found
+    if not said:
+        return Ended(name, "killed", f"its process ended with status {status}")
+    return Ended(**json.loads(said.splitlines()[-1]))
 
 
 async def interrupt(token: str) -> None:
@@ -158,11 +158,3 @@ async def interrupt(token: str) -> None:
     end = time.monotonic() + GRACE
     while any(process.poll() is None for process in children[token]) and time.monotonic() < end:
         await asyncio.sleep(0.1)
-
-
-def ending_of(name: str, future: Any) -> Ended:
-    """Say what became of a task; one whose workers died too often is given up by Dask."""
-    error = future.exception()
-    if error is not None:
-        return Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}")
-    return Ended(**future.result())

@@ -11,15 +11,17 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Task, WrongEngine, work
+from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Task, Tell, WrongEngine
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["ntkexp.engine.local"]
@@ -35,15 +37,12 @@ def cores() -> int:
 class Local(AbstractEngine):
     """This machine does so many jobs at once, each with its share of the cores."""
 
+    near = True
     count: int
 
     @property
     def workers(self) -> int:
         return self.count
-
-    @property
-    def near(self) -> bool:
-        return True
 
     @property
     def threads(self) -> int:
@@ -54,60 +53,67 @@ class Local(AbstractEngine):
         threads = str(self.threads)
         os.environ |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
 
-    def refuse_longer(self, seconds: float) -> None:
-        pass  # nobody ends a worker
-
-    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        crew: dict[Connection, Worker] = {}
-        try:
-            while True:
-                while len(crew) < self.count and (task := next(tasks, None)) is not None:
-                    yield Began(task.name)
-                    start_server(type(task.job).__module__, *task.job.loads)
-                    worker = start_worker(replace(task, threads=self.threads))
-                    crew[worker.line] = worker
-                if not crew:
-                    return
-                for line in wait(list(crew)):
-                    assert isinstance(line, Connection)
-                    event = crew[line].heard()
-                    if isinstance(event, Ended):
-                        crew.pop(line).leave()
-                    yield event
-        finally:
-            dismiss(list(crew.values()))
+    def executor(self, tell: Tell) -> LocalExecutor:
+        return LocalExecutor(self.count, self.threads, tell)
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A process at work on a task, and the line on which it tells how far it is."""
+class LocalExecutor(Executor):
+    """A process for every task, which a thread of this process hears to its end."""
 
-    task: Task
-    process: BaseProcess
-    line: Connection
+    def __init__(self, count: int, threads: int, tell: Tell) -> None:
+        self.threads, self.tell = threads, tell
+        self.listeners = ThreadPoolExecutor(count)
+        self.running: set[BaseProcess] = set()
+        self.futures: list[Future[Any]] = []
+        self.lock = threading.Lock()  # multiprocessing looks at all processes whenever it starts one
 
-    def heard(self) -> Event:
-        """The next word of the process; silence at the end of the line is death."""
-        try:
-            event: Event = self.line.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return Ended(self.task.name, "killed", self.died_of)
-        return event
+    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+        start_server(type(task.job).__module__, *task.job.loads)
+        ours, theirs = FORKS.Pipe(duplex=False)
+        given = (fn, replace(task, threads=self.threads), theirs)
+        process = FORKS.Process(target=serve, args=given, daemon=True)
+        with blocked(signal.SIGINT):  # half a process is none, and nobody must be without a listener
+            with self.lock:
+                process.start()
+                self.running.add(process)
+            theirs.close()
+            future = self.listeners.submit(self.hear, process, ours)
+            self.futures = [*(other for other in self.futures if not other.done()), future]
+        return future
 
-    @property
-    def died_of(self) -> str:
-        """Why the process is gone."""
-        code = self.process.exitcode or 0
+    def hear(self, process: BaseProcess, line: Connection) -> Ended:
+        """Pass on what a process says, and give back its last word; silence at the end of the line is death."""
+        event: Event | None = None
+        with line, suppress(EOFError, OSError):
+            while not isinstance(event := line.recv(), Ended):
+                self.tell(event)
+        wait([process.sentinel])
+        with self.lock:
+            process.join()
+            code = process.exitcode or 0
+            self.running.remove(process)
+            process.close()
+        if isinstance(event, Ended):
+            return event
         if code == -signal.SIGKILL:
-            return "its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)"
-        return f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}"
+            raise Lost("its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)")
+        raise Lost(f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}")
 
-    def leave(self) -> None:
-        """Let go of a process that has said its last word."""
-        self.process.join()
-        self.process.close()
-        self.line.close()
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.strike(signal.SIGINT)
+        try:
+            wait_for(self.futures, GRACE)
+        finally:  # whoever is asked a second time has no patience left
+            self.strike(signal.SIGKILL)
+            self.listeners.shutdown()
+
+    def strike(self, number: signal.Signals) -> None:
+        """Send a signal to every process that is there."""
+        with self.lock:
+            for process in self.running:
+                assert process.pid is not None
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
 
 
 def open_engine(where: str, workers: int | None) -> Local:
@@ -138,23 +144,13 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_worker(task: Task) -> Worker:
-    """Start a new process for a task."""
-    ours, theirs = FORKS.Pipe(duplex=False)
-    process = FORKS.Process(target=serve, args=(task, theirs), daemon=True)
-    with blocked(signal.SIGINT):  # half a process is none
-        process.start()
-        theirs.close()
-    return Worker(task, process, ours)
-
-
-def serve(task: Task, line: Connection) -> None:
+def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> None:
     """Do in the new process what it was started for."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    line.send(work(task, line.send))
+    line.send(fn(task, line.send))
 
 
 def die_with_parent() -> None:
@@ -163,19 +159,3 @@ def die_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dismiss(crew: list[Worker]) -> None:
-    """Ask everybody to stop, and see that they do; whoever is asked a second time has no patience left."""
-    for worker in crew:
-        with suppress(ProcessLookupError):
-            assert worker.process.pid is not None
-            os.kill(worker.process.pid, signal.SIGINT)
-    end = time.monotonic() + GRACE
-    try:
-        for worker in crew:
-            worker.process.join(max(0.0, end - time.monotonic()))
-    finally:
-        for worker in crew:
-            worker.process.kill()
-            worker.leave()

@@ -9,8 +9,10 @@ A job that is about to run out of time, or is pre-empted, is queued again and go
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -20,8 +22,7 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import AbstractElsewhere, Began, Ended, Event, Task, WrongEngine, work
-from ntkexp.engine.child import ignored
+from ntkexp.engine.base import AbstractEngine, Ended, Lost, Task, Tell, WrongEngine, work
 from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
@@ -42,12 +43,19 @@ USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay
 
 
 @dataclass(frozen=True)
-class Slurm(AbstractElsewhere):
+class Slurm(AbstractEngine):
     """The queue takes so many jobs at once."""
 
     cluster: str
     parameters: dict[str, Any]
     count: int
+
+    @property
+    def workers(self) -> int:
+        return self.count
+
+    def executor(self, tell: Tell) -> SlurmExecutor:
+        return SlurmExecutor(self.cluster, self.parameters)
 
     def refuse_longer(self, seconds: float) -> None:
         minutes = self.parameters["timeout_min"]
@@ -55,42 +63,73 @@ class Slurm(AbstractElsewhere):
             what = f"a job ends after time={minutes} minutes, and nothing is kept before {duration(seconds)}"
             raise WrongEngine(f"slurm: {what}, about; write such as time={ceil(seconds / 30)}")
 
-    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        jobs: dict[str, Any] = {}
-        try:
-            while True:
-                while len(jobs) < self.count and (task := next(tasks, None)) is not None:
-                    jobs[task.name] = self.submitted(replace(task, threads=self.parameters["cpus_per_task"]))
-                    yield Began(task.name)
-                if not jobs:
-                    return
-                finished = [name for name, job in jobs.items() if job.done()]
-                for name in finished:
-                    yield ending_of(name, jobs.pop(name))
-                if not finished:
-                    time.sleep(PAUSE)
-        finally:
-            dismiss(list(jobs.values()))
+
+class SlurmExecutor(Executor):
+    """Submitit's executor, whose jobs a single thread asks for their ends: there is no other way to hear of them."""
+
+    def __init__(self, cluster: str, parameters: dict[str, Any]) -> None:
+        self.cluster, self.parameters = cluster, parameters
+        self.jobs: dict[Future[Any], Any] = {}
+        self.over = threading.Event()
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+
+    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self.jobs[future] = self.submitted(task)
+        if not self.watcher.is_alive():
+            self.watcher.start()
+        return future
 
     def submitted(self, task: Task) -> Any:
         """Submit a job."""
-        folder = Path(task.logs) / "slurm"
+        threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
         make_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
-        threads = str(task.threads)
         executor.update_parameters(
             **self.parameters,
             name=task.name,
             slurm_setup=[f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"],
         )
-        return executor.submit(Job(), task)
+        return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
+
+    def watch(self) -> None:
+        """Look for jobs that have ended, until the executor is shut down and none is left."""
+        while self.jobs or not self.over.is_set():
+            for future, job in list(self.jobs.items()):
+                try:
+                    if job.done():
+                        del self.jobs[future]
+                        settle(future, job)
+                except Exception as error:  # of the queue's own commands: nobody else would hear of it
+                    self.jobs.pop(future, None)
+                    future.set_exception(error)
+            if self.over.wait(PAUSE):
+                time.sleep(PAUSE / 10)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for job in list(self.jobs.values()):
+            with suppress(Exception):  # it is gone already
+                job.cancel(check=False)
+        self.over.set()
+        if self.watcher.is_alive():
+            self.watcher.join(GRACE)
+
+
+def settle(future: Future[Any], job: Any) -> None:
+    """Give a future what became of its job."""
+    if (error := job.exception()) is None:
+        future.set_result(job.result())
+        return
+    first = str(error).strip().partition("\n")[0]
+    future.set_exception(Lost(f"job {job.job_id} ended with {type(error).__name__}: {first}; see {job.paths.stderr}"))
 
 
 class Job:
     """What a job does; submitit calls `checkpoint` before it kills one, and queues what that returns."""
 
     def __call__(self, task: Task) -> Ended:
-        return work(task, ignored)
+        return work(task)
 
     def checkpoint(self, task: Task) -> Any:
         """The same task: it goes on from what it kept, a run from its checkpoint, at most 30 s old."""
@@ -120,23 +159,3 @@ def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
         return name, kind(value)
     except ValueError:
         raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
-
-
-def ending_of(name: str, job: Any) -> Ended:
-    """Say what became of a job."""
-    error = job.exception()
-    if error is None:
-        found: Ended = job.result()
-        return found
-    first = str(error).strip().partition("\n")[0]
-    return Ended(name, "killed", f"job {job.job_id} ended with {type(error).__name__}: {first}; see {job.paths.stderr}")
-
-
-def dismiss(jobs: list[Any]) -> None:
-    """Ask them to stop, and wait until they have."""
-    for job in jobs:
-        with suppress(Exception):  # it is gone already
-            job.cancel(check=False)
-    end = time.monotonic() + GRACE
-    while any(not job.done() for job in jobs) and time.monotonic() < end:
-        time.sleep(PAUSE / 10)

@@ -21,7 +21,7 @@ from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init.base import AbstractInit
-from ntkexp.kernel.record.taping import MemoryLimit
+from ntkexp.kernel.record.memory import MemoryLimit
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake

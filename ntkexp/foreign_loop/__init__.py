@@ -10,4 +10,22 @@ The first two refuse a step that fails; how far the third is off is told, step b
 numbers, as dropout does, the first holds for the masks that were drawn, which are constants of the step; the third for
 queries in evaluation, without dropout, for that is how a model is used. Under autocast, the first holds under the same
 casts, to the rounding of the shorter numbers, and the third without them; what they cost is told.
+
+Where to read what:
+
+    follow.py              the line around the loop; arguments.py: what it is given, and refuses beforehand
+    watch.py               the algorithm of following: what is recorded of each call and step, and proved as it happens
+    calls.py               a call of the model: its circumstances, its inputs, ∂L/∂f, its losses
+    example_names.py       by what names examples go
+    parameters.py          the parameters that optimizers move, by name, and what wrappers hold
+    outside.py             what changes the model and is no step: refused, or a part of its own
+    rule.py, step.py       the linear step of an optimizer, and its proof; a step, and the interfaces of stores
+    store/                 steps in memory and on disk, and their replay
+    replayed_module.py     the module as functions of its weights, as each call had it
+    output_signatures.py   whether a replay gives the outputs of the loop
+    clipping.py            what a gradient may have been multiplied with
+    attribution.py         what each step added, on the way back; trace.py: the sums, and a trace in a folder
+    run_folder.py          what was found, as a run that `ntkexp report` shows
+    followed_training.py   a loop as a training that can be differentiated; effects.py, again.py, loop_ledger.py: what
+                           leaving examples out would change, and trainings without them
 """

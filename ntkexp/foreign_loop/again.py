@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
+from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, counts_of
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.text import counted, short
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 # --- What examples weigh in a loop that is carried out again, by what comes back to the outputs of its calls.
 #
-#     ∂L/∂fᵢ ← cwᵢ ∂L/∂fᵢ        c = 1 (fixed), or n/Σw over the n rows of the call (renormalised)
+#     ∂L/∂fᵢ ← cwᵢ ∂L/∂fᵢ        c = 1 (fixed), or Σm/Σmw over the rows of the call (renormalised)
+#
+# with the m that each counts in the mean, 1 if `loss=` does not give another.
 #
 # Where a loss is a mean of one loss for each example, this trains as the loop would without those whose weight is
 # zero, and the loop need not know of it. A call of which nothing is left adds nothing to the gradient.
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weighing:
-    """The weights of some examples, by their names; all others weigh 1.
+    """The weights of some examples, by their names; all others weigh 1. `loss` gives what they count in a mean.
 
     >>> Weighing({"a": 0.0}).factors(["a", "b", "c", "b"]).tolist()
     [0.0, 1.3333333333333333, 1.3333333333333333, 1.3333333333333333]
@@ -42,19 +46,26 @@ class Weighing:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     mean: MeanName = "renormalised"
+    loss: ExampleLoss | None = None
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
         """The weight of every row."""
         return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
 
-    def factors(self, names: Sequence[str]) -> Float[Tensor, " row"]:
+    def factors(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> Float[Tensor, " row"]:
         """What comes back to every row is multiplied with this."""
-        return self.left(names) * self.shared(names)
+        return self.left(names) * self.shared(names, counts)
 
-    def shared(self, names: Sequence[str]) -> float:
+    def shared(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> float:
         """The c of a call; 1 where nothing is left that could share anything."""
-        whole = float(self.left(names).sum())
-        return len(names) / whole if self.mean == "renormalised" and whole else 1.0
+        left = self.left(names)
+        each = torch.ones_like(left) if counts is None else counts.to(left)
+        whole = float((left * each).sum())
+        return float(each.sum()) / whole if self.mean == "renormalised" and whole else 1.0
+
+    def counts(self, outputs: Tensor, call: ModelCall) -> Float[Tensor, " row"] | None:
+        """What the examples of a call that gave these outputs count, if that is given."""
+        return None if self.loss is None else counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))
 
     def silences(self, names: Sequence[str]) -> bool:
         """Whether nothing is left of a call."""
@@ -140,7 +151,7 @@ class LoopAgain:
 
     def train(self, weights: Mapping[str, float], place: Path | None = None) -> Trace:
         """Carry the loop out with these weights; its steps are kept in a place, or not."""
-        found = trained_again(self.again, Weighing(weights, self.mean), place)
+        found = trained_again(self.again, Weighing(weights, self.mean, self.trace.loss), place)
         self.refuse_other(found)
         return found
 

@@ -1,13 +1,8 @@
 """Attribution: what each example added to each output of the queries, summed from the last step to the first.
 
-With the linear steps of `rule.base`, and J̄(s) the secant Jacobian of step s at the queries,
-
-    U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}        V_s = α_s U_s + N_s ⊙ J̄(s)
-    contribution of example i at step s     −c_s ⟨V_s, Jᵢ⟩ ℓ′ᵢ
-    decay                                   −V_s·λθ_s − J̄(s)·dθ_s
-
-c is the one factor between the gradient of the examples and what was consumed: of clipping, of a scaled loss. An
-example's J is that of the weights at which it was called.
+The sum is `path.backward_sum`, with the linear steps of the loop's optimizers, the gradients of its calls, and c, the
+factor between the gradient of the examples and what was consumed: of clipping, of a scaled loss. An example's J is
+that of the weights at which it was called.
 """
 
 from __future__ import annotations
@@ -19,17 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.foreign_loop.called_module import CallReaders
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import ADDED, Factors, factor_between
-from ntkexp.foreign_loop.signed_outputs import CHANGED, Replayed
+from ntkexp.foreign_loop.output_signatures import CHANGED, Replayed
+from ntkexp.foreign_loop.replayed_module import CallReaders
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.blocks import Features
-from ntkexp.kernel.features.bracket import Bracket, empty
-from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
+from ntkexp.path.backward_sum import BackwardSum, StepBack
 from ntkexp.shapes import Inputs, Weights
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
@@ -59,60 +52,59 @@ class StepFound:
 
 @dataclass
 class Backwards:
-    """The sum on its way back: `later` is the tape of the queries after the step, `bracket` is βU of it."""
+    """The way back over a loop: `later` is the tape of the queries after the step that comes next, `sum` what the steps
+    after that have added up."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
     later: Tape
-    bracket: Bracket | None = None
+    sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> StepFound:
         """Take one step back."""
-        tape = self.reader.record(step.start, self.queries)
-        features = self.reader.along(tape, self.later)
-        self.bracket = self.bracket or empty(features)
-        self.bracket.take(features, step.scale, 1.0)
+        # Jᵀℓ′ of every example, at the weights at which it was called, and their sum
         begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
-        calls, replayed = self.pulled(step, begun)
-        found = self.summed(step, calls)
-        factors, missed = self.prove(step, begun, found, replayed)
-        rounds = casts(step) or divides(step)
-        lost = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if rounds else {}
-        difference = {name: end[name] - weight for name, weight in step.start.items()}
-        change = self.later.outputs - tape.outputs
-        closure = (features.applied(difference) - change).norm()
-        parts = [-self.kernel(features, step, each.scaled(factors)).squeeze(3) for each in calls]
-        decay, cast = self.decay(features, step), self.taken_in(features, step, lost)
-        self.bracket.shrink(step.carry)
-        self.later = tape
-        return StepFound(
-            parts=torch.cat(parts, dim=2) if parts else change.new_zeros(*change.shape, 0),
-            decay=decay,
-            factor=min(factors[name] for name in step.heard) if step.heard else 0.0,
-            gradient_error=missed,
-            closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
-            casts=cast,
-            casts_error=relative(lost, step.gradient) if casts(step) else 0.0,
-        )
-
-    def pulled(self, step: FollowedStep, begun: Sequence[Weights]) -> tuple[list[Features], list[Replayed]]:
-        """What came back to the examples of each call, pulled back to the weights at which it was made; and the calls
-        as they were replayed."""
         try:
             both = [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
-        return [features for features, _ in both], [replayed for _, replayed in both]
-
-    def summed(self, step: FollowedStep, calls: list[Features]) -> Weights:
-        """The gradient of the examples."""
+        calls, replayed = [features for features, _ in both], [each for _, each in both]
         found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
         for each in calls:
             total = each.total(step.start)
             found = {name: part + total[name] for name, part in found.items()}
-        return found
+
+        # proof (a), and what the optimizer took in beside that gradient: what casts, or rounding, did to it
+        factors, missed = self.prove(step, begun, found, replayed)
+        rounds = casts(step) or divides(step)
+        rounding = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard} if rounds else {}
+        nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()} if rounding else {}
+
+        # the sum, and proof (c)
+        tape = self.reader.record(step.start, self.queries)
+        back = StepBack(
+            start=step.start,
+            difference={name: end[name] - weight for name, weight in step.start.items()},
+            linear=step.linear,
+            right=calls,
+            factor=factors,
+            beside=nothing | rounding,
+        )
+        taken = self.sum.take(back, [(1.0, self.reader.along(tape, self.later))])
+        change = self.later.outputs - tape.outputs
+        closure = (taken.pushed - change).norm()
+        self.later = tape
+        return StepFound(
+            parts=taken.kernel.squeeze(3).neg_(),
+            decay=taken.decay,
+            factor=min(factors[name] for name in step.heard) if step.heard else 0.0,
+            gradient_error=missed,
+            closure=float(closure / change.norm()) if bool(change.any()) else float(closure),
+            casts=taken.beside,
+            casts_error=relative(rounding, step.gradient) if casts(step) else 0.0,
+        )
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: list[Replayed]
@@ -127,38 +119,15 @@ class Backwards:
             nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
             found = nothing | self.calls.called.gradient(step.calls, begun, outputs.append)
             replayed = [
-                replace(each, outputs=given, cast_eps=call.how.autocast.eps if call.how.autocast else 0.0)
+                replace(each, outputs=given.to(each.outputs), cast_eps=self.calls.called.room(call.how))
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
-        factors, missed = factors_between(found, consumed, step.index, step.calls)
+        room = max(map(self.calls.called.room, (call.how for call in step.calls)), default=0.0)
+        factors, missed = factors_between(found, consumed, step.index, step.calls, room)
         hold_calls(step, replayed)
-        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, step.calls))
+        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
         return dict.fromkeys(step.start, 0.0) | factors, missed
-
-    def kernel(self, features: Features, step: FollowedStep, pulled: Features) -> Float[Tensor, "probe out row one"]:
-        """⟨V, Jᵀℓ′⟩."""
-        assert self.bracket is not None
-        found = self.bracket.kernel(pulled.scaled(step.intake))
-        return found + gram(features.scaled(step.ahead), pulled) if any(step.ahead.values()) else found
-
-    def decay(self, features: Features, step: FollowedStep) -> Float[Tensor, "probe out"]:
-        """What decay took, through the memory and past it."""
-        assert self.bracket is not None
-        lost = self.taken_in(features, step, step.coupled or {})
-        if (shrinking := step.lost) is not None:
-            lost -= features.applied(shrinking)
-        return lost
-
-    def taken_in(self, features: Features, step: FollowedStep, gradient: Weights) -> Float[Tensor, "probe out"]:
-        """What taking in a gradient does to the outputs."""
-        assert self.bracket is not None
-        done = torch.zeros_like(self.later.outputs)
-        if gradient:
-            whole = {name: torch.zeros_like(weight) for name, weight in step.start.items()} | dict(gradient)
-            done -= self.bracket.applied({name: step.intake[name] * part for name, part in whole.items()})
-            done -= features.applied({name: step.ahead[name] * part for name, part in whole.items()})
-        return done
 
 
 def hold_calls(step: FollowedStep, replayed: Sequence[Replayed]) -> None:
@@ -193,13 +162,13 @@ def relative(part: Weights, whole: Weights) -> float:
 
 
 def factors_between(
-    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall]
+    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall], room: float
 ) -> tuple[dict[str, float], float]:
     """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
-    far the two differ after all: by no more than rounding."""
+    far the two differ after all: by no more than rounding, also of casts, which have that `room`."""
     if not consumed:
         return {}, 0.0
-    bound = bound_of(consumed, calls)
+    bound = bound_of(consumed, room)
     factor, missed = compared(found, consumed, list(consumed))
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
@@ -214,10 +183,9 @@ def factors_between(
     )
 
 
-def bound_of(consumed: Weights, calls: Sequence[ModelCall]) -> float:
-    """How far rounding may take the gradient of some calls, relative to it."""
-    bound = AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0)
-    return max(bound, *(OF_CASTS * call.how.autocast.eps for call in calls if call.how.autocast), 0.0)
+def bound_of(consumed: Weights, room: float) -> float:
+    """How far rounding may take a gradient, relative to it, and casts that have this room."""
+    return max(AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0), OF_CASTS * room)
 
 
 def compared(found: Weights, consumed: Weights, names: Sequence[str]) -> tuple[float, float]:

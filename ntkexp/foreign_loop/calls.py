@@ -1,27 +1,34 @@
-"""Calls of the model whose outputs are differentiated: their circumstances, what went in, the gradient that came
-back, and the loss of each example.
+"""A call of the model: its circumstances, what went in, the gradient that came back, and the loss of each example.
+
+What a call depends on besides weights and inputs are its circumstances: the modes of layers, the states of the
+generators that it drew random numbers from, and autocast. Under them it can be replayed to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from hashlib import sha256
-from typing import Any, TypeAlias
+from inspect import signature
+from math import nan
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.clipping import factor_between
-from ntkexp.kernel.record.tape import examples, tensors
+from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import arguments
 from ntkexp.shapes import Function, Inputs, Weights
+
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.again import Weighing
 
 # --- The states of torch's own generators: what is drawn next follows from them.
 #
@@ -31,20 +38,15 @@ from ntkexp.shapes import Function, Inputs, Weights
 CPU = "cpu"
 
 
-def states_for(module: nn.Module) -> dict[str, Tensor]:
+def generator_states(module: nn.Module) -> dict[str, Tensor]:
     """The states of the generators that a module may draw from, by their devices.
 
-    >>> list(states_for(nn.Linear(1, 1)))
+    >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
     """
     weights = module.parameters() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch's own
     places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
     return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
-
-
-def that_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The states before, of the generators that something was drawn from."""
-    return {place: state for place, state in before.items() if not torch.equal(state, after[place])}
 
 
 @contextmanager
@@ -57,27 +59,21 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
     >>> torch.equal(first, torch.rand(3))
     True
     """
-    before = {place: state_at(place) for place in states}
+    before = {place: torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place) for place in states}
     try:
-        for place, state in states.items():
-            put(place, state)
+        set_generators(states)
         yield
     finally:
-        for place, state in before.items():
-            put(place, state)
+        set_generators(before)
 
 
-def state_at(place: str) -> Tensor:
-    """The state of the generator of a device."""
-    return torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place)
-
-
-def put(place: str, state: Tensor) -> None:
-    """Put the generator of a device in a state."""
-    if place == CPU:
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, place)
+def set_generators(states: Mapping[str, Tensor]) -> None:
+    """Put the generators of these devices in these states."""
+    for place, state in states.items():
+        if place == CPU:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, place)
 
 
 # --- Autocast: the context in which a call was made whose products are formed in shorter numbers than weights have.
@@ -170,7 +166,9 @@ class Circumstances:
     @classmethod
     def of(cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None) -> Circumstances:
         """Those of a call that has come back, before which generators were in these states."""
-        return cls(LayerModes.of(module), that_moved(before, states_for(module)), autocast)
+        after = generator_states(module)
+        drawn_from = {place: state for place, state in before.items() if not torch.equal(state, after[place])}
+        return cls(LayerModes.of(module), drawn_from, autocast)
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -179,129 +177,52 @@ class Circumstances:
             yield
 
     @property
-    def kept(self) -> dict[str, object]:
-        """All of it as plain content."""
+    def content(self) -> dict[str, object]:
+        """All of it as plain content, for a file."""
         otherwise = sorted(self.modes.otherwise)
         casts = None if self.autocast is None else list(astuple(self.autocast))
         return {"trains": self.modes.trains, "otherwise": otherwise, "states": dict(self.states), "casts": casts}
 
     @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Circumstances:
-        """The same from what was kept."""
-        states = {place: state.clone() for place, state in kept.get("states", {}).items()}
-        modes, casts = LayerModes(kept.get("trains", False), frozenset(kept.get("otherwise", ()))), kept.get("casts")
+    def read(cls, content: Mapping[str, Any]) -> Circumstances:
+        """The same from its plain content."""
+        states = {place: state.clone() for place, state in content.get("states", {}).items()}
+        modes = LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ())))
+        casts = content.get("casts")
         return cls(modes, states, None if casts is None else Autocast(*casts))
-
-
-# --- A call of the model as functions of the user's see it: those that name its examples, and those that give losses.
-
-
-@dataclass(frozen=True)
-class SeenCall:
-    """What the model was called with, and the names of its examples, once they have some."""
-
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-    ids: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
-        """The call with these inputs.
-
-        >>> SeenCall.of((1, 2)).args, SeenCall.of({"x": 3}).kwargs["x"]
-        ((1, 2), 3)
-        """
-        placed, named = arguments(inputs)
-        return cls(placed, named, ids)
-
-
-# --- Calls of the model whose outputs are differentiated: what went in, and the gradient that came back.
-
-
-Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The names of the examples of a call: a function of it, or the keyword that holds them."""
 
 
 @dataclass
 class ModelCall:
-    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, on
-    its latest way back, `way`. Examples that were not `called` by names go by what they hold; `signed` is the signature
-    of the outputs."""
+    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, in
+    the latest pass, `backward`. Examples that were not `called` by names go by what they hold; `signed` is the
+    signature of the outputs."""
 
     at: int
     inputs: Inputs
     called: tuple[str, ...] | None = None
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None
-    way: int = -1
+    backward: int = -1
     signed: Float[Tensor, "example row"] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples, which take time to find and are not asked for in the loop."""
+        """The names of the examples; digests take time, and are not formed in the loop."""
         return digests(self.inputs) if self.called is None else self.called
 
-    def forget(self) -> None:
-        """What came back was thrown away."""
-        self.gradient = None
-
-    def receive(self, gradient: Tensor, way: int) -> None:
-        """Take in what came back; what comes twice is added up."""
-        self.way = way
+    def add_gradient(self, gradient: Tensor, backward: int) -> None:
+        """Add what came back in a pass."""
+        self.backward = backward
         rows = gradient.detach().clone()
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
         self.gradient = rows if self.gradient is None else self.gradient + rows
 
 
-def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
-
-    >>> import torch
-    >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
-    >>> one == again, one == other
-    (True, False)
-    """
-    columns = [rows_of(tensor) for tensor in tensors(inputs)]
-    return tuple(sha256(b"".join(row)).hexdigest()[:16] for row in zip(*columns, strict=True))
-
-
-def rows_of(tensor: Tensor) -> list[bytes]:
-    """The elements of every row."""
-    rows = tensor.detach().cpu()[:, None].flatten(1).contiguous()
-    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
-
-
-def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
-    """The names of the examples of a call, if they have some.
-
-    >>> import torch
-    >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
-    ('4', '7')
-    >>> names_of(torch.ones(2, 3), lambda call: call.args[0].sum(1))
-    ('3.0', '3.0')
-    """
-    if ids is None:
-        return None
-    found = column(inputs, ids) if isinstance(ids, str) else ids(SeenCall.of(inputs))
-    if not isinstance(found, Tensor | Sequence):
-        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
-    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
-    if len(names) != (count := examples(inputs)):
-        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
-    return names
-
-
-def column(inputs: Inputs, ids: str) -> object:
-    """The keyword that holds names."""
-    if not isinstance(inputs, Mapping) or ids not in inputs:
-        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
-    return inputs[ids]
-
-
-def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
+def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     """The inputs of a call, as the library takes them; a tensor without axes is a number that all examples share.
 
-    >>> given((), {"x": torch.ones(2), "items": torch.tensor(3)})
+    >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
     """
     if args and kwargs:
@@ -317,6 +238,8 @@ def given(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 #
 # ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against the gradient that came back to the call's
 # outputs
+#
+# A mean divides by what its examples count, Σm: each 1, or its class weight, or the number of its tokens.
 
 
 AGREES = 1e4  # eps: a loss written in other words, relative to its gradient
@@ -324,8 +247,90 @@ SPREAD = 4  # times what rounding does to a few multiples of a gradient: to that
 MULTIPLES = (1 / 3, 3 / 7, 1 / 11)
 
 
-ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor]
-"""Outputs of a call and the call ↦ one loss for each example."""
+ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Tensor]]
+"""Outputs of a call and the call ↦ one loss for each example, and what each counts in their mean, if that is not 1."""
+
+
+def losses_of(
+    loss: ExampleLoss, outputs: Tensor, call: SeenCall
+) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
+    """The losses of the examples of a call, and what they count, if that is given."""
+    given = loss(outputs, call)
+    found, counts = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if not isinstance(found, Tensor):
+        raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
+    if found.shape != (len(call.ids),):
+        raise Mistake(
+            f"loss=: it gives a tensor of shape {list(found.shape)} for {len(call.ids)} examples; give one "
+            "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+        )
+    return found, counts
+
+
+def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
+    """What the examples of a call count in their mean, if that is given."""
+    with torch.no_grad():
+        found, counts = losses_of(loss, outputs.detach(), call)
+    if counts is None:
+        return None
+    if not isinstance(counts, Tensor) or counts.shape != found.shape or not bool((counts >= 0).all()):
+        raise Mistake(
+            "loss=: what it gives beside the losses is what each example counts in their mean; give a tensor with one "
+            f"number ≥ 0 for each of {len(call.ids)} examples, such as weight[labels]"
+        )
+    return counts.double()
+
+
+class CountedTargets(TorchFunctionMode):
+    """Hears what the targets of each example count where PyTorch takes a mean of cross-entropies: the weights of their
+    classes, and nothing for those that are ignored."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.counts = rows, list[Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # torch's own
+        kwargs = kwargs or {}
+        if func in (functional.cross_entropy, functional.nll_loss):
+            given = signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            self.hear(given.arguments["target"], given.arguments["weight"], given.arguments["ignore_index"])
+        return func(*args, **kwargs)
+
+    def hear(self, target: Tensor, weight: Tensor | None, ignored: int) -> None:
+        """Take in some targets; a mean over probabilities of classes divides by how many there are."""
+        if target.is_floating_point():
+            return
+        there = target != ignored
+        counts = there.double() if weight is None else weight.double()[torch.where(there, target, 0)] * there
+        each = counts.reshape(self.rows, -1).sum(1) if not counts.numel() % self.rows else counts.new_full((2,), nan)
+        self.counts.append(each)
+
+    @property
+    def whole(self) -> float | None:
+        """What all of them count, if all examples count the same; NaN if not, and None if nothing was heard."""
+        if not self.counts:
+            return None
+        counts = sum(self.counts[1:], self.counts[0])
+        even = float((counts - counts[0]).abs().max()) <= COUNT_EPS * float(counts.max())
+        return float(counts.sum()) if even else nan
+
+
+KNOWN = 64  # eps: the factor between two gradients that hardly differ
+COUNT_EPS = 1e-6  # of class weights in float32, relative to them
+
+
+@dataclass(frozen=True)
+class CallShare:
+    """The κ of a call of so many examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
+    that, and what their `targets` count, if it takes cross-entropies; κ is known to `room`, relative."""
+
+    factor: float
+    examples: int
+    numbers: int
+    room: float
+    counts: Float[Tensor, " row"] | None = None
+    targets: float | None = None
 
 
 @dataclass(frozen=True)
@@ -339,26 +344,26 @@ class CallLoss:
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
         """One for each example."""
-        found = self.loss(outputs, SeenCall.of(self.call.inputs, self.call.names))
-        if not isinstance(found, Tensor):
-            raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
-        if found.shape != (len(self.call.names),):
-            raise Mistake(
-                f"loss=: it gives a tensor of shape {list(found.shape)} for {len(self.call.names)} examples; give one "
-                "loss for each, such as cross_entropy(outputs, labels, reduction='none')"
-            )
-        return found
+        return losses_of(self.loss, outputs, self.seen)[0]
+
+    @property
+    def seen(self) -> SeenCall:
+        """The call, as functions of the user's see it."""
+        return SeenCall.of(self.call.inputs, self.call.names)
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
         """The losses at these weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
-    def share(self, weights: Weights, factors: Float[Tensor, " row"] | None = None) -> float:
+    def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
         """The κ of the call; or a mistake, if this is not the loss that was trained with. What came back to its rows
-        had been multiplied with `factors`."""
+        had been weighed so."""
         with torch.no_grad(), plain_kernels():
             outputs = self.function(weights, self.call.inputs)
         outputs = outputs.detach().requires_grad_()
+        with CountedTargets(len(self.call.names)) as heard:
+            counts = counts_of(self.loss, outputs, self.seen)
+        factors = None if weighing is None else weighing.factors(self.call.names, counts)
 
         def slope(multiple: float) -> Tensor:
             (found,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
@@ -368,12 +373,14 @@ class CallLoss:
         ours, theirs = slope(1.0), self.call.gradient.reshape(-1)
         factor, missed = factor_between(ours, theirs)
         bound = AGREES * torch.finfo(theirs.dtype).eps
-        if not (missed <= bound or missed <= bound + SPREAD * cancelled(slope)):
+        rounding = cancelled(slope)
+        if not missed <= bound + SPREAD * rounding:
             raise Mistake(
                 f"step {self.step}: loss= is not the loss that was trained with: its gradient in the outputs is off by "
                 f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
             )
-        return factor
+        room = KNOWN * torch.finfo(theirs.dtype).eps + SPREAD * (missed + rounding)
+        return CallShare(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:

@@ -97,6 +97,8 @@ class Factors:
         self, step: int, factors: Mapping[str, float], found: Weights, consumed: Weights, bound: float
     ) -> dict[str, float]:
         """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
+        # groups of parameters with one factor; a parameter of a single number, whose factor may be any, goes with the
+        # group whose factor explains it to the rounding of the whole gradient
         numbers = {name: int(consumed[name].count_nonzero()) for name in factors}
         chosen, groups = dict(factors), list[list[str]]()
         if len(set(factors.values())) == 1:
@@ -113,6 +115,8 @@ class Factors:
                     group.append(name)
                 else:
                     groups.append([name])
+
+        # scales are explained at once; what may be clipping is held against the other steps, in `refuse_unexplained`
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else PARTS):
@@ -122,25 +126,25 @@ class Factors:
 
     def refuse_unexplained(self) -> None:
         """Refuse factors that neither scales nor clipping give."""
-        clipped = set(self.clipped())
+        # norms to which several steps lead were clipped to
+        ordered = sorted(self.seen, key=lambda each: each.norm)
+        norms = [each.norm for each in ordered]
+        clipped = set[Multiplied]()
+        for each, alike_ones in zip(ordered, shared(ordered, norms, lambda each: each.room), strict=True):
+            others = [other for other in alike_ones if other is not each]
+            if others and all(map(each.may_be_clipped, others)):
+                clipped.add(each)
+
+        # factors of other steps, but for a power of two, are scales; sums of clipped groups are clipped
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa: each for each in scales_among(left)}
-        known = {frozenset(each.names): each.norm for each in clipped}
+        known = {frozenset(each.names): each.norm for each in ordered if each in clipped}
         left = [each for each in left if not is_sum(each, known) and not any(map(each.has_scale, scales.values()))]
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
             if each.single or not once:  # what is clipped at one step alone is known by its direction
                 raise Mistake(refusal(each))
-
-    def clipped(self) -> Iterator[Multiplied]:
-        """Those that lead to a norm to which others lead too."""
-        ordered = sorted(self.seen, key=lambda each: each.norm)
-        norms = [each.norm for each in ordered]
-        for each, alike_ones in zip(ordered, shared(ordered, norms, lambda each: each.room), strict=True):
-            others = [other for other in alike_ones if other is not each]
-            if others and all(map(each.may_be_clipped, others)):
-                yield each
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:

@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -17,19 +17,19 @@ from torch.func import jacrev
 
 from ntkexp.diagnostics.units import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
-from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName, kind_of, mean_of, sweep_from
-from ntkexp.foreign_loop.again import Again, LoopAgain
+from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName, kind_of
+from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.contributions import RETRAINED, LeaveOut
 from ntkexp.removal.group import beside, cosine, groups, groups_left_out, sizes, sizes_of, twentieth
 from ntkexp.report.leave_out import held_against, told_of_trainings
-from ntkexp.shapes import Function, Inputs
+from ntkexp.shapes import Inputs
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.trace import Trace
@@ -49,97 +49,68 @@ SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class FollowedSweep:
-    """Where the sweeps stand: `chunks` are the effects of the queries that are behind, `sweep` is that of the next."""
+    """The sweeps over a loop, which may be kept in its folder."""
 
     training: FollowedTraining
-    function: Function
-    queries: Inputs
-    kind: Effects
-    mean: MeanName
-    plan: SweepPlan
+    sweep: ChunkedSweep
     files: TraceFolder | None
-    chunks: list[Tensor] = field(default_factory=list)
-    sizes: list[Tensor] = field(default_factory=list)  # Σ‖a‖ from the end on, of each chunk
-    sweep: AdjointSweep | None = None
-    kept_at: float = field(default_factory=time.monotonic)
 
     def effects(self) -> Float[Tensor, "probe out example"]:
-        """Sweep back what is left."""
-        begun = self.restored()
-        while len(self.chunks) * self.plan.chunk < self.plan.points:
-            self.sweep = self.begin()
-            if begun is not None:
-                self.sweep.restore(begun)
-                begun = None
-            for _ in self.sweep.steps_back():
-                self.keep_now_and_then()
-            self.chunks.append(self.sweep.effects)
-            self.sizes.append(torch.tensor(self.sweep.sizes, dtype=torch.float64))
-            self.sweep = None
+        """Sweep back what is left; now and then keep how far that has come."""
+        if self.files is not None and self.files.whole(self.files.sweep):
+            state = self.files.read(self.files.sweep)
+            if state["of"] == self.of:
+                self.sweep.restore(state["sweeps"])
+                self.training.norm = state["norm"]
+        kept_at = time.monotonic()
+        for _ in self.sweep.steps_back():
+            if time.monotonic() - kept_at >= SECONDS:
+                self.keep()
+                kept_at = time.monotonic()
         self.keep()
-        return torch.cat(self.chunks).view(self.plan.points, -1, self.training.examples)
-
-    @property
-    def growth(self) -> float:
-        """How much more outputs feel of the weights on the way back, at most, than at the end."""
-        total = torch.stack(self.sizes).sum(0)
-        return float(total.max() / total[0]) if total.isfinite().all() else float("inf")
-
-    def begin(self) -> AdjointSweep:
-        """The sweep of the next chunk, before its first step."""
-        first = len(self.chunks) * self.plan.chunk
-        rows = range(first, min(first + self.plan.chunk, self.plan.points))
-        vectors = torch.cat([self.end_gradient(part(self.queries, slice(k, k + 1))) for k in rows])
-        mean, one_step = mean_of(self.kind, self.mean), self.kind == "one_step"
-        return sweep_from(self.training, vectors, mean, self.plan.together, one_step=one_step)
-
-    def end_gradient(self, query: Inputs) -> Float[Tensor, "out weight"]:
-        """∂f/∂θ_T of the outputs at one query."""
-        flat = self.training.flat
-        with plain_kernels():
-            found: Tensor = jacrev(lambda at: self.function(flat.weights(at), query).reshape(-1))(self.training.end)
-        return found
+        return self.sweep.effects
 
     @cached_property
     def of(self) -> Mapping[str, object]:
         """What the sweep is of, as far as it decides whether one that was kept can go on."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
-        asked = [self.training.length, self.plan.chunk, self.mean, self.kind]
+        asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
-
-    def keep_now_and_then(self) -> None:
-        """Keep how far the sweep has come, if that was long ago."""
-        if time.monotonic() - self.kept_at >= SECONDS:
-            self.keep()
-            self.kept_at = time.monotonic()
 
     def keep(self) -> None:
         """Keep how far the sweep has come; a full disk is no reason to end it."""
-        if self.files is None:
-            return
-        state = {
-            "of": self.of,
-            "chunks": self.chunks,
-            "sizes": self.sizes,
-            "norm": self.training.norm,
-            "sweep": None if self.sweep is None else self.sweep.state,
-        }
-        with suppress(NoPlace):
-            self.files.write(self.files.sweep, state)
+        if self.files is not None:
+            state = {"of": self.of, "norm": self.training.norm, "sweeps": self.sweep.state}
+            with suppress(NoPlace):
+                self.files.write(self.files.sweep, state)
 
-    def restored(self) -> Mapping[str, Any] | None:
-        """Stand where the sweep that is kept stood; the state of the chunk that was under way."""
-        if self.files is None or not self.files.whole(self.files.sweep):
-            return None
-        state = self.files.read(self.files.sweep)
-        if state["of"] != self.of:
-            return None
-        device = self.training.end.device
-        self.chunks, self.sizes = [each.to(device) for each in state["chunks"]], list(state["sizes"])
-        self.training.norm = state["norm"]
-        begun: Mapping[str, Any] | None = state["sweep"]
-        return begun
+
+def sweep_over(
+    trace: Trace, training: FollowedTraining, plan: SweepPlan, kind: Effects, mean: MeanName
+) -> FollowedSweep:
+    """The sweeps for all outputs at the queries of a trace."""
+    flat, end = training.flat, training.end
+
+    def outputs(weights: Tensor, query: Inputs) -> Tensor:
+        return trace.function(flat.weights(weights), query).reshape(-1)
+
+    def end_gradients(points: slice) -> Tensor:
+        with plain_kernels():
+            queries = (part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop))
+            return torch.cat([jacrev(partial(outputs, query=query))(end) for query in queries])
+
+    sweep = ChunkedSweep(
+        training=training,
+        end_gradients=end_gradients,
+        chunk=plan.chunk,
+        together=plan.together,
+        kind=kind,
+        mean=mean,
+        effects=end.new_zeros(plan.points, plan.outputs, training.examples),
+    )
+    files = None if trace.folder is None else TraceFolder(trace.folder)
+    return FollowedSweep(training=training, sweep=sweep, files=files)
 
 
 # --- Effects of a followed loop that are no estimates: it is carried out again without each example by itself.
@@ -194,32 +165,30 @@ class LoopEffects:
 
 def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
-    training = FollowedTraining(steps=trace.steps, called=trace.called, loss=loss_of(trace), names=trace.examples)
+    training = FollowedTraining(
+        steps=trace.steps,
+        called=trace.called,
+        loss=loss_of(trace),
+        names=trace.examples,
+        weighing=Weighing(mean=mean),
+    )
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
     if again is not None and effects is True and costs_more(plan):
         return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean)))
     LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
-    sweep = FollowedSweep(
-        training=training,
-        function=trace.function,
-        queries=trace.queries,
-        kind=effects,
-        mean=mean,
-        plan=plan,
-        files=None if trace.folder is None else TraceFolder(trace.folder),
-    )
+    sweep = sweep_over(trace, training, plan, effects, mean)
     values = sweep.effects()
     loop = None if again is None else LoopAgain(again, trace, mean)
     agrees = None if loop is None else agreement_of(loop)
     check = None if loop is None else check_of(loop, values)
-    caveats = Caveats(growth=sweep.growth, agreement=agrees, kinks=kinks(tape), eps=eps_of(last)).sentences
-    caveats += [UNCHECKED] if check is None else [held_against(check, sweep.growth).sentence]
+    caveats = Caveats(growth=sweep.sweep.growth, agreement=agrees, kinks=kinks(tape), eps=eps_of(last)).sentences
+    caveats += [UNCHECKED] if check is None else [held_against(check, sweep.sweep.growth).sentence]
     facts: dict[str, float | str] = {
         "kind": kind_of(effects),
         "mean": mean,
-        "growth": sweep.growth,
+        "growth": sweep.sweep.growth,
         "caveats": "; ".join(caveats),
     }
     return LoopEffects(values=values, facts=facts | ({} if agrees is None else {"agreement": agrees}), check=check)

@@ -1,13 +1,13 @@
-"""One line around a training loop, which may be any of PyTorch, with SGD, Adam or AdamW; or two calls, where a
-library owns the loop. Its trace may lie on disk and be loaded by another process.
+"""One line around a training loop, which may be any of PyTorch, with SGD, Adam or AdamW; or two calls, where a library
+owns the loop. How a loop is followed stands in `watch.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,25 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.asked import FirstStep, as_queries, refuse_unusable, refuse_without_rules
-from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.calls import ExampleLoss, Ids
-from ntkexp.foreign_loop.dataset_names import DATASET, noted_loading
-from ntkexp.foreign_loop.kept.keeper import KeeperInMemory, KeeperOnDisk
-from ntkexp.foreign_loop.kept.loop import EventWriter, LoopOnDisk
-from ntkexp.foreign_loop.kept.replay import ReplayedSteps
-from ntkexp.foreign_loop.kept.shards import Together, together
-from ntkexp.foreign_loop.kept.trace_folder import START, TraceFolder
-from ntkexp.foreign_loop.moved import Unmoved, moved_names, named_tensors, unwrapped_model, unwrapped_optimizers
-from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, given_now
-from ntkexp.foreign_loop.step import AbstractKeeper, KeeperOfEnds
-from ntkexp.foreign_loop.trace import Trace
-from ntkexp.foreign_loop.watch import Watch, refuse_followed
+from ntkexp.foreign_loop.arguments import checked_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
+from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, evaluate_at_queries
+from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
+from ntkexp.foreign_loop.parameters import moved_names, runs_as_it_is, unwrapped_model, unwrapped_optimizers
+from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
+from ntkexp.foreign_loop.store.disk import DiskStore
+from ntkexp.foreign_loop.store.files import TraceFolder
+from ntkexp.foreign_loop.store.memory import MemoryStore
+from ntkexp.foreign_loop.store.shards import Processes, current_processes
+from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
+from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, read_object
-from ntkexp.records.folder import CONFIG, RunFolder
-from ntkexp.shapes import Inputs, Weights
-
-# --- One line around a training loop, which may be any of PyTorch, with SGD, Adam or AdamW.
+from ntkexp.records.atomic import Json
+from ntkexp.records.folder import RunFolder
+from ntkexp.shapes import Inputs
 
 
 @contextmanager
@@ -68,7 +66,8 @@ def follow(
     asked in evaluation, and without casts.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is held against the gradients of every step.
+    each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
+    mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -83,91 +82,138 @@ def follow(
     >>> bool(abs(before.numpy() + explained - model(x).detach().numpy()).max() < 1e-14)
     True
     """
+    # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
     refuse_followed(optimizers)
     inner = unwrapped_model(model)
     module = deepcopy(inner).eval()
-    asked = as_queries(queries, module, output)
-    now, ours, whole = altered_loop(), together(), False
-    refuse_apart(ours, to, now)
-    place, keeper = to if now is None else now.place, keeper_without_folder(now, output, every, memory_gb)
-    if place is not None:
-        keeper = keeper_in(place, ours, inner, optimizers, asked, output, every=every, memory_gb=memory_gb)
-    called = CalledModule(module, output)
-    if now is None:
-        refuse_without_rules(called, moved_names(inner, optimizers), asked)
-    watch = Watch(
-        model,
-        optimizers,
-        output,
-        ids,
-        keeper,
-        Unmoved(inner, module),
-        None if now is None else now.weighing,
-        FirstStep(called, asked) if now is None and ours.world == 1 else None,
-    )
-    with noted_loading() if ids == DATASET else nullcontext() as noted:
-        watch.ids = ids if noted is None else noted.names
+    queries = checked_queries(queries, module, output)
+
+    # Where steps are stored, and what is refused of the model itself.
+    processes, altered = current_processes(), altered_loop()
+    store = choose_store(to, processes, altered, inner, optimizers, queries, output, every, memory_gb)
+    # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
+    same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
+    called = CalledModule(module, output, same_kernels=same_kernels)
+    if altered is None:
+        refuse_without_rules(called, moved_names(inner, optimizers), queries)
+    with recorded_loading() if ids == DATASET else nullcontext() as loading:
+        watch = Watch(
+            model,
+            optimizers,
+            output,
+            ids if loading is None else loading.names,
+            store,
+            FrozenTensors(inner, module),
+            None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
+            FirstStepProof(called, queries) if altered is None and processes.world == 1 else None,
+        )
+        whole = False
         try:
             watch.begin()
-            trace = Trace(keeper.steps_of(module), module, output, asked, loss, keeper.folder, ours.rank, memory_gb)
-            itself = AskedItself(inner, output, asked, trace.ends, keeper) if now is None and not ours.rank else None
-            if itself is not None:
-                itself.begin()
-            if now is not None:
-                now.traces.append(trace)
+            steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
+            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb)
+            if altered is not None:
+                altered.traces.append(trace)
+
+            # f_0: what the model itself gives at the queries; a trace that is gone on with holds it
+            evaluates = altered is None and not rank
+            if evaluates:
+                known = outputs_at_ends(store.folder) if store.folder is not None and store.count else None
+                at_start = evaluate_at_queries(inner, output, queries) if known is None else known.start
+                write_outputs(trace.ends, store, start=at_start)
+
             yield trace
-            if itself is not None:
-                itself.end({**named_tensors(module), **watch.weights})
+
+            # f_T, unless the loop left other values in its tensors after the last step, which no step explains
+            last = {**named_tensors(module), **watch.weights}
+            if evaluates and all(same_values(now, last[k]) for k, now in named_tensors(inner).items() if k in last):
+                at_end = evaluate_at_queries(inner, output, queries)
+                write_outputs(trace.ends, store, start=trace.ends.start, end=at_end, steps=store.count)
             whole = True
         finally:
             watch.end(whole=whole)
 
 
-def refuse_apart(ours: Together, to: Path | str | None, now: AlteredLoop | None) -> None:
-    """Refuse several processes of which each would keep a part of the trace for itself."""
-    if ours.world == 1:
-        return
-    if now is not None:
-        raise Mistake(
-            f"again=: {ours.world} processes train together, and one cannot carry their loop out again; give a "
-            "function that does it in one process, with a call for each of them, and ask later, by ntkexp attribute"
-        )
-    if to is None:
-        raise Mistake(
-            f"{ours.world} processes train together, and each sees a part of every batch; give a folder in which they "
-            "write side by side, to=…, the same in every process"
-        )
+def write_outputs(
+    ends: OutputsAtEnds,
+    store: AbstractStore,
+    *,
+    start: torch.Tensor | None,
+    end: torch.Tensor | None = None,
+    steps: int = -1,
+) -> None:
+    """Note what the model itself gave at the queries, also beside steps that are stored in a folder."""
+    ends.start, ends.end, ends.steps = start, end, steps
+    if store.folder is not None:
+        files = TraceFolder(store.folder)
+        files.write(files.outputs_at_ends, vars(ends))
 
 
-def keeper_without_folder(
-    now: AlteredLoop | None, output: str | int | None, every: int | None, memory_gb: float
-) -> AbstractKeeper:
-    """Who keeps steps that go to no folder."""
-    return KeeperInMemory(output, every, memory_gb) if now is None else KeeperOfEnds()
+def choose_store(
+    to: Path | str | None,
+    processes: Processes,
+    altered: AlteredLoop | None,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    queries: Inputs,
+    output: str | int | None,
+    every: int | None,
+    memory_gb: float,
+) -> AbstractStore:
+    """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
+    `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
+    if processes.world > 1:
+        if altered is not None:
+            raise Mistake(
+                f"again=: {processes.world} processes train together, and one cannot carry their loop out again; give "
+                "a function that does it in one process, with a call for each of them, and ask later, by ntkexp "
+                "attribute"
+            )
+        if to is None:
+            raise Mistake(
+                f"{processes.world} processes train together, and each sees a part of every batch; give a folder in "
+                "which they write side by side, to=…, the same in every process"
+            )
+    place = to if altered is None else altered.place
+    if place is None:
+        return MemoryStore(output, every, memory_gb) if altered is None else EndpointStore()
+    config: dict[str, Json] = {
+        "follow": {  # decides whether two traces can be one
+            "model": f"{type(model).__module__}.{type(model).__qualname__}",
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+            "processes": processes.world,
+            "output": output,
+            "queries": digest(tensors(queries)).hex()[:16],
+        },
+        "path": {"probes": ["probe"]},  # as a run says where the network was read
+    }
+    moved = moved_names(model, optimizers)
+    still = {name: part for name, part in model.state_dict().items() if name not in moved}
+    start = {"queries": queries, "output": output, "still": still}
+    files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
+    return DiskStore(files, processes, config, start, output, every, memory_gb)
 
 
-# --- Following between two calls, where somebody else's loop says when training begins and ends.
+class FollowSession:
+    """Following between two calls, where somebody else's loop says when training begins and ends. The options are those
+    of `follow`, and are checked before anybody trains.
 
-
-class HeldOpen:
-    """The options are those of `follow`, and are looked at before anybody trains.
-
-    >>> HeldOpen(queries=torch.eye(2), question=1)
+    >>> FollowSession(queries=torch.eye(2), question=1)
     Traceback (most recent call last):
     TypeError: got an unexpected keyword argument 'question'
     """
 
     def __init__(self, **options: Any) -> None:  # those of `follow`, which types them
         signature(follow).bind(None, None, **options)
-        self.options, self.stack, self.found = options, ExitStack(), None
-
-    found: Trace | None
+        self.options, self.stack = options, ExitStack()
+        self.begun: Trace | None = None
 
     def begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Training begins."""
-        self.found = self.stack.enter_context(follow(model, optimizers, **self.options))
+        self.begun = self.stack.enter_context(follow(model, optimizers, **self.options))
 
     def end(self, error: BaseException | None = None) -> None:
         """Training has ended, or was broken off by this."""
@@ -176,134 +222,6 @@ class HeldOpen:
     @property
     def trace(self) -> Trace:
         """What was seen."""
-        if self.found is None:
+        if self.begun is None:
             raise Mistake("no training has begun; give the callback to the Trainer and train, then ask for .trace")
-        return self.found
-
-
-# --- A trace on disk is begun, or gone on with, for a model, its optimizers and the queries.
-
-
-def keeper_in(
-    to: Path | str,
-    ours: Together,
-    module: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    queries: Inputs,
-    output: str | int | None,
-    *,
-    every: int | None,
-    memory_gb: float,
-) -> KeeperOnDisk:
-    """Who writes the trace of this training."""
-    files = TraceFolder(RunFolder(Path(to).expanduser()), ours.rank)
-    config = config_of(ours, module, optimizers, queries, output)
-    followed = moved_names(module, optimizers)
-    still = {name: part for name, part in module.state_dict().items() if name not in followed}
-    start = {"queries": queries, "output": output, "still": still}
-    return KeeperOnDisk(files, ours, config, start, EventWriter(files), output, every, memory_gb)
-
-
-def config_of(
-    ours: Together,
-    module: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    queries: Inputs,
-    output: str | int | None,
-) -> dict[str, Json]:
-    """What is followed, as far as it decides whether two traces can be one."""
-    return {
-        "follow": {
-            "model": f"{type(module).__module__}.{type(module).__qualname__}",
-            "parameters": sum(weight.numel() for weight in module.parameters()),
-            "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
-            "processes": ours.world,
-            "output": output,
-            "queries": digest(tensors(queries)).hex()[:16],
-        },
-        "path": {"probes": ["probe"]},  # as a run says where the network was read
-    }
-
-
-# --- A trace that another process wrote: its steps, for a module of the kind that was followed.
-
-
-def trace_in(folder: Path) -> TraceFolder:
-    """The trace in a folder, if it holds one."""
-    files = TraceFolder(RunFolder(folder.expanduser()))
-    path = files.folder.path
-    if not (path / CONFIG).is_file() or "follow" not in read_object(path / CONFIG):
-        raise Mistake(f"{path} holds no trace; ntkexp.follow(…, to=…) writes one")
-    return files
-
-
-def loaded(files: TraceFolder, module: nn.Module) -> Trace:
-    """The trace, with a module to which its weights are given."""
-    start = files.read(files.path / START)
-    fill(module, start, files.read(files.weights_at(0))["weights"], files.folder.path)
-    kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
-    steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends_in(files))
-
-
-def names_in(files: TraceFolder) -> list[str]:
-    """The examples of a trace, in order of their first use; no module is asked for."""
-    return list(dict.fromkeys(ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ()).names()))
-
-
-def fill(module: nn.Module, start: Mapping[str, Any], weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Give a module all that the followed one held, if it is of that kind."""
-    state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
-    named = state.keys() | module.state_dict().keys()
-    wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - named)
-    wrong = wrong or [name for name in given.keys() & state.keys() if state[name].shape != given[name].shape]
-    if wrong:
-        raise Mistake(
-            f"the module is not the one that was followed in {path}: its '{wrong[0]}' is missing or otherwise"
-        )
-    with torch.no_grad():
-        for name in given.keys() & state.keys():
-            state[name].data = given[name].clone().to(state[name].device)
-    module.eval()
-
-
-# --- The model itself is asked at the queries when following begins and ends: f_0 and f_T have to be what it gave.
-
-
-@dataclass(frozen=True)
-class AskedItself:
-    """The `model` of the loop; what it gives goes to the `ends` of the trace, and to its folder, if there is one."""
-
-    model: nn.Module
-    output: str | int | None
-    queries: Inputs
-    ends: OutputsAtEnds
-    keeper: AbstractKeeper
-
-    def begin(self) -> None:
-        """Ask before the first step; a trace that is gone on with knows it."""
-        if self.keeper.count:
-            assert self.keeper.folder is not None
-            self.ends.start = ends_in(TraceFolder(self.keeper.folder)).start
-        else:
-            self.ends.start = given_now(self.model, self.output, self.queries)
-        self.write()
-
-    def end(self, kept: Weights) -> None:
-        """Ask after the last step, unless it left other values in the tensors; how they came there is no step's."""
-        now = named_tensors(self.model)
-        same = (now[k].shape == w.shape and torch.equal(now[k].to(w), w) for k, w in kept.items() if k in now)
-        if all(same):
-            self.ends.end, self.ends.steps = given_now(self.model, self.output, self.queries), self.keeper.count
-            self.write()
-
-    def write(self) -> None:
-        """Write it beside the steps."""
-        if self.keeper.folder is not None:
-            files = TraceFolder(self.keeper.folder)
-            files.write(files.asked, vars(self.ends))
-
-
-def ends_in(files: TraceFolder) -> OutputsAtEnds:
-    """What is kept of it; nothing, in traces of before."""
-    return OutputsAtEnds(**files.read(files.asked)) if files.asked.is_file() else OutputsAtEnds()
+        return self.begun

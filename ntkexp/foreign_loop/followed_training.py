@@ -1,11 +1,13 @@
-"""A followed loop as a training that can be differentiated, with what Adam remembered at every step."""
+"""A followed loop as a training that can be differentiated, for effects: its batches, losses and updates at every step,
+what Adam remembered there, and to what norm gradients were clipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import isclose, log2, sqrt
+from math import isclose, isnan, log2, sqrt
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryFile, gettempdir
@@ -28,25 +30,24 @@ from ntkexp.effects.trajectory import (
     flat_like,
 )
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.called_module import CalledModule
-from ntkexp.foreign_loop.calls import SPREAD, CallLoss, ExampleLoss, ModelCall, cancelled
+from ntkexp.foreign_loop.calls import SPREAD, CallLoss, CallShare, ExampleLoss, ModelCall, cancelled
 from ntkexp.foreign_loop.clipping import factor_between
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 
-# --- What Adam remembered at every step of a loop, found by walking it forwards: m, v, and the largest v with
-# AMSGrad.
+# --- The state of Adam after every step of a loop, replayed forwards: m, v, and the largest v with AMSGrad.
 #
-# A row for each step lies in a file without a name, which is gone when nobody looks at it any more.
+# A row for each step lies in a file without a name, which is gone when nobody reads it any more.
 
 
 PARTS = ("mean", "latest", "largest")
 
 
 @dataclass(frozen=True)
-class Remembered:
+class AdamStates:
     """The rows [step, part, weight], and how often each parameter had moved after each step."""
 
     rows: NDArray[Any]
@@ -73,14 +74,14 @@ class Remembered:
         )
 
     def row(self, index: int, place: slice) -> Tensor:
-        """What was remembered after a step: nothing before the first."""
+        """The state after a step: zeros before the first."""
         if index < 0:
             return torch.zeros_like(self.row(0, place))
         return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
 
 
-def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
-    """Walk forwards and remember, if any optimizer was an Adam."""
+def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
+    """The states after every step, if any optimizer was an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -92,23 +93,24 @@ def remembered(steps: AbstractSteps, flat: FlatWeights) -> Remembered | None:
                 memory[name] = after(step, name, memory.get(name))
         moved.append(dict(times))
         if memory and rows is None:
-            rows = room(len(steps), flat, next(iter(memory.values())))
+            rows = empty_rows(len(steps), flat, next(iter(memory.values())))
         if rows is not None:
             for name, part in memory.items():
                 rows[step.index, :, flat.places[name]] = part.cpu().numpy()
-    return None if rows is None else Remembered(rows, moved, flat, next(iter(steps.end.values())).device)
+    return None if rows is None else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """The parts of a parameter after a step, [part, weight]."""
-    p = step.linear[name].pulled(step.gradient[name], step.start[name]).reshape(-1)
+    coupled = step.linear[name].coupled
+    p = (step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]).reshape(-1)
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
     first, second = step.settings[name]["betas"]
     latest = second * latest + (1 - second) * p * p
     return torch.stack([first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)])
 
 
-def room(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
+def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
     """An empty file of rows."""
     folder, kind = Path(gettempdir()), like.cpu().numpy().dtype
     needed, free = steps * len(PARTS) * flat.size * kind.itemsize, disk_usage(folder).free
@@ -119,6 +121,122 @@ def room(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
         )
     with TemporaryFile(dir=folder) as file:
         return np.memmap(file, kind, "w+", shape=(steps, len(PARTS), flat.size))
+
+
+# --- The mean that a loop takes, of which nothing is seen but the share κ of each example of a call.
+#
+# That the others share what an example leaves, as 1/(Σm − mᵢ) in place of 1/Σm, is right where κ is one number over
+# Σm, the same at every call but for the scale of a scaler. Where `loss=` does not say what examples count, all of a
+# call have to count the same: 1, or so many numbers or targets as each of them has.
+
+
+PLAIN = 1000  # the largest part of which a mean may be the share of a loss that is given otherwise
+COUNTS = (
+    "let loss= also give what each example counts in the loop's mean: 'return losses, weight[labels]' for "
+    "cross_entropy(weight=weight), the number of its targets for a mean over them, torch.ones(len(losses)) if each "
+    "counts once; or let the others keep their shares, by mean='fixed'"
+)
+
+
+def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
+    """The share with the scale that was taken back, if any was; of a call of which nothing was left, none."""
+    scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
+    return replace(share, factor=share.factor * float(scale))
+
+
+@dataclass
+class MeanTaken:
+    """What κ makes of what a call counts, by what may have been counted, as far as all calls agreed."""
+
+    first: tuple[int, CallShare] | None = None
+    means: dict[str, float] = field(default_factory=dict)
+
+    def hold(self, step: int, shares: Sequence[CallShare]) -> None:
+        """Refuse shares that are not those of a mean over each call; one example shares with nobody."""
+        for share in shares:
+            if share.factor and share.examples > 1:
+                self.first = self.first or (step, share)
+                agreed = self.agreed(step, share)
+                for other in (self.first[1], *shares):
+                    refuse_sum(step, share, other)
+                self.compare(step, share, agreed)
+
+    def agreed(self, step: int, share: CallShare) -> dict[str, float]:
+        """Those of the means that the shares of a call agree with."""
+        assert self.first is not None
+        means, room = means_of(share), share.room + self.first[1].room
+        agreed = {name: mean for name, mean in means.items() if same_scale(mean, self.means.get(name, mean), room)}
+        if share.counts is not None and "examples" in agreed and "counts" not in agreed:
+            raise Mistake(
+                f"step {step}: shares are those of a mean in which each example counts once, as at step "
+                f"{self.first[0]}, and not what loss= says that it counts; let it give torch.ones(len(losses)) (of a "
+                "sum, let the others keep their shares, by mean='fixed')"
+            )
+        return agreed
+
+    def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
+        """Refuse shares of a call that are of no mean over it, unless it is said what its examples count."""
+        assert self.first is not None
+        if share.counts is None and share.targets is not None and isnan(share.targets):
+            raise Mistake(f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}")
+        known = {name: mean for name, mean in agreed.items() if not self.means or name in self.means}
+        if share.counts is None and not known:
+            raise Mistake(
+                f"step {step}: shares of examples are not those of a mean over the examples of a call, as they would "
+                f"be by step {self.first[0]}; {COUNTS}"
+            )
+        if share.counts is None and not any(is_plain(mean, 2 * share.room) for mean in known.values()):
+            raise Mistake(
+                f"step {step}: the shares of {share.examples} examples of a call add up to "
+                f"{share.factor * share.examples:.4g}, which is no mean over them, or one of a loss with a factor that "
+                f"loss= leaves out; {COUNTS}"
+            )
+        self.means = known if share.counts is None else self.means or agreed
+
+
+def means_of(share: CallShare) -> dict[str, float]:
+    """κ times what a call counts."""
+    found = {"examples": share.factor * share.examples}
+    if share.counts is not None:
+        return found | {"counts": share.factor * float(share.counts.sum())}
+    found["numbers"] = share.factor * share.numbers
+    return found if share.targets is None else found | {"targets": share.factor * share.targets}
+
+
+def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
+    """Refuse calls that count differently, and whose examples have the same share; and one whose share is its loss."""
+    sizes = [float(share.examples if share.counts is None else share.counts.sum()) for share in (one, other)]
+    room = one.room + other.room
+    alike = isclose(one.factor, other.factor, rel_tol=room) and not isclose(*sizes, rel_tol=room)
+    whole = one.counts is None and isclose(one.factor, 1.0, rel_tol=room)
+    if alike or whole:
+        raise Mistake(
+            f"step {step}: an example has the share {one.factor:.4g} of the loss however many there are in its call: "
+            "the loss is a sum, or a mean over all calls of a step, where effects know a mean over each call; let the "
+            f"others keep their shares, by mean='fixed'{'; or ' + COUNTS if whole else ''}"
+        )
+
+
+def same_scale(one: float, other: float, room: float) -> bool:
+    """Whether two means are the same, but for a power of two.
+
+    >>> same_scale(1.0, 4.0, 1e-9), same_scale(1.0, 3.0, 1e-9)
+    (True, False)
+    """
+    return other * one > 0 and is_power_of_two(one / other, 2 * room)
+
+
+def is_plain(mean: float, room: float) -> bool:
+    """Whether a mean was multiplied or divided by a whole number, and by a power of two, such as a count of calls, of
+    outputs, or a scale.
+
+    >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
+    (True, True, False)
+    """
+    parts = range(1, int(min(PLAIN, max(1.0, 0.01 / room))) + 1, 2)
+    return any(
+        is_power_of_two(abs(mean) * each, 2 * room) or is_power_of_two(abs(mean) / each, 2 * room) for each in parts
+    )
 
 
 # --- A followed loop as a training that can be differentiated.
@@ -145,6 +263,7 @@ class FollowedTraining(AbstractTrajectory):
     back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
     next: int = -1  # step on the way back
     norm: float | None = None  # to which gradients were clipped, as far as was seen
+    taken: MeanTaken = field(default_factory=MeanTaken)
 
     @property
     def length(self) -> int:
@@ -163,26 +282,31 @@ class FollowedTraining(AbstractTrajectory):
         return self.flat.vector(self.steps.end)
 
     @cached_property
-    def memory(self) -> Remembered | None:
-        """What Adam remembered."""
-        return remembered(self.steps, self.flat)
+    def memory(self) -> AdamStates | None:
+        """The states of Adam."""
+        return adam_states(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
         if index != self.next:
             self.back = self.steps.backwards(index + 1)
         followed, _ = next(self.back)
         self.next = index - 1
+        both = [self.batch(followed, call) for call in followed.calls]
         step = TrainedStep(
             index=index,
             weights=self.flat.vector(followed.start),
-            batches=tuple(self.batch(followed, call) for call in followed.calls),
+            batches=tuple(batch for batch, _ in both),
             updates=tuple(self.update(followed, name) for name in followed.heard),
             heard=self.heard(followed),
         )
-        return self.clipped(followed, step)
+        found = self.clipped(followed, step)
+        if self.weighing.mean == "renormalised":
+            each = zip(found.batches, step.batches, (share for _, share in both), strict=True)
+            self.taken.hold(index, [consumed_share(share, after, before) for after, before, share in each])
+        return found
 
-    def batch(self, step: FollowedStep, call: ModelCall) -> TakenBatch:
-        """The examples of a call."""
+    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
+        """The examples of a call, and what share they have in it."""
         if call.at != step.index:
             raise Mistake(
                 f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
@@ -194,15 +318,18 @@ class FollowedTraining(AbstractTrajectory):
                 "without autocast, or ask only what examples added"
             )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
-        factors = self.weighing.factors(call.names).to(self.end)
-        share = losses.share(step.start, factors) / self.steps.processes
+        share = losses.share(step.start, self.weighing)
+        counts, each = share.counts, share.factor / self.steps.processes
+        factors = self.weighing.factors(call.names, counts).to(self.end)
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
-        return TakenBatch(
+        batch = TakenBatch(
             examples=places,
-            shares=share * factors,
+            shares=each * factors,
             losses=partial(self.losses, losses),
-            per_weight=torch.full_like(factors, share * self.weighing.shared(call.names)),
+            per_weight=torch.full_like(factors, each * self.weighing.shared(call.names, counts)),
+            counts=1.0 if counts is None else counts.to(self.end),
         )
+        return batch, share
 
     def losses(self, of: CallLoss, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
         """The losses of a call at a vector of weights."""
@@ -210,17 +337,10 @@ class FollowedTraining(AbstractTrajectory):
 
     def update(self, step: FollowedStep, name: str) -> Update:
         """How a parameter took the gradient in."""
-        linear = step.of(name)
-        return Update(
-            place=self.flat.places[name],
-            scale=linear.scale.reshape(-1) if isinstance(linear.scale, Tensor) else linear.scale,
-            carry=linear.carry,
-            intake=linear.intake,
-            ahead=linear.ahead,
-            coupled=linear.coupled,
-            lost=linear.lost,
-            denominator=None if self.memory is None else self.memory.denominator(step, name),
-        )
+        linear, denominator = step.of(name), None if self.memory is None else self.memory.denominator(step, name)
+        if isinstance(linear.scale, Tensor):
+            linear = replace(linear, scale=linear.scale.reshape(-1))
+        return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
 
     def heard(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """1 for weights whose gradients were consumed, 0 for others."""
@@ -250,7 +370,7 @@ class FollowedTraining(AbstractTrajectory):
     ) -> tuple[float, float]:
         """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
         rounding may take either."""
-        (factor, missed), rounding = factor_between(found, consumed), self.rounding
+        (factor, missed), rounding = factor_between(found, consumed), ROUNDS * torch.finfo(self.end.dtype).eps
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
             rounding += SPREAD * cancelled(multiplied)
         if not missed <= rounding:
@@ -273,11 +393,6 @@ class FollowedTraining(AbstractTrajectory):
             )
         self.norm = norm if self.norm is None else self.norm
         return norm
-
-    @property
-    def rounding(self) -> float:
-        """How far rounding may take a gradient."""
-        return ROUNDS * torch.finfo(self.end.dtype).eps
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:

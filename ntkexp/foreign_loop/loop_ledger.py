@@ -21,10 +21,9 @@ from ntkexp.effects.plan import IN_CACHE
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of
-from ntkexp.foreign_loop.follow import loaded, names_in
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.store.files import TraceFolder
+from ntkexp.foreign_loop.trace import Trace, example_names_in, load_trace
 from ntkexp.kernel.record.tape import part
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.progress import AbstractProgress
@@ -61,10 +60,10 @@ def trained_twice(
     files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
 ) -> tuple[TrainingPair, Trace]:
     """The training that was followed, and the one without the examples, of which the module comes."""
-    names = names_in(files)
+    names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    first = loaded(files, deepcopy(second.module))
+    first = load_trace(files, deepcopy(second.module))
     first.refuse_outside()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples

@@ -1,30 +1,212 @@
-"""What changed the model and was no step that was followed: an average of weights that is loaded, a clamp.
+"""What changes the model and is no step that is followed: an average of weights that is loaded, a clamp.
+
+Between steps such a change is refused, as later steps begin at it:
+
+    weights that the optimizers move    are held against a copy of what the last step left: `LatestWeights`
+    frozen parameters and buffers       are held against a copy of the model as it was: `FrozenTensors`
+
+After the last step it is a part of its own, which is no example's:
 
     f_T − f_0 = Σ contributions + decay + casts + outside      outside = f(as the loop left it) − f(after the last step)
-
-Between steps such a change is refused, as later steps begin at it; after the last it is a part of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from ntkexp.foreign_loop.called_module import CalledModule
 from ntkexp.foreign_loop.calls import Autocast
-from ntkexp.foreign_loop.moved import named_tensors
+from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.record.taping import columns
+from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+# --- What no followed optimizer moves stays as it was: frozen parameters, and buffers.
+#
+# The queries are evaluated in a copy of the model, in which these are as they were when following began. A readout's
+# bias that somebody else moves changes no gradient, so that no other proof would show it.
+
+
+@dataclass
+class FrozenTensors:
+    """`copy` is the model as it was; `checked` are tensors that are as they were after so many writes to them. A buffer
+    may be assigned anew instead of written to.
+    """
+
+    model: nn.Module
+    copy: nn.Module
+    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.checked.update((name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items())
+
+    def refuse_writes(self, step: int, moved: Container[str]) -> None:
+        """Refuse what was written to and is not what it was, beside what is moved; that has to be where it was.
+
+        >>> net = nn.Linear(2, 1)
+        >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
+        >>> frozen.refuse_writes(0, set())
+        >>> nn.init.zeros_(net.bias) is net.bias
+        True
+        >>> frozen.refuse_writes(0, {"bias"})
+        >>> frozen.refuse_writes(0, set())
+        Traceback (most recent call last):
+        ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
+        """
+        now = named_tensors(self.model)
+        for name, (tensor, _) in self.checked.items():
+            if name not in now or (name in moved and now[name] is not tensor):
+                raise Mistake(
+                    f"step {step}: '{name}' is no longer the tensor that it was when following began; write new values "
+                    "into it, or follow from there on"
+                )
+        for name, tensor in now.items():
+            known, writes = self.checked.get(name, (None, 0))
+            if name in moved or (known is tensor and writes == tensor._version):
+                continue
+            if known is None or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
+                raise Mistake(
+                    f"step {step}: '{name}', which no followed optimizer moves, was changed; follow what moves it too"
+                )
+            self.checked[name] = tensor, tensor._version
+
+    def differences(self, weights: Weights) -> Iterator[str]:
+        """What is otherwise than in a trace that ends at these weights: tensors, and numbers that modules hold.
+
+        >>> net = nn.Dropout(0.5)
+        >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
+        >>> list(frozen.differences({}))
+        ['p']
+
+        Also where a number of the class is another of this module's:
+
+        >>> class Warm(nn.Module):
+        ...     heat = 1.0
+        >>> net = Warm()
+        >>> frozen, net.heat = FrozenTensors(net, Warm()), 2.0
+        >>> list(frozen.differences({}))
+        ['heat']
+        """
+        now = named_tensors(self.model)
+        for name, was in {**named_tensors(self.copy), **weights}.items():
+            if name not in now or not same_values(now[name], was):
+                yield name
+        modules = dict(self.model.named_modules())
+        for name, module in self.copy.named_modules():
+            held = settings(modules.get(name, module))
+            before = settings(module) | {key: getattr(module, key) for key in held if hasattr(type(module), key)}
+            yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if held.get(key) != value)
+
+
+def same_values(now: Tensor, was: Tensor) -> bool:
+    """Whether a tensor holds what it held, wherever it lies by now.
+
+    >>> same_values(torch.ones(1).half(), torch.ones(1)), same_values(torch.ones(2), torch.ones(1))
+    (True, False)
+    """
+    return now.shape == was.shape and torch.equal(now.detach().to(was), was)
+
+
+def settings(module: nn.Module) -> dict[str, object]:
+    """The numbers and words that a module holds, but its mode.
+
+    >>> settings(nn.Dropout(0.5))
+    {'p': 0.5, 'inplace': False}
+    """
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_")
+    }
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+# --- Whether anything else than the optimizers moved the weights.
+#
+# PyTorch counts the writes to a tensor, and the count is read at every call. It does not know of writes to
+# `weight.data`, so before every step the weights themselves are held against this copy, to the bit.
+
+
+LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t
+
+
+@dataclass
+class LatestWeights:
+    """`weights` are those that the optimizers left, `writes` counts the writes to them until then. `spare` is memory
+    that nobody reads any more: to fill fresh memory takes several times as long."""
+
+    weights: Weights = field(default_factory=dict)
+    writes: dict[str, int] = field(default_factory=dict)
+    spare: Weights = field(default_factory=dict)
+
+    def copy_in(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy some weights as they are now."""
+        copies, now = list[Tensor](), list[Tensor]()
+        for name, weight in weights.items():
+            spare, value = self.spare.pop(name, None), weight.detach()
+            self.weights[name] = spare if spare is not None and alike(spare, value) else torch.empty_like(value)
+            self.writes[name] = weight._version
+            copies.append(self.weights[name])
+            now.append(value)
+        torch._foreach_copy_(copies, now)  # with one call for all
+
+    def release(self, before: Weights) -> None:
+        """Nobody reads copies from before the latest any more."""
+        self.spare |= {name: weight for name, weight in before.items() if weight is not self.weights[name]}
+
+    def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False) -> None:
+        """Refuse weights that were written to, and are not what they were; or those that are not, by whatever way."""
+        for name, weight in members:
+            if name not in self.weights:
+                raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
+            if weight._version == self.writes[name] and not closely:
+                continue
+            if not same_bits(weight.detach(), self.weights[name]):
+                raise Mistake(
+                    f"step {step}: '{name}' was changed by something else than the optimizer since the last step (a "
+                    "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"
+                )
+            self.writes[name] = weight._version
+
+
+def alike(one: Tensor, other: Tensor) -> bool:
+    """Whether one tensor holds what another can."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them.
+
+    >>> same_bits(torch.zeros(2), -torch.zeros(2)), same_bits(torch.ones(3), torch.ones(3))
+    (False, True)
+    """
+    if not alike(one, other):
+        return False
+    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+        return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
+    ours, theirs = one.reshape(-1), other.reshape(-1)
+    kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
+    return torch.equal(ours.view(kind), theirs.view(kind))
+
+
+# --- What changed after the last step.
 
 
 @dataclass(frozen=True)
@@ -34,7 +216,7 @@ class Outside:
     names: tuple[str, ...] = ()
     tensors: Weights = field(default_factory=dict)
 
-    def moves(
+    def change(
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
     ) -> Float[Tensor, "probe out"]:
         """What these tensors change in the outputs at some queries."""
@@ -56,7 +238,7 @@ class Outside:
         return f"'{self.names[0]}'" + (f", and {len(self.names) - 1} more," if self.names[1:] else "")
 
 
-def done_outside(found: xr.Dataset) -> str:
+def outside_sentence(found: xr.Dataset) -> str:
     """The sentence on what no followed step did; none, if there was nothing."""
     if OUTSIDE not in found.attrs:
         return ""

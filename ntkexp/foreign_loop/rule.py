@@ -18,33 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- A step of an optimizer as a linear map, for one parameter. What it scales by is taken as given along the run:
-#
-#     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
-#
-# g is the gradient that was consumed, m what is remembered of past ones; S may be a number for each element.
-
-
-@dataclass(frozen=True)
-class LinearStep:
-    """The coefficients of a step: of what is remembered, of this gradient, and of the weights."""
-
-    scale: Tensor | float  # S
-    ahead: float = 0.0  # N
-    carry: float = 0.0  # β
-    intake: float = 1.0  # α
-    coupled: float = 0.0  # λ
-    lost: float = 0.0  # d
-
-    def pulled(self, gradient: Tensor, weight: Tensor) -> Tensor:
-        """g + λθ."""
-        return gradient + self.coupled * weight if self.coupled else gradient
-
-
-IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
-"""A parameter that got no gradient stays where it is, and so does what is remembered of it."""
+# --- The linear step, in the letters of `optimizer.base`, that an optimizer of PyTorch took with a parameter: g is the
+# gradient that was consumed, m what it remembers of past ones.
 
 
 class AbstractRule(ABC):
@@ -307,8 +285,9 @@ class RuleProof:
         pulled = pulled + step.coupled * before if step.coupled else pulled
         memory = step.intake * pulled + (0.0 if known is None else step.carry * known)
         made = step.carry * self.made.get(name, 0.0) + step.intake * size(pulled)
-        left = (1 - step.lost) * before - step.ahead * pulled - after
-        whole = size(before) + size(after) + step.ahead * size(pulled)
+        ahead = float(step.ahead)
+        left = (1 - float(step.lost)) * before - ahead * pulled - after
+        whole = size(before) + size(after) + ahead * size(pulled)
         if below is not None and kept is not None:
             memory = same(where, self.read(kept), memory, rounds * made)
             pushed = self.read(torch.div(kept, below, out=below))

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import IDLE, LinearStep, Signed
+from ntkexp.foreign_loop.rule import Signed
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
 
@@ -53,44 +54,6 @@ class FollowedStep:
         """How a parameter moved."""
         return self.linear.get(name, IDLE)
 
-    @property
-    def scale(self) -> Weights:
-        """S, a number for every weight."""
-        return {name: self.spread(weight, self.of(name).scale) for name, weight in self.start.items()}
-
-    @property
-    def carry(self) -> Mapping[str, float]:
-        """β of every parameter."""
-        return {name: self.of(name).carry for name in self.start}
-
-    @property
-    def intake(self) -> Mapping[str, float]:
-        """α of every parameter."""
-        return {name: self.of(name).intake for name in self.start}
-
-    @property
-    def ahead(self) -> Mapping[str, float]:
-        """N of every parameter."""
-        return {name: self.of(name).ahead for name in self.start}
-
-    @property
-    def coupled(self) -> Weights | None:
-        """λθ, if any."""
-        return self.share({name: self.of(name).coupled for name in self.start})
-
-    @property
-    def lost(self) -> Weights | None:
-        """dθ, if any."""
-        return self.share({name: self.of(name).lost for name in self.start})
-
-    def share(self, factors: Mapping[str, float]) -> Weights | None:
-        """Each weight times its factor, unless all of these are zero."""
-        return {name: factors[name] * weight for name, weight in self.start.items()} if any(factors.values()) else None
-
-    def spread(self, weight: Tensor, scale: Tensor | float) -> Tensor:
-        """A scale in the shape of its weight."""
-        return scale if isinstance(scale, Tensor) else torch.full_like(weight, scale)
-
 
 # --- The steps of a loop that was followed, wherever they are held.
 
@@ -129,6 +92,11 @@ class AbstractSteps(ABC):
         return 1
 
     @property
+    def same_kernels(self) -> bool:
+        """Whether they were taken by the kernels that we have, for all that is known."""
+        return False
+
+    @property
     def autocast(self) -> Autocast | None:
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
@@ -146,7 +114,7 @@ class AbstractSteps(ABC):
 # --- Who keeps the steps that are seen: in memory, or on disk; or nothing but their ends.
 
 
-class AbstractKeeper(ABC):
+class AbstractStore(ABC):
     """Takes in steps as they happen; `optimizers` are those that take them."""
 
     @property
@@ -164,7 +132,7 @@ class AbstractKeeper(ABC):
         """Watching begins, at these weights, which may be written to later; parameters go by their names."""
 
     @abstractmethod
-    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to
         later, its signatures not."""
 
@@ -173,7 +141,7 @@ class AbstractKeeper(ABC):
         """Watching ends, if it has begun, with the loop, after whose last step this changed, or in the midst of it."""
 
     @abstractmethod
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         """The steps that are kept, of a module of the kind that is watched."""
 
 
@@ -223,7 +191,7 @@ class ForgottenSteps(AbstractSteps):
 
 
 @dataclass
-class KeeperOfEnds(AbstractKeeper):
+class EndpointStore(AbstractStore):
     """Forgets each step once it was proved."""
 
     kept: ForgottenSteps = field(default_factory=ForgottenSteps)
@@ -241,7 +209,7 @@ class KeeperOfEnds(AbstractKeeper):
         self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
-    def take(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         index, self.moved = placed(step, self.moved, self.count)
         if index == self.count:
             self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
@@ -250,5 +218,5 @@ class KeeperOfEnds(AbstractKeeper):
     def end(self, outside: Outside, *, whole: bool) -> None:
         """Nothing is left to do."""
 
-    def steps_of(self, module: nn.Module) -> AbstractSteps:
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         return self.kept

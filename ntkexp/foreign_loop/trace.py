@@ -1,10 +1,16 @@
-"""A trace: the steps of a loop that was followed, their sums, and all that can be asked of it."""
+"""A trace: the steps of a loop that was followed, and what each example added to the outputs at the queries.
+
+    f_T − f_0 = Σ contributions + decay + casts + outside
+
+On the way back over the steps (`attribution.Backwards`) each is replayed and proved; what it added is summed here.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -13,26 +19,29 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.asked import NEVER_CALLED
+from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, StepFound
-from ntkexp.foreign_loop.called_module import CalledModule, CallReaders, away, cost_of_rounding
-from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import loop_effects
-from ntkexp.foreign_loop.kept.save import CASTS, PROOFS, Decode, Gallery, save
-from ntkexp.foreign_loop.kept.trace_folder import TraceFolder
-from ntkexp.foreign_loop.outside import done_outside
-from ntkexp.foreign_loop.signed_outputs import OutputsAtEnds, Replayed
+from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, Replayed
+from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.replayed_module import CalledModule, CallReaders, away, rounding_sentence
+from ntkexp.foreign_loop.run_folder import CASTS, PROOFS, Decode, Gallery, write_run
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.store.disk import LoopOnDisk
+from ntkexp.foreign_loop.store.files import START, TraceFolder
+from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
 from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import OUTSIDE
-from ntkexp.records.folder import RunFolder
+from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
@@ -41,21 +50,18 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-# --- What steps of a loop did, added up on the way back over them, and what was proved of each.
-
-
 LOG = logging.getLogger("ntkexp.follow")
 
 MASSES = 2**27
-"""What acted when is told if it takes no more numbers than these, a gigabyte."""
+"""When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
 
-Named: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
+NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 """Arrays with the names of their axes."""
 
 
 @dataclass
 class LoopSums:
-    """So far, of the steps that were gone back over."""
+    """What the steps added that were gone back over so far, and what was proved of each."""
 
     parts: Float[Tensor, "probe out example"]
     decay: Float[Tensor, "probe out"]
@@ -64,8 +70,8 @@ class LoopSums:
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
 
-    def take(self, step: FollowedStep, rows: Int[Tensor, " row"], found: StepFound) -> None:
-        """Take in a step, each of whose rows is of the example that is named for it."""
+    def add(self, step: FollowedStep, rows: Int[Tensor, " row"], found: StepFound) -> None:
+        """Add a step, with the index of the example of each of its rows."""
         self.parts.index_add_(2, rows, found.parts)
         if self.halves is not None:
             self.halves.add_rows(step.index, rows, found.parts)
@@ -75,10 +81,10 @@ class LoopSums:
         proved = (found.factor, found.gradient_error, step.rule_error, found.closure, found.casts_error)
         self.proofs[:, step.index] = torch.tensor(proved, dtype=torch.float64)
 
-    def arrays(self, *, cast: bool) -> Named:
-        """All of it; what casts did, if there were any."""
+    def arrays(self, *, cast: bool) -> NamedArrays:
+        """All of it; what casts did only where there were some."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
-        found: Named = {
+        found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
             "decay": (("probe", "out"), self.decay),
             "casts": (("probe", "out"), self.casts),
@@ -91,7 +97,7 @@ class LoopSums:
 
 
 def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:
-    """No step taken in yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
+    """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
     parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
     needed = parts_gb + outputs.numel() * steps * size / 1e9
@@ -100,9 +106,9 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
             f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries takes "
             f"{needed:.2g} GB; ask at fewer queries, or attribute(memory_gb={1.1 * needed:.2g})"
         )
-    tells_when = STRETCHES * outputs.numel() * examples <= MASSES
-    if tells_when and needed + halves_gb > memory_gb:
-        tells_when = False
+    with_halves = STRETCHES * outputs.numel() * examples <= MASSES
+    if with_halves and needed + halves_gb > memory_gb:
+        with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
     return LoopSums(
@@ -111,11 +117,8 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
         casts=torch.zeros_like(outputs),
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, parts) if tells_when else None,
+        halves=halves_at_zero(steps, parts) if with_halves else None,
     )
-
-
-# --- A trace: the steps of a loop that was followed, and what can be said of them.
 
 
 @dataclass(repr=False)
@@ -135,13 +138,15 @@ class Trace:
     def __repr__(self) -> str:
         """What it is of, in a line."""
         self.refresh()
-        seen, asked = len(set(self.steps.names())), examples(self.queries)
+        seen, queries = len(set(self.steps.names())), examples(self.queries)
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
         of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
-        return f"Trace of {of}, {counted(seen, 'example')}, {'1 query' if asked == 1 else f'{asked} queries'}, {where}"
+        return (
+            f"Trace of {of}, {counted(seen, 'example')}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
+        )
 
     def refresh(self) -> None:
-        """Look again at what is kept: the loop may have gone on."""
+        """Read again what is stored: the loop may have gone on."""
         self.steps.refresh()
         for name in ("called", "examples"):
             vars(self).pop(name, None)
@@ -149,17 +154,17 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        return CalledModule(self.module, self.output, self.steps.autocast)
+        return CalledModule(self.module, self.output, self.steps.autocast, self.steps.same_kernels)
 
     @property
     def function(self) -> Function:
-        """The one that is asked at the queries."""
+        """The one that is evaluated at the queries."""
         return self.called.function
 
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside
-        return left.moves(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+        return left.change(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
 
     def refuse_outside(self) -> None:
         """Refuse effects on a model whose last change nobody followed."""
@@ -230,36 +235,41 @@ class Trace:
             self.refuse_empty()
             self.refuse_outside()
         gallery = Gallery()
-        found = self.found(gallery, in_place(quiet))
+        found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
-        for said in (cost_of_rounding(found), done_outside(found)):
-            if self.folder is None and said:
-                LOG.warning("ntkexp: %s", said)
+        for sentence in (rounding_sentence(found), outside_sentence(found)):
+            if self.folder is None and sentence:
+                LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
-            save(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
+            write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found
 
-    def asked(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> Replayed:
-        """The queries as the model itself was asked, at weights at which this is what they give; by a model that enters
-        autocast itself, under that."""
+    def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
+        """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
+        by attention without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
         casts = self.called.casts
         if casts is None:
-            return Replayed(self.function, weights, self.queries, outputs)
-        function = function_of(self.module, self.output) if casts.whole else self.called.under_casts
-        with torch.no_grad():
-            outputs = columns(function, weights, self.queries)
-        return Replayed(function, weights, self.queries, outputs, casts.eps)
+            return (Replayed(self.function, weights, self.queries, outputs),)
+        room, found = self.called.room(Circumstances(autocast=casts)), list[Replayed]()
+        for function in (function_of(self.module, self.output), self.called.under_casts):
+            with torch.no_grad(), plain_kernels():
+                given = columns(function, weights, self.queries).to(outputs)  # whose eps they are held to
+            # casts step: what noise does is found without them
+            found.append(Replayed(self.function, weights, self.queries, given, room))
+        return tuple(found)
 
-    def found(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
-        """The same, without a run and effects; examples are put where they can be looked at."""
+    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+        """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
         self.refuse_empty()
         steps, end = self.steps, self.steps.end
+
+        # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
@@ -268,14 +278,17 @@ class Trace:
         for step, later in steps.backwards():
             found = back.take(step, later, steps)
             for call in step.calls:
-                gallery.take(call.names, call.inputs)
+                gallery.add(call.names, call.inputs)
             places = [self.examples[name] for call in step.calls for name in call.names]
-            sums.take(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
+            sums.add(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
             announced.step()
         announced.stop()
         back.multiplied.refuse_unexplained()
+
+        # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        self.ends.hold(self.asked(steps.start(0), start), self.asked(end, last.outputs), len(steps))
+        self.ends.hold(self.replayed(steps.start(0), start), self.replayed(end, last.outputs), len(steps))
+
         arrays = sums.arrays(cast=casts is not None)
         moved_outside = self.outside()
         change = last.outputs - start
@@ -306,3 +319,48 @@ def refuse_unknown(effects: object, mean: object) -> None:
         raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
     if effects not in (kinds := (False, True, "one_step", "derivative")):
         raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")
+
+
+# --- A trace that lies in a folder: its steps, for a module of the kind that was followed.
+
+
+def find_trace(folder: Path) -> TraceFolder:
+    """The trace in a folder, if it holds one."""
+    files = TraceFolder(RunFolder(folder.expanduser()))
+    path = files.folder.path
+    if not (path / CONFIG).is_file() or "follow" not in read_object(path / CONFIG):
+        raise Mistake(f"{path} holds no trace; ntkexp.follow(…, to=…) writes one")
+    return files
+
+
+def load_trace(files: TraceFolder, module: nn.Module) -> Trace:
+    """The trace, with a module that is given all that the followed one held, if it is of that kind."""
+    start = files.read(files.path / START)
+    weights: Weights = files.read(files.weights_at(0))["weights"]
+    state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
+    known = state.keys() | module.state_dict().keys()
+    wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
+    wrong = wrong or [name for name in given.keys() & state.keys() if state[name].shape != given[name].shape]
+    if wrong:
+        raise Mistake(
+            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "
+            "otherwise"
+        )
+    with torch.no_grad():
+        for name in given.keys() & state.keys():
+            state[name].data = given[name].clone().to(state[name].device)
+    module.eval()
+    kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
+    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds), outputs_at_ends(files.folder)
+    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends)
+
+
+def example_names_in(files: TraceFolder) -> list[str]:
+    """The examples of a trace, in order of their first use; no module is needed."""
+    return list(dict.fromkeys(ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ()).names()))
+
+
+def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
+    """What the model itself gave at the queries, as far as it is in a folder; nothing, in traces of before."""
+    files = TraceFolder(folder)
+    return OutputsAtEnds(**files.read(files.outputs_at_ends)) if files.outputs_at_ends.is_file() else OutputsAtEnds()

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored, Rows
-from ntkexp.kernel.features.use_by_use import Copies, Part, places_in
+from ntkexp.kernel.features.assemble import positions_in
+from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
@@ -138,9 +138,9 @@ class Sketch:
     shapes: Mapping[str, torch.Size]
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
-    def of(self, parts: Iterable[Part]) -> Float[Tensor, "example out size"]:
-        """J S, of a Jacobian that is the sum of these parts."""
-        first, *rest = map(self.of_part, parts)
+    def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
+        """J S, of a Jacobian that is the sum of these blocks."""
+        first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
     def of_weights(self, weights: Weights) -> Float[Tensor, " size"]:
@@ -148,40 +148,40 @@ class Sketch:
         rows = (Rows(weights[name].reshape(1, 1, -1), name) for name in self.shapes)
         return self.of(rows)[0, 0]
 
-    def of_part(self, part: Part) -> Float[Tensor, "example out size"]:
+    def of_block(self, block: Block) -> Float[Tensor, "example out size"]:
         """The sketch of what one use, or some, gave."""
-        match part:
+        match block:
             case Factored():
-                return self.of_factors(part)
+                return self.of_factors(block)
             case Copies():
-                return self.of_copies(part)
+                return self.of_copies(block)
             case Rows():
-                places = torch.arange(part.size, device=part.rows.device)
-                return scattered(part.rows, self.table(part.name, part.rows).at(places), self.size)
+                places = torch.arange(block.size, device=block.rows.device)
+                return scattered(block.rows, self.table(block.name, block.rows).at(places), self.size)
 
-    def of_copies(self, part: Copies) -> Float[Tensor, "example out size"]:
+    def of_copies(self, block: Copies) -> Float[Tensor, "example out size"]:
         """The sketch of elements, each by its place."""
-        where = self.table(part.name, part.gradients).at(part.places)
-        nothing = part.gradients.new_zeros(*part.gradients.shape[:2], self.size)
-        buckets = where.bucket[:, None].expand_as(part.gradients)
-        return nothing.scatter_add(2, buckets, part.gradients * where.sign[:, None])
+        where = self.table(block.name, block.values).at(block.places)
+        nothing = block.values.new_zeros(*block.gradients, self.size)
+        buckets = where.bucket[:, None].expand_as(block.values)
+        return nothing.scatter_add(2, buckets, block.values * where.sign[:, None])
 
-    def of_factors(self, part: Factored) -> Float[Tensor, "example out size"]:
+    def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
         """The sketch of outer products, of a weight and of its bias."""
-        factor, found = part.inputs, []
-        if part.bias is not None:
-            found.append(self.of_view(part.of_bias(), part.bias))
-        if part.weight is not None:
-            factors = self.table(part.weight.name, factor).factors(part.weight)
-            if factors is None or multiplied_out_is_cheaper(factor, part.outputs, self.size):
-                found.append(self.of_view(part.of_weight().flatten(2), part.weight))
+        factor, found = block.inputs, []
+        if block.bias is not None:
+            found.append(self.of_view(block.of_bias(), block.bias))
+        if block.weight is not None:
+            factors = self.table(block.weight.name, factor).factors(block.weight)
+            if factors is None or multiplied_out_is_cheaper(factor, block.outputs, self.size):
+                found.append(self.of_view(block.of_weight().flatten(2), block.weight))
             else:
-                found.append(convolved(factor, part.outputs, factors, self.size))
+                found.append(convolved(factor, block.outputs, factors, self.size))
         return sum(found[1:], start=found[0])
 
     def of_view(self, gradients: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out size_"]:
         """The sketch of the gradients of all elements that a view of a parameter shows, in their order."""
-        places = places_in(view, torch.arange(gradients.shape[2], device=gradients.device))
+        places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
     def table(self, name: str, like: Tensor) -> SketchTable:

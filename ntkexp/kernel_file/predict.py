@@ -25,7 +25,6 @@ from ntkexp.closed_form.modes import (
     DescentGain,
     FlowGain,
     Learned,
-    Modes,
     conjugate_gradients,
     factorise,
     folds,
@@ -36,8 +35,9 @@ from ntkexp.closed_form.modes import (
 )
 from ntkexp.closed_form.posterior import Ensemble, Kernels, Posterior, calibration_error, log_loss, probabilities
 from ntkexp.component import Component
-from ntkexp.config.choices import Choices, read
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
+from ntkexp.config.plain_yaml import read
 from ntkexp.machine.ladder import label
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
@@ -260,18 +260,17 @@ def by_modes(
     modes = modes_of(matrix)
     outputs = entries.matrix.layout.outputs
     parts = folds(entries.train, question.folds or entries.train, outputs)
-    ridge = best_ridge(modes, ridges(matrix), targets, parts) if question.ridge is None else question.ridge
+    if question.ridge is None:  # the one with the smallest squared error on what was left out
+        tried = ridges(matrix)
+        ridge = min(tried, key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()))
+    else:
+        ridge = question.ridge
     wanted = question.ridge is None or question.folds is not None
     left_out = held_out(modes, ridge, targets, parts) if wanted else None
     for k, (when, gain) in enumerate(ways.items()):
         learned, twice = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
         said = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
         yield SolvedKernel(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
-
-
-def best_ridge(modes: Modes, tried: list[float], targets: Float[Tensor, "entry column"], parts: list[Tensor]) -> float:
-    """Find the ridge with the smallest squared error on what was left out."""
-    return min(tried, key=lambda ridge: float((held_out(modes, ridge, targets, parts) - targets).square().sum()))
 
 
 def by_products(

@@ -10,7 +10,7 @@ tensor([[ 6.,  7.],
 
 from __future__ import annotations
 
-from ntkexp.kernel.record.taping import full_precision
+from ntkexp.kernel.record.casts import full_precision
 from ntkexp.library.module import reader_of
 from ntkexp.library.secant import ascend, finite_step_kernel, secant_kernel
 from ntkexp.library.tangent import tangent_kernel

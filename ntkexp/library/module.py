@@ -15,16 +15,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_flatten
 
-from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.read.checks import Findings
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import Casts, remark, with_casts
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, tensors
-from ntkexp.kernel.record.taping import Casts, columns, is_out_of_memory, remark, with_casts
+from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake, first_line, nearest
 from ntkexp.model.functional import function_of, hooked
 from ntkexp.shapes import Inputs, Weights
 
 SHORTEST = 32  # bits of numbers
-FOUND: WeakKeyDictionary[nn.Module, dict[frozenset[str], Found]] = WeakKeyDictionary()
-"""What was found of each module that is still alive, by what it trains."""
+FINDINGS: WeakKeyDictionary[nn.Module, dict[frozenset[str], Findings]] = WeakKeyDictionary()
+"""What is known of each module that is still alive, by what it trains."""
 
 
 P = ParamSpec("P")
@@ -160,8 +163,8 @@ def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts =
     if not trained:
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
     refuse_short({name: own[name] for name in trained})
-    found = FOUND.setdefault(module, {}).setdefault(trained, Found())
-    return Reader(with_casts(function_of(module, output), casts), trained, found), own
+    findings = FINDINGS.setdefault(module, {}).setdefault(trained, Findings())
+    return Reader(with_casts(function_of(module, output), casts), trained, findings), own
 
 
 def refuse_short(weights: Weights) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from warnings import warn
 
@@ -10,20 +11,41 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.batches import batches
 from ntkexp.kernel.read.outputs import Outputs
-from ntkexp.kernel.read.threads import work
-from ntkexp.kernel.record.tape import examples, part
-from ntkexp.kernel.record.taping import Casts, columns, full_precision, refuse_dependence
+from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.record.casts import Casts, full_precision
+from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.tape import Tape, examples, part
+from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.library.tangent import KernelSide, kernel, refuse_pairs, side
+from ntkexp.library.tangent import AbstractSide, PointSide, kernel, refuse_pairs
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
 
 # --- The secant kernel of any module.
+
+
+@dataclass(frozen=True)
+class SegmentSide(AbstractSide):
+    """Examples between two sets of weights; how well the secant closes is kept, for each time that it is read."""
+
+    reader: Reader
+    tape: Tape
+    end: Tape
+    closures: list[Closure] = field(default_factory=list)
+
+    @property
+    def examples(self) -> int:  # type: ignore[override]  # of a field
+        return examples(self.tape.given)
+
+    def read(self, chosen: Sequence[int]) -> Jacobian:
+        reading = self.reader.secant(self.tape, self.end, chosen)
+        self.closures.extend(self.reader.closures(reading, self.tape, self.end, chosen))
+        return reading.jacobian
 
 
 @of_module
@@ -59,19 +81,11 @@ def secant_kernel(
     left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
-    closures: list[Closure] = []
-
-    def segment(chosen: Sequence[int]) -> Features:
-        reading = reader.secant(left, later, chosen)
-        closures.extend(reader.closures(reading, left, later, chosen))
-        return reading.features
-
-    probed = KernelSide(segment, examples(left.given), left.outputs.shape[1], work(left), lambda: left)
-    trained = side(right)
+    probed, trained = SegmentSide(reader, left, later), PointSide(right)
     refuse_unlike_outputs(probed.outputs, trained.outputs)
     refuse_pairs(probed, trained, outputs)
     found = kernel(probed, trained, outputs)
-    if (missed := explained(closures, left.eps)) is not None:
+    if (missed := explained(probed.closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return finite(found)
 

@@ -1,4 +1,4 @@
-"""The tangent kernel of any module: by points, in blocks of outputs, by strips of parameters, or from sketches.
+"""The tangent kernel of any module: by points, in blocks of outputs, by chunks of parameters, or from sketches.
 
 A kernel that this machine cannot hold is refused before anything of it is computed.
 
@@ -10,38 +10,27 @@ ntkexp.mistake.Mistake: the kernel of 1000000 × 1000000 examples with 1000 outp
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
 from typing import overload
 from warnings import warn
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Features, in_few_uses
 from ntkexp.kernel.features.gram import gram, trace
-from ntkexp.kernel.features.use_by_use import UseByUse, of_features
-from ntkexp.kernel.read.batches import (
-    FITS,
-    Batches,
-    InTurns,
-    SketchedKernel,
-    SketchedPoints,
-    batches,
-    fits,
-    kernel_by_strips,
-    remark,
-    sketched_kernel,
-)
+from ntkexp.kernel.features.jacobian import Jacobian, in_few_uses
+from ntkexp.kernel.read.batches import Batches, InTurns, batches, kernel_in_turns
+from ntkexp.kernel.read.cost import FITS, fits
 from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
 from ntkexp.kernel.read.program_cache import outline
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.read.threads import Work, threads_for, work
+from ntkexp.kernel.read.sketched import SketchedKernel, remark, sketched_kernel
+from ntkexp.kernel.read.threads import threads_for, work
+from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
-from ntkexp.kernel.record.taping import Casts, full_precision
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
@@ -60,99 +49,102 @@ def refuse_large(
         )
 
 
-# --- The kernel of features that are read for some outputs at a time.
+# --- The kernel of assembled Jacobians, which are read for some outputs at a time.
 
 
 MANY = 10**8  # numbers, of which it is asked how long they are
 
 
-@dataclass(frozen=True)
-class KernelSide:
-    """One side of a kernel: how the features of some outputs are read, and how much there is of it."""
+class AbstractSide(ABC):
+    """One side of a kernel."""
 
-    read: Callable[[Sequence[int]], Features]
     examples: int
-    outputs: int
-    work: Work
-    record: Callable[[], Tape]  # some of the examples
+    tape: Tape
+    """Of some of the examples."""
+
+    @abstractmethod
+    def read(self, chosen: Sequence[int]) -> Jacobian:
+        """The Jacobian of all examples at some outputs."""
+
+    @property
+    def outputs(self) -> int:
+        """How many each example has."""
+        return self.tape.outputs.shape[1]
 
 
-def side(batches: Batches) -> KernelSide:
-    """A point."""
-    tape = batches.tape
-    return KernelSide(
-        lambda chosen: tangent(batches, chosen), batches.examples, tape.outputs.shape[1], work(tape), lambda: tape
-    )
+@dataclass(frozen=True)
+class PointSide(AbstractSide):
+    """Examples at one set of weights."""
+
+    batches: Batches
+
+    @property
+    def examples(self) -> int:  # type: ignore[override]  # of a field
+        return self.batches.examples
+
+    @property
+    def tape(self) -> Tape:  # type: ignore[override]  # of a field
+        return self.batches.tape
+
+    def read(self, chosen: Sequence[int]) -> Jacobian:
+        try:
+            return self.batches.tangent(chosen)
+        except NoRule as error:
+            warn(error.remark, stacklevel=5)
+            return self.batches.one_by_one(chosen)
 
 
-def tangent(batches: Batches, chosen: Sequence[int]) -> Features:
-    """The features of a point; where no rules lead through the module, it is said why, and Jacobians are taken."""
-    try:
-        return batches.read(batches.reader.factored, chosen)
-    except NoRule as error:
-        warn(error.remark, stacklevel=6)
-        return batches.read(lambda tape, chosen, _: batches.reader.dense(tape, chosen), chosen)
-
-
-def kernel(left: KernelSide, right: KernelSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of features that are read for some outputs at a time."""
+def kernel(left: AbstractSide, right: AbstractSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+    """The kernel of all pairs of the outputs that are wanted, or its trace, a few outputs at a time."""
     chosen = wanted(outputs, left.outputs)
-    with threads_for(left.work.of_kernel((left.examples, right.examples), len(chosen))):
+    with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
-            return between(left, right, chosen, gram)
-        some = chunks(left.record(), max(left.examples, right.examples), left.outputs, left.read)
-        return reduce(torch.add, (between(left, right, chunk, trace) for chunk in some))
+            return gram(*both(left, right, chosen))
+        total: Tensor | None = None
+        for chunk in chunks(left.tape, max(left.examples, right.examples), left.outputs, left.read):
+            share = trace(*both(left, right, chunk))
+            total = share if total is None else total + share
+        assert total is not None
+        return total
 
 
-def refuse_pairs(left: KernelSide, right: KernelSide, outputs: Outputs) -> None:
+def both(left: AbstractSide, right: AbstractSide, chosen: Sequence[int]) -> tuple[Jacobian, Jacobian]:
+    """The Jacobians of both sides; those of the same side are read once."""
+    one = in_few_uses(left.read(chosen))
+    return one, one if left is right else in_few_uses(right.read(chosen))
+
+
+def refuse_pairs(left: AbstractSide, right: AbstractSide, outputs: Outputs) -> None:
     """Refuse blocks of so many outputs that the machine has no memory for them."""
     if outputs == "trace":
         return
     count = len(wanted(outputs, left.outputs))
     numbers = left.examples * right.examples * count**2
     if numbers > MANY:
-        choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.record().outputs.element_size()
+        choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.tape.outputs.element_size()
         refuse_large("kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice)
 
 
-def between(
-    left: KernelSide, right: KernelSide, chosen: Sequence[int], inner: Callable[[Features, Features], Tensor]
-) -> Tensor:
-    """The kernel of some outputs; features of the same side are read once."""
-    ones = in_few_uses(left.read(chosen))
-    return inner(ones, ones if left is right else in_few_uses(right.read(chosen)))
+# --- The tangent kernel of a module whose assembled Jacobian would not fit.
 
 
-# --- The tangent kernel of a module whose features would not fit, by strips of its parameters.
-
-
-def tangent_by_strips(
-    subject: tuple[Reader, Weights],
-    x1: Inputs,
-    x2: Inputs | None,
-    left: KernelSide,
-    right: KernelSide,
-    outputs: Outputs,
+def tangent_in_turns(
+    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
 ) -> Float[Tensor, "probe out train out_"] | None:
-    """The kernel, or None where features fit at once, or no rules lead through the module."""
-    (reader, weights), chosen = subject, wanted(outputs, left.outputs)
+    """The kernel, or None where Jacobians fit assembled, or no rules lead through the module."""
+    one = InTurns(reader, weights, as_inputs(x1), chosen)
+    train = one.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
-    if trained * len(chosen) * (left.examples + right.examples) <= FITS:
+    if trained * len(chosen) * (one.examples + train) <= FITS:
         return None
-
-    def read(tape: Tape) -> UseByUse:
-        return reader.use_by_use(tape, chosen)
-
-    record = partial(reader.record, weights)
-    one = InTurns(record, read, as_inputs(x1))
-    question = outline(part(one.inputs, slice(0, 1))), left.examples, right.examples, len(chosen), trained
-    if reader.found.fits.to(question, lambda: looks_small(one, right.examples)):
+    question = outline(part(one.inputs, slice(0, 1))), one.examples, train, len(chosen), trained
+    if reader.findings.fits.to(question, lambda: looks_small(one, train)):
         return None
-    return kernel_by_strips(one, one if x2 is None else InTurns(record, read, as_inputs(x2)))
+    return kernel_in_turns(one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen))
 
 
 def looks_small(side: InTurns, train: int) -> bool:
-    """Whether features fit, by the first examples; where no rules lead through the module, nothing else is known."""
+    """Whether Jacobians fit, by the first examples; where no rules lead through the module, nothing else is known."""
     few = slice(0, min(2, side.examples))
     try:
         some = side.jacobian(side.places[0] if len(side.places) > 1 else few)
@@ -180,23 +172,13 @@ def sketched_tangent(
     probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
     needed = some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
     refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
-    record, read = partial(reader.record, weights), partial(use_by_use, reader, chosen)
-    left = SketchedPoints(record, read, as_inputs(x1))
-    right = left if x2 is None else SketchedPoints(record, read, as_inputs(x2))
+    left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
+    right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
     if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     found = sketched_kernel(left, right, trained, size, seed)
     return found._replace(kernel=finite(found.kernel))
-
-
-def use_by_use(reader: Reader, chosen: Sequence[int], tape: Tape) -> UseByUse:
-    """The Jacobian of some examples; where no rules lead through the module, it is said why."""
-    try:
-        return reader.use_by_use(tape, chosen)
-    except NoRule as error:
-        warn(error.remark, stacklevel=2)
-        return of_features(reader.dense(tape, chosen))
 
 
 def refuse_size(size: int) -> None:
@@ -259,7 +241,7 @@ def tangent_kernel(
     among them: "all", a list of places, or "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are.
     `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
 
-    Features that would not fit are read some examples at a time, and multiplied out a strip of a parameter at a time.
+    Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a parameter at a time.
     For many examples of a large module, `sketch=k` projects them to k dimensions at random (`seed`). Then there are
     two results, a kernel without bias and a bar, which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like
     1/√k: this is for drift, spectra, alignment and many examples, not for single entries.
@@ -274,12 +256,14 @@ def tangent_kernel(
     place = own | named(module, {} if weights is None else weights, "weights")
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
-    left = side(batches(reader, place, x1))
+    left = PointSide(batches(reader, place, x1))
     if casts == "ignore":
-        warn_of(module, output, left.record(), casts)
-    right = left if x2 is None else side(batches(reader, place, x2))
+        warn_of(module, output, left.tape, casts)
+    right = left if x2 is None else PointSide(batches(reader, place, x2))
     refuse_unlike_outputs(left.outputs, right.outputs)
     refuse_pairs(left, right, outputs)
-    if outputs != "trace" and (found := tangent_by_strips((reader, place), x1, x2, left, right, outputs)) is not None:
-        return finite(found)
+    if outputs != "trace":
+        found = tangent_in_turns(reader, place, x1, x2, wanted(outputs, left.outputs))
+        if found is not None:
+            return finite(found)
     return finite(kernel(left, right, outputs))

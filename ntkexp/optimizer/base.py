@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -55,14 +55,13 @@ class Arc:
 # --- How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
 #
 # Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients
-# takes it in, the weights move. With the optimizer's own scalings along the run taken as given, every step is
-# linear in past gradients. Summed backwards, from the last step to the first, one vector U(x) per output carries
-# all that (J̄(r) the secant Jacobian of step r, η_r a size for every weight, ⊙ weight by weight):
+# takes it in, the weights move. With the optimizer's own scalings along the run taken as given, every step is a
+# linear map of past gradients, parameter by parameter (⊙ weight by weight):
 #
-#     U ← scale ⊙ J̄(r) + carry · U        V = past · U + now ⊙ J̄(r)
+#     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-#     contribution of example i at step r     −⟨V, Jᵢ(r)⟩ ℓ′ᵢ(r)
-#     decay                                   −λ V·θ_r  if coupled,  −λ (η_r ⊙ J̄(r))·θ_r  if not
+# The runner's optimizers, those of PyTorch in a loop that is followed, and recorded trainings all say their steps
+# so; `path.backward_sum` adds up what gradients did, `effects.sweep` what examples would change.
 
 
 GUARD = 1e-6
@@ -75,13 +74,24 @@ Sizes: TypeAlias = Mapping[str, float]
 """The step size of every weight."""
 
 
-class Recursion(NamedTuple):
-    """One step of the sum backwards has these coefficients."""
+Coefficient: TypeAlias = float | Tensor
+"""One number for a whole parameter, or one for each of its weights."""
 
-    scale: Weights
-    carry: float = 0.0
-    past: float = 1.0
-    now: Sizes | None = None
+
+@dataclass(frozen=True)
+class LinearStep:
+    """How the gradient g of a parameter was taken in: p = g + λθ,  m ← βm + αp,  θ ← (1 − d)θ − S ⊙ m − N ⊙ p."""
+
+    scale: Coefficient  # S
+    ahead: Coefficient = 0.0  # N
+    carry: float = 0.0  # β
+    intake: float = 1.0  # α
+    coupled: float = 0.0  # λ
+    lost: Coefficient = 0.0  # d
+
+
+IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
+"""A parameter that got no gradient stays where it is, and so does what is remembered of it."""
 
 
 class Spread(NamedTuple):
@@ -136,8 +146,19 @@ class AbstractOptimizer(Component):
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        """Say how the step enters the sum backwards; `memory` holds what is recorded, as it was after the step."""
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        """Say how the step takes in the gradient of every parameter, without weight decay: m ← βm + αg,
+        θ ← θ − S ⊙ m − N ⊙ g. `memory` holds what is recorded, as it was after the step.
+        """
+
+    def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        """The same with weight decay, which passes through the memory (λ), or past it (d = λη)."""
+        found, decay = self.recursion(step, sizes, memory), self.weight_decay
+        if not decay:
+            return found
+        if self.decouples:
+            return {name: replace(each, lost=decay * sizes[name]) for name, each in found.items()}
+        return {name: replace(each, coupled=decay) for name, each in found.items()}
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -192,9 +213,9 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
     return {name: torch.sub(weight, direction[name], alpha=sizes[name]) for name, weight in weights.items()}
 
 
-def filled(weights: Weights, sizes: Sizes) -> Weights:
-    """Spread the weights' factors: a number for each, in its shape."""
-    return {name: torch.full_like(weight, sizes[name]) for name, weight in weights.items()}
+def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
+    """A coefficient of a parameter as a number for each of its weights, in its shape."""
+    return coefficient if isinstance(coefficient, Tensor) else torch.full_like(weight, coefficient)
 
 
 # --- Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so that a run that
@@ -249,12 +270,12 @@ class AbstractStable(AbstractOptimizer):
 
 
 class AbstractPlain(AbstractStable):
-    """U = V = η ⊙ J̄."""
+    """S = η, and nothing is remembered."""
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         return moved(weights, self.with_decay(gradient, weights), sizes), {}
 
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        return Recursion(filled(weights, sizes))
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        return {name: LinearStep(size) for name, size in sizes.items()}

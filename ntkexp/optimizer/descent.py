@@ -15,11 +15,10 @@ from ntkexp.optimizer.base import (
     AbstractBatched,
     AbstractPlain,
     AbstractStable,
+    LinearStep,
     Memory,
-    Recursion,
     Sizes,
     Spread,
-    filled,
     moved,
 )
 from ntkexp.shapes import Weights
@@ -50,7 +49,7 @@ class SGD(AbstractBatched, AbstractPlain):
 class Momentum(AbstractBatched, AbstractStable):
     """Heavy-ball momentum (Polyak 1964), as PyTorch has it: v ← μv + (1 − τ)g, at the first step v = g; θ ← θ − ηv.
 
-    U ← ηJ̄ + μU,  V = (1 − τ[r > 0]) U.
+    S = η,  β = μ,  α = 1 − τ[r > 0].
     """
 
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -70,14 +69,15 @@ class Momentum(AbstractBatched, AbstractStable):
             }
         return moved(weights, velocity, sizes), {"velocity": velocity}
 
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        return Recursion(filled(weights, sizes), self.momentum, 1 - self.dampening * (step > 0))
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        intake = 1 - self.dampening * (step > 0)
+        return {name: LinearStep(size, carry=self.momentum, intake=intake) for name, size in sizes.items()}
 
 
 class Nesterov(AbstractBatched, AbstractStable):
     """Nesterov's momentum, as PyTorch has it: v ← μv + g, at the first step v = g; θ ← θ − η(g + μv).
 
-    U ← ηJ̄ + μU,  V = μU + ηJ̄.
+    S = N = η,  α = β = μ: what is remembered here is μv.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
@@ -94,8 +94,8 @@ class Nesterov(AbstractBatched, AbstractStable):
         ahead = {name: torch.add(part, velocity[name], alpha=self.momentum) for name, part in gradient.items()}
         return moved(weights, ahead, sizes), {"velocity": velocity}
 
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        return Recursion(filled(weights, sizes), self.momentum, self.momentum, sizes)
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        return {name: LinearStep(size, size, self.momentum, self.momentum) for name, size in sizes.items()}
 
 
 # --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has them:
@@ -107,7 +107,7 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdam(AbstractBatched):
-    """U ← η/(1 − β₁ʳ⁺¹) D ⊙ J̄ + β₁U,  V = (1 − β₁) U."""
+    """S = η/(1 − β₁ˢ⁺¹) D,  β = β₁,  α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
@@ -159,13 +159,12 @@ class AbstractAdam(AbstractBatched):
     def differentiated(self) -> tuple[str, ...]:
         return ("mean", "latest") if self.amsgrad else ("mean",)
 
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        first = self.betas[0]
-        scale = {
-            name: sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
-            for name, square in memory["square"].items()
-        }
-        return Recursion(scale, first, 1 - first)
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        first, found = self.betas[0], {}
+        for name, square in memory["square"].items():
+            scale = sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
+            found[name] = LinearStep(scale, carry=first, intake=1 - first)
+        return found
 
 
 PARTS = ("mean", "latest", "square")

@@ -1,146 +1,201 @@
-"""The sum backwards, for optimizers with memory: a first pass records the steps, a second one sums from the last to
-the first.
+"""The sum backwards, for optimizers with memory: from the last step to the first, for a run whose steps were recorded,
+and, in its core, for any stream of steps that are linear in their gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
-from ntkexp.kernel.features.bracket import Bracket, empty
-from ntkexp.optimizer.base import AbstractOptimizer, Recursion
+from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
-from ntkexp.path.points import Domain, ExactSide, Points, StepBlock, cut
+from ntkexp.path.points import Domain, Points, StepBlock, cut
 from ntkexp.path.recording import Halves, Playback, Recording
-from ntkexp.path.step import Step, decay, sizes_of
+from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
-# --- Which points are attributed where each costs a pass backwards: the first ones of every split, as many of each as
-# of the others where it has so many.
-
-
-def shares(count: int, sizes: Sequence[int]) -> list[int]:
-    """How many of each group are taken.
-
-    >>> shares(64, [128, 128, 101])
-    [22, 21, 21]
-    >>> shares(64, [8, 100, 100]), shares(64, [8, 8])
-    ([8, 28, 28], [8, 8])
-    """
-    taken = [0] * len(sizes)
-    while (left := count - sum(taken)) > 0 and (open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]):
-        for turn, k in enumerate(open_):
-            fair = left // len(open_) + (turn < left % len(open_))
-            taken[k] += min(fair, sizes[k] - taken[k])
-    return taken
-
-
-# --- The sum backwards, for optimizers with memory: from the last step to the first, one bracket U for each output.
+# --- The sum backwards: from the last step to the first, with one vector U of weight space for each output.
 #
-#     path kernel     𝒦(x, xᵢ) = Σ_r ⟨V_r(x), Jᵢ(r)⟩            [probe, out, train, out_]
-#     contributions   𝒮(x, xᵢ) = −Σ_r ⟨V_r(x), Jᵢ(r)⟩ ℓ′ᵢ(r)     [probe, out, train]
-#     decay           𝒟(x)     = −Σ_r λ V_r(x)·θ_r, or −Σ_r λ (η_r ⊙ J̄(r))·θ_r where it passes the memory by
+# Step s took gradients in as `optimizer.base` has it, p = g + λθ, m ← βm + αp, θ ← (1 − d)θ − S ⊙ m − N ⊙ p, with
+# coefficients of its own, and J̄(s) is the secant Jacobian of the outputs along it, or what another rule reads. Then
 #
-# with U and V as in `optimizer.base`. Then f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), exactly, for secants.
+#     U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}        what an element of m_s does to the outputs in the end
+#     V_s = α_s U_s + N_s ⊙ J̄(s)                what an element of p_s does
+#
+#     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
+#     decay      −V_s·λθ_s − J̄(s)·dθ_s
+#
+# where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
+# decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBack:
-    """One step, seen from its end: how it enters the sum, and whether weights decay past the memory."""
+    """A step as the sum backwards takes it in, whoever trained."""
 
-    step: Step
-    recursion: Recursion
-    decouples: bool
+    start: Weights  # θ_s
+    difference: Weights  # θ_{s+1} − θ_s
+    linear: Mapping[str, LinearStep]  # of every parameter that was moved
+    right: Sequence[Jacobian]  # J of examples, or of what ℓ′ mixes of their outputs, at the weights they were called at
+    factor: Mapping[str, float] | None = None  # c; None where it is in ℓ′ already
+    beside: Weights = field(default_factory=dict)  # what was taken in beside the gradients of examples
 
-    @property
-    def through_memory(self) -> Weights | None:
-        """λθ_r, which the gradient holds."""
-        weights = self.step.view.weights
-        return None if self.decouples else decay(weights, self.step.weight_decay, sizes_of(weights, {}, 1.0))
 
-    @property
-    def past_memory(self) -> Weights | None:
-        """λη_r ⊙ θ_r, which the weights lose by themselves."""
-        return self.step.decay if self.decouples else None
+class TakenBack(NamedTuple):
+    """What came of a step."""
+
+    kernel: Float[Tensor, "probe out train out_"]  # ⟨V, c J⟩
+    decay: Float[Tensor, "probe out"]
+    pushed: Float[Tensor, "probe out"]  # J̄Δθ, which is the change of the outputs if J̄ closes the step
+    beside: Float[Tensor, "probe out"]  # −⟨V, ·⟩ of what was taken in beside
 
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The sum by one rule, at some of the points: `place` says which of those that `integrals` is about.
+    """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on."""
 
-    The bracket is made when the first features are seen, and filled with `saved`, if there is a checkpoint.
-    """
+    bracket: Adjoint | None = None  # made when the first features are seen, and filled with `saved`
+    carry: Mapping[str, float] = field(default_factory=dict)
+    saved: Sequence[Tensor] = ()  # U of a checkpoint
 
-    integrals: Integrals
-    place: Int[Tensor, " probe"]
-    saved: list[Tensor]
-    bracket: Bracket | None = None
+    def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
+        """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
+        linear = {name: step.linear.get(name, IDLE) for name in step.start}
+        now = self.take_jacobian(step, linear, pieces)
+        assert self.bracket is not None
 
-    def add(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
-        """Take one step back; what its gradients contributed [probe, out, train], and what decay took away."""
-        kernel, lost = self.take(back, block, tally)
-        bracket, past = self.bracket, back.recursion.past
-        assert bracket is not None
-        kernel = kernel + past * torch.cat([bracket.kernel(part) for part in back.step.right], dim=2)
-        if (shrinking := back.through_memory) is not None:
-            lost = lost + past * bracket.applied(shrinking)
-        parts = contract(kernel, back.step.output_gradient).neg_()
-        tally.add(parts, kernel)
-        self.integrals.kernel[self.place] += kernel
-        self.integrals.contributions[self.place] += parts
-        self.integrals.decay[self.place] -= lost
-        return parts, lost
+        # V = α U + N ⊙ J̄; where α, or αc, is one number for all parameters, it multiplies what U gives
+        intake = {name: each.intake for name, each in linear.items()}
+        factor = step.factor or {}
+        into = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
+        alike = common(into)
+        found = [self.bracket.kernel(each if alike is not None else each.scaled(into)) for each in step.right]
+        kernel = now.kernel + (1.0 if alike is None else alike) * side_by_side(found, now.pushed)
+        decay, beside = now.decay, now.beside
+        if coupled := times({name: each.coupled for name, each in linear.items()}, step.start):
+            decay = decay - self.through(coupled, intake)
+        if step.beside:
+            beside = beside - self.through(step.beside, intake)
+        return TakenBack(kernel, decay.expand_as(now.pushed), now.pushed, beside.expand_as(now.pushed))
 
-    def take(self, back: StepBack, block: StepBlock, tally: Tally) -> tuple[Tensor, Tensor]:
-        """Let U take in J̄(r); what `now` ⊙ J̄(r) adds to the kernel, and to the decay."""
-        pushed = torch.zeros_like(block.change())
-        step, recursion, carry = back.step, back.recursion, back.recursion.carry
-        kernel, lost = step.output_gradient.new_zeros(()), step.output_gradient.new_zeros(())
-        for piece in self.integrals.pieces:
-            features = block.features(piece)
-            self.bracket = self.bracket or self.bracket_before(features)
-            self.bracket.take(features, {name: piece.weight * part for name, part in recursion.scale.items()}, carry)
+    def take_jacobian(
+        self, step: StepBack, linear: Mapping[str, LinearStep], pieces: Iterable[tuple[float, Jacobian]]
+    ) -> TakenBack:
+        """Let U take in the Jacobian of the step, U ← S ⊙ J̄ + β U; what comes of J̄ itself, without U."""
+        scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}
+        coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
+        lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
+        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
+        carry = common(self.carry)
+        if carry is None and self.bracket is not None:
+            self.bracket.shrink(self.carry)
+        kernel = decay = pushed = beside = next(iter(step.start.values())).new_zeros(())
+        for weight, features in pieces:
+            self.bracket = self.bracket or self.begun(features)
+            scaled = {name: weight * each for name, each in scale.items()}
+            self.bracket.accumulate(features, scaled, 1.0 if carry is None else carry)
             carry = 1.0
-            pushed.add_(features.applied(step.segment.difference), alpha=piece.weight)
-            if recursion.now is not None:
-                ahead = features.scaled(recursion.now)
-                kernel = kernel + piece.weight * ExactSide(step.right).between(ahead)
-                if (shrinking := back.through_memory) is not None:
-                    lost = lost + piece.weight * ahead.applied(shrinking)
-            if (shrinking := back.past_memory) is not None:
-                lost = lost + piece.weight * features.applied(shrinking)
-        tally.close(block, pushed)
-        return kernel, lost
+            pushed = torch.add(pushed, features.applied(step.difference), alpha=weight)
+            if lost:
+                decay = decay - weight * features.applied(lost)
+            if any(ahead.values()):
+                into = taking = features.scaled(ahead)
+                if step.factor is not None:
+                    into = features.scaled({name: each * step.factor[name] for name, each in ahead.items()})
+                kernel = kernel + weight * side_by_side([gram(into, each) for each in step.right], pushed)
+                decay = decay - weight * taking.applied(coupled) if coupled else decay
+                beside = beside - weight * taking.applied(step.beside) if step.beside else beside
+        self.carry = {name: each.carry for name, each in linear.items()}
+        return TakenBack(kernel, decay, pushed, beside)
 
-    def bracket_before(self, features: Features) -> Bracket:
-        """The bracket before this step."""
-        bracket = empty(features)
+    def through(self, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+        """⟨αU, v⟩."""
+        assert self.bracket is not None
+        if (alike := common(intake)) is not None:
+            return alike * self.bracket.applied(vector)
+        return self.bracket.applied({name: intake[name] * part for name, part in vector.items()})
+
+    def begun(self, features: Jacobian) -> Adjoint:
+        """U before the first step back, or that of the checkpoint."""
+        bracket = zero_adjoint(features)
         for part, total in zip(bracket.parts.values(), self.saved, strict=False):
             part.total.copy_(total)
+        self.saved = ()
         return bracket
 
     @property
     def state(self) -> list[Tensor]:
-        """The bracket, for a checkpoint."""
-        return [part.total for part in self.bracket.parts.values()] if self.bracket else self.saved
+        """U, for a checkpoint."""
+        return [part.total for part in self.bracket.parts.values()] if self.bracket else list(self.saved)
 
 
-# --- How well the parts are known that a pass backwards finds: the same pass with twice the pieces, at a sample of
-# points.
+def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
+    """Each weight times its factor; nothing, if all of these are zero."""
+    if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
+        return {}
+    return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def common(numbers: Mapping[str, float]) -> float | None:
+    """The number that all parameters have in common; None, if they have none.
+
+    >>> common({"a": 0.9, "b": 0.9}), common({"a": 0.9, "b": 1.0}), common({})
+    (0.9, None, 1.0)
+    """
+    first = next(iter(numbers.values()), 1.0)
+    return first if all(number == first for number in numbers.values()) else None
+
+
+def side_by_side(
+    kernels: Sequence[Float[Tensor, "probe out _ out_"]], like: Float[Tensor, "probe out"]
+) -> Float[Tensor, "probe out train out_"]:
+    """Kernels with blocks of examples as one with all of them."""
+    return torch.cat(list(kernels), dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
+
+
+# --- The sum of a run, by one rule, at a chunk of its points, and how well the parts are known that it finds: by the
+# same pass with twice the pieces, at a sample of points.
 #
+#     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [probe, out, train, out_]
+#     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
 #     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,        ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 #
-# What a step's Jacobian is off by enters the bracket, and through it the parts of every step before: a sample of
-# steps would need a bracket for each. A point has a bracket of its own, so points are sampled, and each is
-# measured over the whole path.
+# What a step's Jacobian is off by enters U, and through it the parts of every step before: a sample of steps would
+# need a U for each. A point has a U of its own, so points are sampled, and each is measured over the whole path.
+
+
+@dataclass(kw_only=True)
+class ChunkSum:
+    """What a rule has added up at some of the points: `place` says which of those that `integrals` is about."""
+
+    integrals: Integrals
+    place: Int[Tensor, " probe"]
+    sum: BackwardSum
+
+    def take(
+        self, step: Step, linear: Mapping[str, LinearStep], block: StepBlock, tally: Tally
+    ) -> tuple[Float[Tensor, "probe out train"], Float[Tensor, "probe out"]]:
+        """Take one step back; what its gradients contributed, and what decay did."""
+        back = StepBack(start=step.view.weights, difference=step.segment.difference, linear=linear, right=step.right)
+        pieces = ((piece.weight, block.features(piece)) for piece in self.integrals.pieces)
+        kernel, decay, pushed, _ = self.sum.take(back, pieces)
+        parts = contract(kernel, step.output_gradient).neg_()
+        tally.close(block, pushed)
+        tally.add(parts, kernel)
+        self.integrals.kernel[self.place] += kernel
+        self.integrals.contributions[self.place] += parts
+        self.integrals.decay[self.place] += decay
+        return parts, decay
 
 
 @dataclass(kw_only=True)
@@ -152,38 +207,27 @@ class Doubled:
     sample: Int[Tensor, " sample"]
     gain: float
     points: Points | None = None  # those of the chunk at work, if the sample has any there
-    backward: BackwardSum | None = None
+    sum: ChunkSum | None = None
 
-    def begin(self, chunk: slice, points: Points, saved: list[Tensor]) -> None:
-        """An empty bracket (or that of a checkpoint) for the points of the sample in a chunk."""
+    def begin(self, chunk: slice, points: Points, before: BackwardSum) -> None:
+        """Begin with the points of the sample in a chunk, of which this was summed up before."""
         (here,) = torch.where((self.sample >= chunk.start) & (self.sample < chunk.stop))
-        self.points = self.backward = None
+        self.points = self.sum = None
         if len(here):
             inputs = points.inputs[self.sample[here] - chunk.start]
             self.points = replace(points, inputs=inputs, block=len(inputs), shelves=[])
-            self.backward = BackwardSum(integrals=self.integrals, place=here, saved=saved)
+            self.sum = ChunkSum(integrals=self.integrals, place=here, sum=before)
 
-    def add(self, back: StepBack) -> None:
+    def take(self, step: Step, linear: Mapping[str, LinearStep]) -> None:
         """Take one step back, if any point of the sample is at work."""
-        if self.points is not None and self.backward is not None:
-            block = StepBlock(self.points, back.step.segment, slice(0, len(self.points.inputs)))
-            self.backward.add(back, block, Tally())
+        if self.points is not None and self.sum is not None:
+            block = StepBlock(self.points, step.segment, slice(0, len(self.points.inputs)))
+            self.sum.take(step, linear, block, Tally())
 
     def error(self, contributions: Float[Tensor, "attributed out train"]) -> float:
         """‖𝒮 − 𝒮_integral‖ over all points that are attributed."""
         difference = self.integrals.contributions - contributions[self.sample]
         return self.gain * float(difference.norm()) * sqrt(len(contributions) / len(self.sample))
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The accumulators and the bracket, for a checkpoint."""
-        return {"integrals": self.integrals.state, "bracket": self.backward.state if self.backward else []}
-
-    def restore(self, state: Mapping[str, Any]) -> list[Tensor]:
-        """Take the accumulators of a checkpoint; its bracket."""
-        self.integrals.restore(state["integrals"])
-        bracket: list[Tensor] = state["bracket"]
-        return bracket
 
 
 def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
@@ -198,11 +242,22 @@ def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
 
 # --- The second pass over a path whose optimizer remembers, from its last step to its first.
 #
-# The attributed points are taken a chunk at a time, so many that their brackets fit into the memory; every chunk
-# goes over the whole recording.
+# The attributed points are taken a chunk at a time, so many that what is held of them, U by every rule, fits into the
+# memory; every chunk goes over the whole recording.
 
 
 DOUBLED = "doubled"  # no rule's name
+
+
+@dataclass(kw_only=True)
+class RuleBack:
+    """All that a rule finds on the way back: sums over steps, by step, by stretch of the path; and U of the chunk."""
+
+    integrals: Integrals
+    totals: StepTotals
+    tallies: list[Tally]  # for every step
+    halves: Halves  # at the attributed points
+    sum: ChunkSum | None = None
 
 
 @dataclass(kw_only=True)
@@ -212,16 +267,11 @@ class SecondPass:
     steps: Playback
     optimizer: AbstractOptimizer
     domain: Domain
-    integrals: dict[str, Integrals]
-    totals: dict[str, StepTotals]
-    tallies: dict[str, list[Tally]]  # for every step
-    halves: dict[str, Halves]  # at the attributed points
+    rules: dict[str, RuleBack]
     doubled: Doubled | None
     done: int = 0
     points: Points | None = None  # of the chunk at work
-    end: Weights | None = None  # where the next step back comes from, if it is known
-    sums: dict[str, BackwardSum] = field(default_factory=dict)
-    saved: dict[str, list[Tensor]] = field(default_factory=dict)  # brackets of a checkpoint
+    saved: dict[str, list[Tensor]] = field(default_factory=dict)  # U of a checkpoint, by rule
 
     @property
     def length(self) -> int:
@@ -230,99 +280,105 @@ class SecondPass:
 
     @property
     def chunks(self) -> list[slice]:
-        """The attributed points, cut so that the brackets of a chunk fit into the memory."""
+        """The attributed points, cut so that what is held of a chunk fits into the memory."""
         return cut(0, len(self.domain.attributed), self.domain.chunk)
 
     @property
-    def whole(self) -> int:
-        """How many steps back there are."""
-        return len(self.chunks) * self.length
+    def integrals(self) -> dict[str, Integrals]:
+        """𝒦 and 𝒮, by rule."""
+        return {name: rule.integrals for name, rule in self.rules.items()}
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Take those that are left, one at a time; how many are done of how many."""
-        while self.done < self.whole:
-            chunk, turn = divmod(self.done, self.length)
+        chunks, end = self.chunks, None
+        while self.done < len(chunks) * self.length:
+            number, turn = divmod(self.done, self.length)
+            index = self.length - 1 - turn
             if turn == 0 or self.points is None:
-                self.points, self.end = self.begin_chunk(self.chunks[chunk]), None
-            self.end = self.take(self.steps.step(self.length - 1 - turn, end=self.end), self.points)
+                self.points, end = self.begin_chunk(chunks[number], index), None
+            step = self.steps.step(index, end=end)
+            self.take(step, self.points, chunks[number])
+            end = step.view.weights  # where the next step back leads to
             self.done += 1
-            yield self.done, self.whole
+            yield self.done, len(chunks) * self.length
 
-    def begin_chunk(self, chunk: slice) -> Points:
-        """Empty brackets (or those of a checkpoint), for the points of a chunk."""
+    def begin_chunk(self, chunk: slice, index: int) -> Points:
+        """The points of a chunk, with nothing summed up; or what a checkpoint has, before this step is taken back."""
+        carry = {}
+        if index + 1 < self.length:  # the step after it was taken back before the checkpoint
+            carry = {name: each.carry for name, each in self.linear(self.steps.step(index + 1)).items()}
         points = self.domain.points
-        self.sums = {
-            name: BackwardSum(integrals=integrals, place=self.domain.rows[chunk], saved=self.saved.get(name, []))
-            for name, integrals in self.integrals.items()
-        }
         inputs = points.inputs[self.domain.attributed[chunk]]
         few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
+        for name, rule in self.rules.items():
+            before = BackwardSum(carry=carry, saved=self.saved.get(name, ()))
+            rule.sum = ChunkSum(integrals=rule.integrals, place=self.domain.rows[chunk], sum=before)
         if self.doubled is not None:
-            self.doubled.begin(chunk, few, self.saved.get(DOUBLED, []))
+            self.doubled.begin(chunk, few, BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())))
         self.saved = {}
         return few
 
-    def take(self, step: Step, points: Points) -> Weights:
-        """One step back, towards the weights that it began at."""
-        recursion = self.optimizer.recursion(step.index, step.view.weights, step.sizes, step.memory)
-        back = StepBack(step=step, recursion=recursion, decouples=self.optimizer.decouples)
-        block = StepBlock(points, step.segment, slice(0, len(points.inputs)))
-        chunk = self.chunks[self.done // self.length]
-        for name, backward in self.sums.items():
-            parts, lost = backward.add(back, block, self.tallies[name][step.index])
-            self.halves[name].add(step.index, chunk, parts)
-            self.totals[name].add(step.index, self.domain.rows[chunk], parts.sum(2) - lost)
+    def linear(self, step: Step) -> Mapping[str, LinearStep]:
+        """How the step took gradients in."""
+        return self.optimizer.linear_steps(step.index, step.sizes, step.memory)
+
+    def take(self, step: Step, points: Points, chunk: slice) -> None:
+        """Take one step back at the points of a chunk, by every rule."""
+        linear, block = self.linear(step), StepBlock(points, step.segment, slice(0, len(points.inputs)))
+        for rule in self.rules.values():
+            assert rule.sum is not None
+            parts, decay = rule.sum.take(step, linear, block, rule.tallies[step.index])
+            rule.halves.add(step.index, chunk, parts)
+            rule.totals.add(step.index, self.domain.rows[chunk], parts.sum(2) + decay)
         if self.doubled is not None:
-            self.doubled.add(back)
-        return step.view.weights
+            self.doubled.take(step, linear)
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"]:
         """When half of each contribution was done; NaN where the path is not integrated."""
         found = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
-        found[self.domain.rows] = self.halves[rule].by(self.steps.step_sizes)
+        found[self.domain.rows] = self.rules[rule].halves.by(self.steps.step_sizes)
         return found
 
     def error(self, rule: str) -> float | None:
         """How far off the parts are, of the rule of which that is measured."""
         if self.doubled is None or rule != self.doubled.rule:
             return None
-        return self.doubled.error(self.integrals[rule].contributions[self.domain.rows])
-
-    def tallies_of(self, step: int) -> dict[str, Tally]:
-        """What the gradients of a step did, by rule."""
-        return {name: tallies[step] for name, tallies in self.tallies.items()}
+        return self.doubled.error(self.rules[rule].integrals.contributions[self.domain.rows])
 
     @property
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs, as plain data and tensors."""
+        doubled, rules = self.doubled, self.rules.items()
+        brackets = {name: rule.sum.sum.state for name, rule in rules if rule.sum is not None}
+        of_sample = [] if doubled is None or doubled.sum is None else doubled.sum.sum.state
         return {
             "done": self.done,
-            "integrals": {name: integrals.state for name, integrals in self.integrals.items()},
-            "brackets": {name: backward.state for name, backward in self.sums.items()},
-            "totals": {name: totals.state for name, totals in self.totals.items()},
-            "halves": {name: halves.state for name, halves in self.halves.items()},
-            "doubled": None if self.doubled is None else self.doubled.state,
-            "tallies": {name: [asdict(tally) for tally in tallies] for name, tallies in self.tallies.items()},
+            "integrals": {name: rule.integrals.state for name, rule in rules},
+            "brackets": brackets,
+            "totals": {name: rule.totals.state for name, rule in rules},
+            "halves": {name: rule.halves.state for name, rule in rules},
+            "doubled": None if doubled is None else {"integrals": doubled.integrals.state, "bracket": of_sample},
+            "tallies": {name: [asdict(tally) for tally in rule.tallies] for name, rule in rules},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
         self.done = state["done"]
-        for name, integrals in self.integrals.items():
-            integrals.restore(state["integrals"][name])
-            self.tallies[name] = [Tally(**tally) for tally in state["tallies"][name]]
-            self.totals[name].restore(state["totals"][name])
-            self.halves[name].restore(state["halves"][name])
+        for name, rule in self.rules.items():
+            rule.integrals.restore(state["integrals"][name])
+            rule.tallies = [Tally(**tally) for tally in state["tallies"][name]]
+            rule.totals.restore(state["totals"][name])
+            rule.halves.restore(state["halves"][name])
         brackets = dict(state["brackets"])
         if self.doubled is not None:
-            brackets[DOUBLED] = self.doubled.restore(state["doubled"])
+            self.doubled.integrals.restore(state["doubled"]["integrals"])
+            brackets[DOUBLED] = state["doubled"]["bracket"]
         self.saved = brackets if self.done % self.length else {}
 
 
-# --- The first pass records the steps, the second goes back over them and sums what they did.
-#
-# An optimizer that remembers is understood from the end of its path: what a gradient does is known when all steps
-# after it are. Where there are phases, one more pass goes back from the end of each, over the steps until then.
+# --- A run that is understood in two passes: steps are recorded as they come, and gone over from the last when the
+# sizes of all that come after are known. Where there are phases, one more pass goes back from the end of each, over
+# the steps until then.
 
 
 @dataclass(kw_only=True)
@@ -366,7 +422,10 @@ class TwoPasses(AbstractAccumulator):
 
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        return None if self.second is None else [self.second.tallies_of(step) for step in range(self.second.length)]
+        if self.second is None:
+            return None
+        rules = self.second.rules.items()
+        return [{name: rule.tallies[step] for name, rule in rules} for step in range(self.second.length)]
 
     def recorded(self) -> Recording:
         return self.recording
@@ -380,7 +439,7 @@ class TwoPasses(AbstractAccumulator):
 
     def by_step(self, rule: str) -> StepTotals:
         assert self.second is not None, "no step is understood before the second pass"
-        return self.second.totals[rule]
+        return self.second.rules[rule].totals
 
     @property
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.backward_sum import Doubled, SecondPass, TwoPasses, sample_points, shares
+from ntkexp.path.backward_sum import Doubled, RuleBack, SecondPass, TwoPasses, sample_points
 from ntkexp.path.budget import Budget
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero, totals_at_zero
@@ -223,6 +223,26 @@ class AlongFlow(AbstractIntegration):
         return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
 
 
+# --- Which points are attributed where each costs a pass backwards: the first ones of every split, as many of each as
+# of the others where it has so many.
+
+
+def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
+    """How many of each group are taken.
+
+    >>> fair_counts(64, [128, 128, 101])
+    [22, 21, 21]
+    >>> fair_counts(64, [8, 100, 100]), fair_counts(64, [8, 8])
+    ([8, 28, 28], [8, 8])
+    """
+    taken = [0] * len(sizes)
+    while (left := count - sum(taken)) > 0 and (open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]):
+        for turn, k in enumerate(open_):
+            fair = left // len(open_) + (turn < left % len(open_))
+            taken[k] += min(fair, sizes[k] - taken[k])
+    return taken
+
+
 # --- The sum from the last step to the first, for optimizers that remember.
 
 
@@ -249,7 +269,7 @@ class Backward(AbstractIntegration):
         return bool(self.path.finer)
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
-        return shares(self.path.attributed, sizes)
+        return fair_counts(self.path.attributed, sizes)
 
     def chunk(self, budget: Budget, attributed: int) -> int:
         return budget.chunk(attributed)
@@ -263,30 +283,26 @@ class Backward(AbstractIntegration):
 
     def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
         """The second pass before its first step back."""
-        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
-        totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
-        for each in totals.values():
-            each.reach(len(step_sizes))
         like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
-        return SecondPass(
-            steps=self.playback(domain, recording, step_sizes),
-            optimizer=self.optimizer,
-            domain=domain,
-            integrals=rules,
-            totals=totals,
-            tallies={name: [Tally() for _ in step_sizes] for name in rules},
-            halves={name: halves_at_zero(len(step_sizes), like) for name in rules},
-            doubled=self.doubled(domain),
-        )
-
-    def playback(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> Playback:
-        """The steps as they were recorded."""
-        return Playback(
+        rules = {}
+        for rule in self.path.rule:
+            totals = totals_at_zero(domain, len(self.path.rule))
+            totals.reach(len(step_sizes))
+            rules[rule.option] = RuleBack(
+                integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+                totals=totals,
+                tallies=[Tally() for _ in step_sizes],
+                halves=halves_at_zero(len(step_sizes), like),
+            )
+        steps = Playback(
             recording=recording,
             points=domain.points,
             step_sizes=step_sizes,
             factors=self.optimizer.factors(recording.like),
             weight_decay=self.optimizer.weight_decay,
+        )
+        return SecondPass(
+            steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=self.doubled(domain)
         )
 
     def doubled(self, domain: Domain) -> Doubled | None:

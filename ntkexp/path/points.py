@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics.spectrum import largest_eigenvalue
-from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.features.gram import gram, trace
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.outputs import chunks
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from ntkexp.mistake import Mistake
@@ -37,7 +37,7 @@ class AbstractRightSide(ABC):
     """Training examples at one set of weights."""
 
     @abstractmethod
-    def between(self, left: Features) -> Float[Tensor, "probe out train out_"]:
+    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
         """The kernel between a block of points and all training examples."""
 
 
@@ -45,9 +45,9 @@ class AbstractRightSide(ABC):
 class ExactSide(AbstractRightSide):
     """Their features, block by block."""
 
-    blocks: Sequence[Features]
+    blocks: Sequence[Jacobian]
 
-    def between(self, left: Features) -> Float[Tensor, "probe out train out_"]:
+    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
         found = [gram(left, block) for block in self.blocks]
         return torch.cat(found, dim=2) if len(found) > 1 else found[0]
 
@@ -61,20 +61,20 @@ class SketchedSide(AbstractRightSide):
     direction: Weights | None
     along: Float[Tensor, " size"] | None  # the sketch of the direction
 
-    def between(self, left: Features) -> Float[Tensor, "probe out train out_"]:
-        found = Sketched(self.sketch.of(left.blocks.values()))
+    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
+        found = Sketched(self.sketch.of(left.blocks))
         if self.direction is not None and self.along is not None:
             found = found.apart(left.applied(self.direction), self.along)
         return sketched_gram(found, self.sketched)
 
 
 def right_side(
-    sketch: Sketch | None, blocks: Sequence[Features], direction: Weights | None = None
+    sketch: Sketch | None, blocks: Sequence[Jacobian], direction: Weights | None = None
 ) -> AbstractRightSide:
     """The training examples, sketched if there is a sketch."""
     if sketch is None:
         return ExactSide(blocks)
-    found = Sketched(torch.cat([sketch.of(block.blocks.values()) for block in blocks]))
+    found = Sketched(torch.cat([sketch.of(block.blocks) for block in blocks]))
     if direction is None:
         return SketchedSide(sketch, found, None, None)
     along, applied = sketch.of_weights(direction), torch.cat([block.applied(direction) for block in blocks])
@@ -181,7 +181,7 @@ class StepBlock:
         """f(θ₁) − f(θ₀)."""
         return self.outputs(1.0) - self.outputs(0.0)
 
-    def features(self, piece: Piece) -> Features:
+    def features(self, piece: Piece) -> Jacobian:
         """The Jacobian of a piece of the step."""
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start), self.points.chosen)
@@ -222,13 +222,13 @@ def cut(start: int, stop: int, size: int) -> list[slice]:
 # --- The gradient of a loss from features: Σᵢ J(xᵢ)ᵀℓ′ᵢ.
 
 
-def total(right: list[Features], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
+def total(right: list[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
     return summed((block.weighted(part) for block, part in zip(right, parts, strict=True)), weights)
 
 
-def summed(pulled: Iterable[Features], weights: Weights) -> Weights:
+def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
     """Σᵢ of what every training example has pulled back."""
     return reduce(add_gradients, (block.total(weights) for block in pulled))
 
@@ -254,10 +254,10 @@ class NetworkView:
     points: Points
     weights: Weights
 
-    latest: list[tuple[Tensor, list[Features]]] = field(default_factory=list, repr=False)  # ℓ′, and what it pulls
+    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)  # ℓ′, and what it pulls
 
     @cached_property
-    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Features]]:
+    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
         """The outputs at the training examples and, where kernels are made, their tangent features."""
         found, right = [], []
         for tape in self.tapes(self.points.train_blocks):
@@ -281,11 +281,11 @@ class NetworkView:
         return self.train_reading[0]
 
     @property
-    def right(self) -> list[Features]:
+    def right(self) -> list[Jacobian]:
         """J(θ) at the training examples, block by block."""
         return self.train_reading[1]
 
-    def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Features]:
+    def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
         """J(xᵢ)ᵀℓ′ᵢ of every training example, block by block: of its features, or where none are read, by itself."""
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from ntkexp.effects.trajectory import (
     Update,
     flat_like,
 )
-from ntkexp.optimizer.base import AbstractOptimizer, Memory, filled
+from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, Spread, spread
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Step, sizes_of
 from ntkexp.records.data import Trajectory
@@ -32,60 +32,53 @@ from ntkexp.shapes import Weights
 
 # --- How a step of an optimizer took its gradient in, as one linear update of all weights by what it had recorded.
 #
-# The letters are those of `effects.trajectory`, in the coefficients of the optimizer's own sum backwards:
-#
-#     S = scale,    β = carry,    α = past,    N = now,    λ or d = weight decay, through the memory or past it
+# Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
+# runner has in common for all parameters, are numbers.
 
 
-@dataclass(frozen=True)
-class OptimizerUpdates:
-    """The updates of an optimizer of such weights."""
+def update_of(
+    optimizer: AbstractOptimizer, like: Weights, index: int, sizes: Sizes, memory: Memory, before: Memory
+) -> Update:
+    """The update of all weights by a step, given what was recorded of the optimizer's memory after it and before."""
+    flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
+    one = next(iter(linear.values()))
 
-    optimizer: AbstractOptimizer
-    like: Weights
-    flat: FlatWeights
+    def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
+        if all(isinstance(each, float) and not each for each in numbers.values()):
+            return 0.0
+        return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    def at(self, index: int, sizes: Mapping[str, float], memory: Memory, before: Memory) -> Update:
-        """Find the update of a step, given the step size of every parameter and what was recorded after and before."""
-        decay, decouples = self.optimizer.weight_decay, self.optimizer.decouples
-        recursion = self.optimizer.recursion(index, self.like, sizes, memory)
-        return Update(
-            place=slice(None),
-            scale=self.flat.vector(recursion.scale),
-            carry=recursion.carry,
-            intake=recursion.past,
-            ahead=0.0 if recursion.now is None else self.spread_out(recursion.now),
-            coupled=0.0 if decouples else decay,
-            lost=decay * self.spread_out(sizes) if decouples and decay else 0.0,
-            denominator=self.denominator(index, memory, before),
-        )
+    return Update(
+        place=slice(None),
+        linear=replace(
+            one,
+            scale=vector({name: each.scale for name, each in linear.items()}),
+            ahead=vector({name: each.ahead for name, each in linear.items()}),
+            lost=vector({name: each.lost for name, each in linear.items()}),
+        ),
+        denominator=denominator(
+            optimizer.spread_at(index),
+            {part: flat.vector(weights) for part, weights in memory.items()},
+            {part: flat.vector(weights) for part, weights in before.items()},
+        ),
+    )
 
-    def spread_out(self, sizes: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """A number for each parameter as one for each weight."""
-        return self.flat.vector(filled(self.like, sizes))
 
-    def denominator(self, index: int, memory: Memory, before: Memory) -> Denominator | None:
-        """What the step was divided by."""
-        spread = self.optimizer.spread_at(index)
-        if spread is None:
-            return None
-        now, past = self.vectors(memory), self.vectors(before)
-        latest = "latest" if spread.largest else "square"
-        nothing = torch.zeros_like(now["mean"])
-        return Denominator(
-            second=spread.second,
-            root=spread.root,
-            eps=spread.eps,
-            mean=now["mean"],
-            latest=now[latest],
-            latest_before=past.get(latest, nothing),
-            largest=now["square"] if spread.largest else None,
-            largest_before=past.get("square", nothing) if spread.largest else None,
-        )
-
-    def vectors(self, memory: Memory) -> dict[str, Tensor]:
-        """The parts of a memory, each as a vector."""
-        return {part: self.flat.vector(weights) for part, weights in memory.items()}
+def denominator(by: Spread | None, now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Denominator | None:
+    """What a step was divided by, if it was, given the memory after and before it; nothing before the first."""
+    if by is None:
+        return None
+    latest, nothing = "latest" if by.largest else "square", torch.zeros_like(now["mean"])
+    return Denominator(
+        second=by.second,
+        root=by.root,
+        eps=by.eps,
+        mean=now["mean"],
+        latest=now[latest],
+        latest_before=before.get(latest, nothing),
+        largest=now["square"] if by.largest else None,
+        largest_before=before.get("square", nothing) if by.largest else None,
+    )
 
 
 # --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
@@ -218,11 +211,12 @@ class RecordedTraining(AbstractTrajectory):
     def step(self, index: int) -> TrainedStep:
         recorded = self.recording.read(index)
         before = self.recording.read(index - 1).memory if index else {}
+        sizes = sizes_of(self.recording.like, self.descent.factors, self.step_sizes[index])
         return TrainedStep(
             index=index,
             weights=self.flat.vector(recorded.weights),
             batches=(self.batch(index),),
-            updates=(self.update(index, recorded.memory, before),),
+            updates=(update_of(self.descent.optimizer, self.recording.like, index, sizes, recorded.memory, before),),
             clip_norm=self.descent.optimizer.clip_norm,
         )
 
@@ -244,11 +238,6 @@ class RecordedTraining(AbstractTrajectory):
         points, descent = self.descent.points, self.descent
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
-
-    def update(self, index: int, memory: Memory, before: Memory) -> Update:
-        """How the optimizer took the gradient in: as its sum backwards has it, and what that takes as given."""
-        sizes = sizes_of(self.recording.like, self.descent.factors, self.step_sizes[index])
-        return OptimizerUpdates(self.descent.optimizer, self.recording.like, self.flat).at(index, sizes, memory, before)
 
 
 # --- When each example acted on each point, where that is known step by step: the time by which half of it was done.

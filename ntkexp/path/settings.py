@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, Steps
 from ntkexp.effects.sweep import Effects, MeanName
-from ntkexp.kernel.record.taping import Casts
+from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
 from ntkexp.path.rule.base import AbstractRule, Piece
 

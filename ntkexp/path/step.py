@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Move, Sizes
@@ -94,16 +94,16 @@ class Step:
         return self.view.outputs
 
     @property
-    def right(self) -> list[Features]:
+    def right(self) -> list[Jacobian]:
         """The features of the training examples at θ_s."""
         return self.view.right
 
     @cached_property
-    def steered(self) -> list[Features]:
+    def steered(self) -> list[Jacobian]:
         """The features of the training examples, each weight's part times its factor of the step size."""
         return self.steer(self.right)
 
-    def steer(self, features: Iterable[Features]) -> list[Features]:
+    def steer(self, features: Iterable[Jacobian]) -> list[Jacobian]:
         """Each weight's part times its factor of the step size."""
         if all(factor == 1 for factor in self.factors.values()):
             return list(features)

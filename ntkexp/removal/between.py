@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, gradient, recorded_gradient, scores
-from ntkexp.effects.sweep import AbstractMean, Adjoint
+from ntkexp.effects.sweep import AbstractMean, StateAdjoint
 from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
@@ -194,17 +194,19 @@ class StepPair:
 
 def mean_update(first: Update, second: Update, step: int) -> Update:
     """How a parameter took gradients in, in the mean."""
+    one, other = first.linear, second.linear
     for letter in ("carry", "intake", "ahead", "coupled", "lost"):
-        refuse_other_size(getattr(first, letter), getattr(second, letter), step)
+        refuse_other_size(getattr(one, letter), getattr(other, letter), step)
     if first.denominator is None or second.denominator is None:
-        refuse_other_size(first.scale, second.scale, step)
+        refuse_other_size(one.scale, other.scale, step)
         return first
     by = (first.denominator, second.denominator)
     n = Pair(*map(divided, by))
-    size = Pair(first.scale * n.first, second.scale * n.second)
+    size = Pair(one.scale * n.first, other.scale * n.second)
     refuse_other_size(size.first, size.second, step)
     ratio = Pair(by[0].mean / n.first, by[1].mean / n.second).mean
-    return replace(first, scale=size.first / n.mean, denominator=mean_denominator(*by, ratio * n.mean))
+    linear = replace(one, scale=size.first / n.mean)
+    return replace(first, linear=linear, denominator=mean_denominator(*by, ratio * n.mean))
 
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
@@ -316,13 +318,13 @@ def joined(parts: Sequence[Ledger]) -> Ledger:
 
 # --- The ledger between two trainings that were recorded, whoever trained: with all examples, and with some left out.
 #
-#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW Δtᵢ
+#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ
 #
 # γ_s is what a change of the gradient of step s does to the output F in the end, by difference rules that go
 # backwards from it; ∇ℓ̄ᵢ is the mean of both ends, tᵢ = κᵢwᵢ the share of the example in its batch times its
-# weight, c(W) what makes these a mean: 1/W where it is renormalised, with W = Σt/Σκ; 1 where not, or where
-# nothing is left of a batch. For two trainings that hardly differ the rules are derivatives, and sᵢ is the effect
-# of i.
+# weight, c(W) what makes these a mean: 1/W where it is renormalised, with W = Σmt/Σmκ, of what examples count in
+# the mean; 1 where not, or where nothing is left of a batch. For two trainings that hardly differ the rules are
+# derivatives, and sᵢ is the effect of i.
 
 
 SAME_SHARES = 1e-4  # of what comes back in float32, relative to it
@@ -347,7 +349,7 @@ class TrainingPair:
         """Split the change of the outputs. The number of steps back is told."""
         ends = Pair(self.first.end, self.second.end)
         (before, slopes), (after, others) = map(outputs, ends)
-        adjoint = Adjoint(weights=secant((slopes + others) / 2, after - before, ends.change))
+        adjoint = StateAdjoint(weights=secant((slopes + others) / 2, after - before, ends.change))
         shares = slopes.new_zeros(len(slopes), self.first.examples)
         by_step = slopes.new_zeros(len(slopes), self.first.length)
         magnitude = before.abs() + after.abs() + adjoint.weights.norm(dim=1) * ends.mean.norm()
@@ -367,7 +369,11 @@ class TrainingPair:
         )
 
     def take(
-        self, index: int, adjoint: Adjoint, shares: Float[Tensor, "vector example"], magnitude: Float[Tensor, " vector"]
+        self,
+        index: int,
+        adjoint: StateAdjoint,
+        shares: Float[Tensor, "vector example"],
+        magnitude: Float[Tensor, " vector"],
     ) -> Float[Tensor, " vector"]:
         """Take one step back, and add up what examples did in it; what all of them did."""
         pair = StepPair(first=self.first.step(index), second=self.second.step(index))
@@ -380,7 +386,7 @@ class TrainingPair:
         return done
 
     def curve(
-        self, pair: StepPair, adjoint: Adjoint, pulled: Float[Tensor, "vector weight"]
+        self, pair: StepPair, adjoint: StateAdjoint, pulled: Float[Tensor, "vector weight"]
     ) -> Float[Tensor, " vector"]:
         """Take the secant of the gradient between both weights, with the mean of both shares, back to them; the
         magnitudes of that gradient, and of what examples add to it."""
@@ -436,7 +442,7 @@ def parts(
     if not weight.first.any() or not weight.second.any():  # no mean of nothing: the other's
         each = Pair(*[other.by_weight if weight.second.any() else one.by_weight] * 2)
     changed = each.mean * weight.change
-    whole, others = changed.sum(), rows @ (weight.mean * each.change)
-    if whole.abs() <= CLOSE * changed.abs().sum():  # as many came as went, and the mean is one over as much
+    left, others = changed * one.counts, rows @ (weight.mean * each.change)
+    if left.sum().abs() <= CLOSE * left.abs().sum():  # as many came as went, and the mean is one over as much
         return rows * changed
-    return (rows + others[:, None] / whole) * changed
+    return (rows + others[:, None] / left.sum() * one.counts) * changed

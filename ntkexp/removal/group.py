@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from ntkexp.effects.trajectory import AbstractTrajectory, FlatWeights, TakenBatc
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import Memory
-from ntkexp.path.recording import OptimizerUpdates
+from ntkexp.path.recording import update_of
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.removal.between import Ledger, Pair, TrainingPair, joined
@@ -55,19 +55,14 @@ class FilmedTraining(AbstractTrajectory):
     def end(self) -> Float[Tensor, " weight"]:
         return self.film.read(self.length, WEIGHTS, self.run)
 
-    @cached_property
-    def updates(self) -> OptimizerUpdates:
-        """How the optimizer takes gradients in."""
-        return OptimizerUpdates(self.rerun.optimizer, self.rerun.start, self.flat)
-
     def step(self, index: int) -> TrainedStep:
-        after, before = self.memory(index), self.memory(index - 1)
+        rerun, after, before = self.rerun, self.memory(index), self.memory(index - 1)
         return TrainedStep(
             index=index,
             weights=self.film.read(index, WEIGHTS, self.run),
             batches=(self.batch(index),),
-            updates=(self.updates.at(index, self.rerun.sizes(index), after, before),),
-            clip_norm=self.rerun.optimizer.clip_norm,
+            updates=(update_of(rerun.optimizer, rerun.start, index, rerun.sizes(index), after, before),),
+            clip_norm=rerun.optimizer.clip_norm,
         )
 
     def memory(self, index: int) -> Memory:

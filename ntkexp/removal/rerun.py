@@ -22,11 +22,12 @@ from ntkexp.effects.curvature import at_once
 from ntkexp.effects.trajectory import FlatWeights, flat_like
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
-from ntkexp.kernel.record.taping import plain_kernels, with_casts
+from ntkexp.kernel.record.casts import with_casts
+from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.loss.base import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.optimizer.base import AbstractOptimizer, Memory, filled
+from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.step import sizes_of
 from ntkexp.schedule.base import AbstractSchedule
 from ntkexp.shapes import Function, Weights
@@ -137,10 +138,6 @@ class Rerun:
     def sizes(self, step: int) -> dict[str, float]:
         """The step size of every parameter."""
         return dict(sizes_of(self.start, self.factors, self.size(step)))
-
-    def spread(self, numbers: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """The number of its parameter, for every weight."""
-        return self.flat.vector(filled(self.start, numbers))
 
     def outputs(self, vector: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "example out"]:
         """The network at weights that are one vector."""

@@ -15,20 +15,20 @@ from ntkexp.diagnostics.units import kinks
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
-from ntkexp.kernel.read.batches import Cost, costs
+from ntkexp.kernel.read.cost import Cost, costs
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.threads import work
+from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.record.taping import remark, with_casts
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.path.backward_sum import shares
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
 from ntkexp.path.integrals import Rounding
+from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import Domain, NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 from ntkexp.shapes import Weights
@@ -201,7 +201,7 @@ class SweepSetting:
 def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
     """The sweep that an experiment asks for."""
     places = list(found.problem.places.values())
-    counts = shares(experiment.path.attributed, [place.stop - place.start for place in places])
+    counts = fair_counts(experiment.path.attributed, [place.stop - place.start for place in places])
     points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
     kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
     asked = SweepSetting(

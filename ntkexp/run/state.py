@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.func import jacrev
 from torch.utils._pytree import tree_map
 
-from ntkexp.effects.sweep import AdjointSweep, mean_of, sweep_from
+from ntkexp.effects.sweep import ChunkedSweep
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.model.functional import load_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
@@ -24,7 +25,6 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
 from ntkexp.path.integrals import Tally
 from ntkexp.path.integration import Room
-from ntkexp.path.points import cut
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
@@ -42,17 +42,15 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+    """The steps as they are recorded, and the sweeps over them, which are made when all of them are known."""
 
     setting: Setting
     asked: SweepSetting
     recording: Recording
     keeps: bool  # whether the steps are kept here, or by another who goes back over them
     effects: Float[Tensor, "attributed integrated train"]
-    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
-    done: int = 0
-    sweep: AdjointSweep | None = None
-    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+    sweeps: ChunkedSweep | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint
 
     def add(self, step: Step) -> None:
         """Take in a step that was taken."""
@@ -63,33 +61,22 @@ class EffectsPass:
         """Sweep back over what is left; how many steps are done of how many."""
         if self.keeps:
             self.recording.close(len(step_sizes), end)
-        training = RecordedTraining(recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes)
-        chunks, length = cut(0, len(self.effects), self.asked.plan.chunk), training.length
-        while self.done < len(chunks):
-            self.sweep = self.begin(training, chunks[self.done])
-            for left in self.sweep.steps_back():
-                yield (self.done + 1) * length - left, len(chunks) * length
-            self.end(self.sweep, chunks[self.done])
-
-    def begin(self, training: RecordedTraining, chunk: slice) -> AdjointSweep:
-        """The sweep of a chunk, where it stands."""
-        vectors = self.end_gradients(training, self.asked.points[chunk])
         path = self.setting.experiment.path
-        mean, one_step = mean_of(path.effects, path.mean), path.effects == "one_step"
-        sweep = sweep_from(training, vectors, mean, self.asked.plan.together, one_step=one_step)
+        training = RecordedTraining(recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes)
+        self.sweeps = ChunkedSweep(
+            training=training,
+            end_gradients=partial(self.end_gradients, training),
+            chunk=self.asked.plan.chunk,
+            together=self.asked.plan.together,
+            kind=path.effects,
+            mean=path.mean,
+            effects=self.effects,
+        )
         if self.saved is not None:
-            sweep.restore(self.saved)
-            self.saved = None
-        return sweep
+            self.sweeps.restore(self.saved)
+        yield from self.sweeps.steps_back()
 
-    def end(self, sweep: AdjointSweep, chunk: slice) -> None:
-        """Take in what a sweep has found."""
-        self.effects[chunk] = sweep.effects.view(-1, *self.effects.shape[1:])
-        sizes = torch.tensor(sweep.sizes, dtype=torch.float64)
-        self.sizes = sizes if self.sizes is None else self.sizes + sizes
-        self.done, self.sweep = self.done + 1, None
-
-    def end_gradients(self, training: RecordedTraining, points: Tensor) -> Float[Tensor, "vector weight"]:
+    def end_gradients(self, training: RecordedTraining, chunk: slice) -> Float[Tensor, "vector weight"]:
         """∂F/∂θ_T of all outputs of some points, one after another."""
         read, outputs = self.setting.points, list(self.setting.domain.integrated)
 
@@ -97,30 +84,24 @@ class EffectsPass:
             found: Tensor = read.reader.function(training.flat.weights(weights), one)
             return found[0, outputs]
 
-        rows = [jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points]
-        return torch.cat(rows)
+        points = self.asked.points[chunk]
+        return torch.cat([jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points])
 
     @property
     def growth(self) -> float:
-        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
-        if self.sizes is None or not self.sizes.isfinite().all():
-            return float("inf")
-        return float(self.sizes.max() / self.sizes[0])
+        """How much more outputs feel of the weights at most than of those at the end."""
+        return float("inf") if self.sweeps is None else self.sweeps.growth
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """All that a checkpoint needs, as plain data and tensors."""
-        return {
-            "done": self.done,
-            "effects": self.effects,
-            "sizes": self.sizes,
-            "sweep": None if self.sweep is None else self.sweep.state,
-        }
+        if self.sweeps is not None:
+            return self.sweeps.state
+        return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
-        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
-        self.effects.copy_(state["effects"])
+        self.saved = state
 
 
 def begin_effects(setting: Setting, asked: SweepSetting, recording: Recording | None, room: Room) -> EffectsPass:

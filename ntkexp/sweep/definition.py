@@ -1,6 +1,4 @@
-"""What a sweep is: a YAML file in `configs/sweep/`, or what the command line says; its axes and their values.
-
-The values of an axis.
+"""What a sweep is: a YAML file in `configs/sweep/`, or what the command line says. The values of its axes:
 
     YAML             [64, 128]    {from: 32, to: 1024, count: 6, scale: log}    or as on the command line
     command line     64,128,256    0..4 (whole numbers)    0..1:5 (equal steps)    32..1024:6:log (equal ratios)
@@ -26,9 +24,10 @@ from typing import Any, TypeAlias
 import yaml
 from pydantic import ValidationError
 
-from ntkexp.config.choices import Choices, parsed, read, spelled
+from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
 from ntkexp.config.override import split
+from ntkexp.config.plain_yaml import parsed, read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
@@ -227,23 +226,15 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
         raise Mistake(
             f"there is nothing to sweep; name one of {sweep_names(choices)}, or write such as model.width=64,128"
         )
-    if "=" in words[0]:
-        return replace(ad_hoc(words), words=tuple(words))
-    file = from_file(words[0], choices)
-    return replace(with_name(with_overrides(file, words[1:]), file), words=tuple(words))
-
-
-def with_name(changed: Definition, file: Definition) -> Definition:
-    """Give a sweep its file's own name for as long as the results are the file's."""
-    name = file.name if changed.digest == file.digest else f"{file.name}-{changed.digest}"
-    return replace(changed, name=name)
-
-
-def ad_hoc(words: Sequence[str]) -> Definition:
-    """Define a sweep without a file, called after its axes."""
-    made = with_overrides(Definition("", {}, (0,), (), ()), words)
-    axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
-    return replace(made, name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}")
+    if "=" in words[0]:  # without a file, called after its axes
+        made = with_overrides(Definition("", {}, (0,), (), ()), words)
+        axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
+        name = "-".join([*axes, made.digest]) if axes else f"run-{made.digest}"
+    else:  # called as its file for as long as the results are the file's
+        file = from_file(words[0], choices)
+        made = with_overrides(file, words[1:])
+        name = file.name if made.digest == file.digest else f"{file.name}-{made.digest}"
+    return replace(made, name=name, words=tuple(words))
 
 
 def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:

@@ -156,18 +156,17 @@ class RunStatus:
 
 
 def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, RunStatus]:
-    """Find where every run stands."""
-    return {run.name: status_of(plan, run, failures, ended.get(run.name)) for run in plan.distinct}
-
-
-def status_of(plan: Plan, run: PlannedRun, failures: Mapping[str, str], ended: Ended | None) -> RunStatus:
-    """Ask the folder of a run, then the log, and last how it ended under this command."""
-    state = plan.folder(run).state
-    if state in {"done", "running"}:
-        return RunStatus("done" if state == "done" else "running")
-    if run.name in failures:
-        return RunStatus("failed", failures[run.name])
-    return RunStatus("unfinished", ended.reason if ended else "")
+    """Find where every run stands: ask its folder, then the log, and last how it ended under this command."""
+    found = {}
+    for run in plan.distinct:
+        state = plan.folder(run).state
+        if state in {"done", "running"}:
+            found[run.name] = RunStatus("done" if state == "done" else "running")
+        elif run.name in failures:
+            found[run.name] = RunStatus("failed", failures[run.name])
+        else:
+            found[run.name] = RunStatus("unfinished", ended[run.name].reason if run.name in ended else "")
+    return found
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from ntkexp.claim.trial.scores import score
+from ntkexp.claim.papers.leaving_out import score
 from ntkexp.report.analysis.estimate import mean_of
 from tests.bench.attribution_case import Case
 from tests.bench.attribution_cells import Cells, Told

@@ -14,12 +14,11 @@ from itertools import repeat
 from pathlib import Path
 
 from ntkexp.config.compose import compose
-from ntkexp.engine.base import Ended, Task, work
-from ntkexp.engine.child import ignored
+from ntkexp.engine.base import Ended, Task, run_jobs, work
 from ntkexp.engine.local import Local, cores
 from ntkexp.progress import Silent
 from ntkexp.run.execute import execute
-from ntkexp.sweep.run_job import RunJob
+from ntkexp.sweep.jobs import RunJob
 from tests.bench.stopwatch import milliseconds, seconds
 from tests.bench.table import Table
 
@@ -49,12 +48,12 @@ def finished(out: Path) -> Task:
 
 def loop(task: Task, runs: int) -> None:
     """Each in this process."""
-    check(work(task, ignored) for _ in range(runs))
+    check(work(task) for _ in range(runs))
 
 
 def engine(task: Task, runs: int) -> None:
     """Each in a process of its own, as many at once as there are cores."""
-    events = Local(cores()).perform(repeat(task, runs))
+    events = run_jobs(Local(cores()), repeat(task, runs))
     check(event for event in events if isinstance(event, Ended))
 
 

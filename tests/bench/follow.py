@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.kept.keeper import FIRST
-from ntkexp.foreign_loop.kept.loop import LoopInMemory
-from ntkexp.foreign_loop.kept.replay import ReplayedSteps
+from ntkexp.foreign_loop.store.memory import LoopInMemory
+from ntkexp.foreign_loop.store.replay import FIRST, ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.language import Block
 from tests.bench.stopwatch import milliseconds
@@ -140,8 +139,8 @@ def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
             for each, found in zip(loops, seconds, strict=True):
                 found.append(each.turn())
     assert isinstance(trace.steps, ReplayedSteps)
-    assert isinstance(trace.steps.kept, LoopInMemory)
-    kept = trace.steps.kept.held / len(trace.steps)
+    assert isinstance(trace.steps.loop, LoopInMemory)
+    kept = trace.steps.loop.nbytes / len(trace.steps)
     weights = sum(weight.numel() for weight in bare.model.parameters())
     one, two, three = (median(found[1:]) for found in seconds)
     return Cost(one, two, three, kept / weights)

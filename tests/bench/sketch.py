@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Features
 from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from ntkexp.library import reader_of
 from ntkexp.path.points import total, unit
@@ -59,8 +59,8 @@ def line(name: str, outputs: int, size: int, errors: list[list[float]]) -> list[
 class Step:
     """Both sides of a step, its gradient, and ℓ′."""
 
-    left: Features
-    right: Features
+    left: Jacobian
+    right: Jacobian
     gradient: Weights
     pull: Float[Tensor, "train out"]
     change: Float[Tensor, "probe out"]
@@ -71,7 +71,7 @@ class Step:
         assert direction is not None
         sketch = Sketch(size, seed, {name: part.shape for name, part in self.gradient.items()})
         along = sketch.of_weights(direction)
-        sides = [Sketched(sketch.of(side.blocks.values())) for side in (self.left, self.right)]
+        sides = [Sketched(sketch.of(side.blocks)) for side in (self.left, self.right)]
         closing = [
             one.apart(side.applied(direction), along) for one, side in zip(sides, (self.left, self.right), strict=True)
         ]
@@ -103,7 +103,7 @@ def take(module: nn.Module, shape: tuple[int, ...], points: int, outputs: int) -
     gradient = total([right], pull, start)
     end = {name: weight - RATE * gradient[name] for name, weight in start.items()}
     before, after = (reader.record(weights, x[points:]) for weights in (start, end))
-    left = reader.secant(before, after).features
+    left = reader.secant(before, after).jacobian
     return Step(left, right, gradient, pull, after.outputs - before.outputs)
 
 

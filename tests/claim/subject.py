@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.claim.judge import PlannedClaim, Workshop, carry_out, judge_claim, plan_claim
+from ntkexp.claim.conduct import PlannedClaim, Workshop, carry_out, conclude, plan_claim
 from ntkexp.claim.read import claim_of
 from ntkexp.claim.trial.base import AbstractTrial
 from ntkexp.config.compose import Composer, composer
@@ -71,4 +71,4 @@ def planned(tree: dict[str, Any], out: Any, size: Any = "default", made: Compose
 
 def judged(found: PlannedClaim) -> ClaimRecord:
     """The claim, carried out in this process and judged."""
-    return judge_claim(found, carry_out(found, Workshop(Here(1), NoListener(), ("tests",))), "default")
+    return conclude(found, carry_out(found, Workshop(Here(1), NoListener(), ("tests",))), "default")

@@ -16,12 +16,11 @@ import pytest
 
 from ntkexp.claim.claim import Look
 from ntkexp.claim.expectation.average import Location, Order, Slope
-from ntkexp.claim.expectation.base import Identity
-from ntkexp.claim.finding import Finding, decide, together
-from ntkexp.claim.judge import judge_look
+from ntkexp.claim.expectation.base import Identity, Interval
+from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part
 from ntkexp.claim.quantity.base import Column, Columns, Crossing, Measured
 from ntkexp.claim.synthetic import RULES, try_rule
-from ntkexp.cli.claims import table
+from ntkexp.cli.commands.claims import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected
@@ -44,7 +43,7 @@ def test_rules_err_seldom_and_decide_often(rule: Slope) -> None:
 @pytest.mark.parametrize("bound", [None, "upper", "lower"])
 def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
     estimate, expected = Estimate(value, error=0.1, freedom=4), Expected(0.0, 0.5, bound)
-    found = decide(estimate, expected)
+    found = judge_interval(Interval(estimate, expected))
     inside = expected.low <= estimate.low and estimate.high <= expected.high
     outside = estimate.low > expected.high or estimate.high < expected.low
     assert found.verdict == ("supported" if inside else "refuted" if outside else "undecided")
@@ -53,13 +52,13 @@ def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
 
 def test_all_parts_must_hold_and_one_refutes() -> None:
     refuted, open_ = replace(ONE, verdict="refuted", p=0.001), replace(ONE, verdict="undecided", p=None)
-    assert together([ONE, replace(ONE, p=0.02)]) == replace(ONE, p=0.02)
-    assert together([ONE, open_]).verdict == "undecided"
-    assert together([open_, refuted]).verdict == "refuted"
-    assert together([open_, refuted]).p == pytest.approx(0.002)
-    assert together([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
+    assert join_parts([ONE, replace(ONE, p=0.02)]) == replace(ONE, p=0.02)
+    assert join_parts([ONE, open_]).verdict == "undecided"
+    assert join_parts([open_, refuted]).verdict == "refuted"
+    assert join_parts([open_, refuted]).p == pytest.approx(0.002)
+    assert join_parts([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
     decided = ([ONE, ONE], [open_, refuted], [ONE, open_], [refuted, open_])
-    assert [together(parts).part for parts in decided] == [0, 1, 1, 0]
+    assert [join_parts(parts).part for parts in decided] == [0, 1, 1, 0]
 
 
 def test_the_part_whose_figure_is_told_is_told_first() -> None:
@@ -72,9 +71,9 @@ def test_the_part_whose_figure_is_told_is_told_first() -> None:
 
 def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
     few, many = (replace(ONE, verdict="undecided", p=None, more=more) for more in (3, 50))
-    assert together([few, ONE, many]).more == 50
-    assert together([many, replace(few, more=None)]).more is None  # no number of seeds would do
-    edge = decide(Estimate(0.5, error=0.1, freedom=4), Expected(0.0, 0.5))
+    assert join_parts([few, ONE, many]).more == 50
+    assert join_parts([many, replace(few, more=None)]).more is None  # no number of seeds would do
+    edge = judge_interval(Interval(Estimate(0.5, error=0.1, freedom=4), Expected(0.0, 0.5)))
     assert (edge.verdict, edge.more) == ("undecided", None)
     assert "1000 seeds would hardly decide" in edge.note
 
@@ -83,24 +82,24 @@ def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
 def test_a_number_that_is_missing_decides_nothing(rule: Slope) -> None:
     table = rule.invent(-1.0, np.random.default_rng(0))
     table.loc[0, "value"] = np.nan
-    found = rule.judge(table)
+    found = judge_part(rule, table)
     assert found.verdict == "undecided"
     assert "1 of" in found.note
 
 
 def test_an_error_beyond_its_own_bound_refutes_an_identity() -> None:
     table = pd.DataFrame({"seed": [0, 1], "value": [1e-9, -1e-9], "bound": [1e-8, 1e-10]})
-    assert Identity().judge(table).verdict == "refuted"
-    assert Identity().judge(table[:1]).verdict == "supported"
+    assert judge_part(Identity(), table).verdict == "refuted"
+    assert judge_part(Identity(), table[:1]).verdict == "supported"
 
 
 def test_pairs_cancel_what_seeds_share() -> None:
     shared = 10.0 ** np.arange(4)
     rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [*(shared * 2), *shared]}
     order = Order(along="rule", above="a", below="b", margin=0.5, scale="log")
-    assert order.judge(pd.DataFrame(rows)).figure == pytest.approx(2.0)
+    assert judge_part(order, pd.DataFrame(rows)).figure == pytest.approx(2.0)
     with pytest.raises(Mistake, match="have no pair"):
-        order.judge(pd.DataFrame(rows)[:6])
+        judge_part(order, pd.DataFrame(rows)[:6])
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -109,17 +108,17 @@ def test_what_is_as_large_is_not_larger(scale: Literal["linear", "log"], beyond:
     """Without any spread the whole interval is the difference itself."""
     rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.0 + beyond] * 4 + [1.0] * 4}
     order = Order(along="rule", above="a", below="b", margin=0.0, scale=scale)
-    assert order.judge(pd.DataFrame(rows)).verdict == verdict
+    assert judge_part(order, pd.DataFrame(rows)).verdict == verdict
 
 
 def test_as_large_with_some_spread_is_undecided() -> None:
     rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.5, 0.5, 1.5, 0.5] + [1.0] * 4}
-    assert Order(along="rule", above="a", below="b", margin=0.0).judge(pd.DataFrame(rows)).verdict == "undecided"
+    assert judge_part(Order(along="rule", above="a", below="b", margin=0.0), pd.DataFrame(rows)).verdict == "undecided"
 
 
 def test_an_extreme_at_an_end_is_not_located() -> None:
     rows = pd.DataFrame({"width": [1, 2, 4] * 2, "seed": [0] * 3 + [1] * 3, "value": [1.0, 2.0, 3.0, 1.0, 3.0, 1.0]})
-    found = Location(along="width", value=2.0, margin=0.1).judge(rows)
+    found = judge_part(Location(along="width", value=2.0, margin=0.1), rows)
     assert (found.verdict, found.note) == (
         "undecided",
         "there is no interval; 1 of 2 seeds have it at an end of the axis",
@@ -130,9 +129,9 @@ def test_rows_of_several_lines_are_refused() -> None:
     rows = pd.DataFrame({"width": [1, 1, 2, 2], "seed": [0] * 4, "value": [1.0] * 4, "depth": [1, 2, 1, 2]})
     slope = Slope(along="width", value=0.0, margin=0.1)
     with pytest.raises(Mistake, match="choose a line by `where`"):
-        slope.judge(rows)
+        judge_part(slope, rows)
     with pytest.raises(Mistake, match="where: no row has depth=3; there are 1, 2"):
-        slope.model_copy(update={"where": {"depth": 3}}).judge(rows)
+        judge_part(slope.model_copy(update={"where": {"depth": 3}}), rows)
 
 
 def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:

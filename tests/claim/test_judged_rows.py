@@ -9,7 +9,8 @@ import pandas as pd
 
 from ntkexp.claim.claim import MAIN
 from ntkexp.claim.expectation import Order
-from ntkexp.claim.picture.rows import drawable
+from ntkexp.claim.judge import judge_part
+from ntkexp.claim.picture.base import drawable
 from tests.claim.subject import changed_claim
 from tests.claim.test_pictures import LOOK, judged
 
@@ -17,7 +18,7 @@ from tests.claim.test_pictures import LOOK, judged
 def test_an_order_of_which_one_side_has_no_numbers_is_not_drawn() -> None:
     table = pd.DataFrame({"alpha": [1, 2, 1, 2], "seed": [0, 0, 1, 1], "value": [1.0, math.nan, 2.0, math.nan]})
     order = Order(along="alpha", above=2, below=1, margin=0.1)
-    assert order.judge(table).verdict == "undecided"
+    assert judge_part(order, table).verdict == "undecided"
     assert drawable(order, table) is None
     assert drawable(order, table.fillna(5.0)) is not None
 

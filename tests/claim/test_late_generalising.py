@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from ntkexp.claim.trial import LateGeneralising
-from ntkexp.claim.trial.scaled import LearningStep, ScaledDescent, ScaledFunction
-from ntkexp.claim.trial.timing import FollowedMode, top_mode
+from ntkexp.claim.papers import LateGeneralising
+from ntkexp.claim.papers.lazy_and_rich import FollowedMode, LearningStep, ScaledDescent, ScaledFunction, top_mode
 from ntkexp.data import Circle, ModularAddition
 from ntkexp.init import NTK
 from ntkexp.layer import Polynomial

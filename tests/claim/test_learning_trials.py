@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from ntkexp.claim.trial import AfterKernel, SilentAlignment
-from ntkexp.claim.trial.scaled import LearnedTask, ScaledNetwork, length
+from ntkexp.claim.papers import AfterKernel, SilentAlignment
+from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.data import Circle, Digits
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake

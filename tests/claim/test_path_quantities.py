@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from ntkexp.claim.quantity import Column, PathFact, StoredExamples, TimeShare, Together, WeightRank
+from ntkexp.claim.papers import PathFact, StoredExamples, TimeShare, WeightRank
+from ntkexp.claim.quantity import Column, Together
 from ntkexp.claim.quantity.base import AbstractQuantity, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.report.run import Run

@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND, JudgedClaim
+from ntkexp.claim.claim import CONTROL, MAIN, SECOND
+from ntkexp.claim.conduct import draw
 from ntkexp.claim.expectation import Equality
-from ntkexp.claim.judge import show
-from ntkexp.claim.picture import AccuracyTable, ChangeByWidth, InterpolationPeak, JudgedRows, ScalarStep, ScalarTraining
-from ntkexp.claim.picture.base import AbstractPicture, PublishedNumber
-from ntkexp.claim.picture.rows import ascents, changed_range, given, moved
+from ntkexp.claim.papers import AccuracyTable, ChangeByWidth, InterpolationPeak, ScalarStep, ScalarTraining
+from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
+from ntkexp.claim.picture import JudgedRows
+from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim, PublishedNumber
 from ntkexp.claim.quantity.base import Measured
 from ntkexp.claim.read import claim_of, read_claim
 from ntkexp.config.build import Builder
@@ -144,7 +145,7 @@ def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
 
     found = judged(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
     folder = replace(found.record, path=tmp_path)
-    show(replace(found, record=folder, claim=replace(found.claim, picture=Tabled(published="A line."))))
+    draw(replace(found, record=folder, claim=replace(found.claim, picture=Tabled(published="A line."))))
     caption = "Published: A line. Here: blue is the claim's own look, orange the second."
     assert read_exhibit(tmp_path) == Exhibit(caption, ("depth", "ours"), ((3, 0.5), (4, None)))
     assert "<svg" in (tmp_path / "picture.svg").read_text()
@@ -178,4 +179,4 @@ def test_a_number_whose_rows_are_left_out_is_not_found() -> None:
 
 def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(Mistake, match=r"picture.*ScalarStp.*did you mean 'ScalarStep'"):
-        claim_of("mine", changed_claim(picture={"_target_": "ntkexp.claim.picture.ScalarStp"}), Builder())
+        claim_of("mine", changed_claim(picture={"_target_": "ntkexp.claim.papers.ScalarStp"}), Builder())

@@ -10,9 +10,17 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from ntkexp.claim.trial import AddedRemovals, OtherRuns, RemovalScores
-from ntkexp.claim.trial.retraining import Retraining, recorded, retraining, would_change
-from ntkexp.claim.trial.scores import DAMPING, FAMILY, influence, trak
+from ntkexp.claim.papers import AddedRemovals, OtherRuns, RemovalScores
+from ntkexp.claim.papers.leaving_out import (
+    DAMPING,
+    FAMILY,
+    Retraining,
+    influence,
+    recorded,
+    retraining,
+    trak,
+    would_change,
+)
 from ntkexp.mistake import Mistake
 
 SMALL = ("data=moons", "data.train=16", "data.probe=4", "data.test=0", "path.count=2", "model.width=8")

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ntkexp.claim.trial import FiniteSteps, ScalarCurve
+from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.data.synthetic import Integers
 from ntkexp.init.base import Standard
 from ntkexp.mistake import Mistake

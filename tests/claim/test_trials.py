@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from ntkexp.claim.trial import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
-from ntkexp.claim.trial.retraining import groups_of, retraining
+from ntkexp.claim.papers import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
+from ntkexp.claim.papers.leaving_out import draw_groups, retraining
 from ntkexp.claim.trial_job import TrialJob
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
@@ -28,7 +28,7 @@ def test_rows_of_a_trial_are_those_of_its_data_and_seed(tmp_path: Path) -> None:
     """Another table has another name, and rows that were written under another name are not read."""
     (tmp_path / "t.csv").write_text("a,b,y\n1,2,3\n4,5,6\n", encoding="utf-8")
     words = ("data=table", f"data.path={tmp_path / 't.csv'}", "data.target=y")
-    fields = {"_target_": "ntkexp.claim.trial.OtherRuns", "base": words, "groups": 4}
+    fields = {"_target_": "ntkexp.claim.papers.OtherRuns", "base": words, "groups": 4}
     jobs = [TrialJob(fields, seed, str(tmp_path)) for seed in (0, 1)]
     names = [job.name for job in jobs]
     write_atomically(jobs[0].file, sealed_text({"rows": [{"correlation": 1.0}]}, jobs[0].name))
@@ -86,7 +86,7 @@ def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
     again = found.outputs_without(torch.ones(1, 8, dtype=torch.float64))[0]
     end = found.outcome.evidence.end[8:]
     torch.testing.assert_close(again, end, rtol=0, atol=1e-13)  # four steps, batched otherwise
-    assert (found.outputs_without(groups_of(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
+    assert (found.outputs_without(draw_groups(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
 
 
 @pytest.mark.slow

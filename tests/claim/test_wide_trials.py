@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ntkexp.claim.trial import (
+from ntkexp.claim.papers import (
     FirstKernels,
     FirstOutputs,
     Fluctuations,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.claim.trial import WidthSweep
+from ntkexp.claim.papers import WidthSweep
 from ntkexp.data import Digits, Teacher
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.engine import base
-from ntkexp.kernel_file import tile
+from ntkexp.kernel_file import fill
 from ntkexp.records.kernel_file import open_matrix
 from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
@@ -50,16 +50,16 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "k.zarr"
-    monkeypatch.setattr(tile, "timed", lambda subject, filler: 10.0)
-    monkeypatch.setattr(tile, "LONG", 0.0)
+    monkeypatch.setattr(fill, "timed", lambda kernel: 10.0)
+    monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
     check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
     assert open_matrix(path).done.sum() == 0
 
 
 def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile, "timed", lambda subject, filler: 1.0)
-    monkeypatch.setattr(tile, "LONG", 0.0)
+    monkeypatch.setattr(fill, "timed", lambda kernel: 1.0)
+    monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2")
     assert ended.status == 0
     pairs = 32 * 33 // 2 + 28 * 32 + 28 * 29 // 2  # a second each; those on the diagonal once
@@ -73,7 +73,7 @@ def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, m
 def test_what_is_timed_is_not_remarked_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("kernel", "tangent", *SMALL, "kernel.sketch=500", "--workers=1")
     (remark,) = command(*asked, f"--out={tmp_path / 'k.zarr'}").err.splitlines()[-1:]
-    monkeypatch.setattr(tile, "LONG", 0.0)
+    monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command(*asked, f"--out={tmp_path / 'timed.zarr'}")
     assert "core" in ended.err.splitlines()[0]
     assert ended.err.splitlines()[-1] == remark

@@ -116,6 +116,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("given", "advice"), MISTAKES, ids=[repr(given) for given, _ in MISTAKES])
 def test_one_line(given: str, advice: str, command: Command, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("monkeypatch").chdir(request.config.rootpath)
@@ -123,6 +124,7 @@ def test_one_line(given: str, advice: str, command: Command, request: pytest.Fix
     check(command("train", *several), advice)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ntkexp.cli.commands.sweep import compose_plan
 from ntkexp.cli.surroundings import options
-from ntkexp.cli.sweep import SweepRequest, compose_plan
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run
@@ -81,12 +81,7 @@ def test_a_run_that_goes_on_is_still_repeated_by_what_began_it(home: Path) -> No
 def test_the_command_of_a_sweep_means_the_same_runs(home: Path) -> None:
     def plans(words: list[str], options: list[str]) -> list[str]:
         given = dict(option.split("=", 1) for option in options)
-        asked = SweepRequest(
-            words=words, out=Path(given["--out"]), engine="local", workers=None, dry_run=False,
-            fail_fast=False, retry_failed=False, tensorboard=False, quiet=True, as_json=False, trust=[given["--trust"]],
-            config_dir=Path(given["--config-dir"]),
-        )  # fmt: skip
-        plan = compose_plan(asked)
+        plan = compose_plan(words, Path(given["--out"]), [given["--trust"]], Path(given["--config-dir"]))
         return [plan.sweep.command, str(plan.out), *(run.name for run in plan.distinct)]
 
     first = plans([*WORDS, "seed=0,1"], options(Path("my outputs"), ["my nets/small_for_repeating.py"], Path("mine")))

@@ -187,6 +187,7 @@ def test_a_closed_pipe_is_one_line() -> None:
     os.close(writing)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")
 def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:

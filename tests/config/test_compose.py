@@ -9,9 +9,11 @@ import pytest
 
 from ntkexp.component import Component
 from ntkexp.config.build import Builder, build, component, keys
-from ntkexp.config.choices import KEYS, NO_CHOICES, OPTIONS, Choices, folders, read, shipped, shown, tree
+from ntkexp.config.choices import NO_CHOICES, Choices, folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
 from ntkexp.config.field_types import bases
+from ntkexp.config.plain_yaml import read
+from ntkexp.config.synonyms import KEYS, OPTIONS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 
@@ -47,7 +49,7 @@ def test_the_fields_of_an_experiment_build_it_again(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_is_shown_composes_to_the_same(command: list[str], tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(shown(resolve(command)))
+    (tmp_path / "config.yaml").write_text(resolve(command).as_yaml())
     assert compose([], tmp_path) == compose(command)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import parsed, read
 from ntkexp.config.compose import compose
+from ntkexp.config.plain_yaml import parsed, read
 from ntkexp.mistake import Mistake
 
 LAUGHS = "a: &a [x, x]\n" + "".join(

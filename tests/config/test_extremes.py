@@ -19,7 +19,7 @@ import ntkexp
 from ntkexp.component import Component
 from ntkexp.config.compose import compose, refuse_growth
 from ntkexp.config.field_types import flat
-from ntkexp.kernel.record.taping import MemoryLimit
+from ntkexp.kernel.record.memory import MemoryLimit
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import refuse_endless
 from ntkexp.run.setting import prepare
@@ -71,6 +71,7 @@ def test_every_whole_number_has_two_ends() -> None:
     assert len(found) > 50
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("words", "advice"),
     [

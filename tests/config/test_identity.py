@@ -14,6 +14,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records import folder
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "same",
     [

@@ -19,9 +19,10 @@ import pytest
 
 from ntkexp.component import Component
 from ntkexp.config.build import build
-from ntkexp.config.choices import read, shipped
+from ntkexp.config.choices import shipped
 from ntkexp.config.compose import compose
 from ntkexp.config.field_types import kinds
+from ntkexp.config.plain_yaml import read
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network
 from ntkexp.mistake import Mistake
@@ -148,6 +149,7 @@ def tried(fields: dict[str, Any]) -> None:
         return
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=str)
 def test_no_text_of_a_component_is_code(group: str, name: str, trap: Trap) -> None:
     component = option(group, name)

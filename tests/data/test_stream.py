@@ -165,7 +165,7 @@ def test_chance_has_one_door() -> None:
 
 def test_every_purpose_is_asked_for_in_one_file() -> None:
     """Trials of claims are experiments of their own: each draws its networks as a run draws its own."""
-    trials = PACKAGE / "claim" / "trial"
+    trials = PACKAGE / "claim" / "papers"
     asked = Counter(
         purpose
         for file in PACKAGE.rglob("*.py")

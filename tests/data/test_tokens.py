@@ -99,6 +99,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("source", "model"),
     [

@@ -16,8 +16,9 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component, can_be_built
-from ntkexp.config.choices import Choices, dotted, folders, read, spelled, title
+from ntkexp.config.choices import Choices, dotted, folders, title
 from ntkexp.config.field_types import takes
+from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.sweep.definition import values
 from tests.docs import commands
 from tests.docs.readme import ROOT

@@ -92,6 +92,7 @@ def imported() -> set[str]:
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ntkexp", "_typeshed"}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_asked_for() -> None:
     """By users: what only the tests need is not there."""
     extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"]

@@ -28,6 +28,7 @@ def page(request: pytest.FixtureRequest) -> Page:
     return Page(ROOT / "docs" / request.param)
 
 
+@pytest.mark.sample(3)
 def test_every_experiment_is_one(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page.files(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT
 CI = ROOT / ".ci" / "run"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.split()[1] in {"train", "config"}])
 def test_every_experiment_is_one(line: str) -> None:
     overrides = [word for word in shlex.split(line)[2:] if not word.startswith("--")]

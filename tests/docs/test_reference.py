@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ntkexp.config.choices import read
+from ntkexp.config.plain_yaml import read
 from tests.docs import commands
 from tests.docs.reference import CHOICES, FILE, comments, component, reference
 

@@ -36,6 +36,7 @@ def slopes(found: Trained, mean: MeanName, vectors: Tensor, together: int | None
     return -sweep.effects
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mean", MEANS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_effects_are_the_derivative_of_training(optimizer: str, mean: MeanName, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def rounding(step: TrainedStep) -> Tensor:
     """How far rounding may take g + λθ, as it is summed elsewhere: by ε of the largest gradients that make it up."""
     weights = step.weights.clone()
     each = [batch.shares[:, None] * jacrev(batch.losses)(weights) for batch in step.batches]
-    return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].coupled * weights).abs())
+    return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].linear.coupled * weights).abs())
 
 
 def gradient(step: TrainedStep) -> Tensor:
@@ -32,12 +32,11 @@ def gradient(step: TrainedStep) -> Tensor:
 
 def taken(step: TrainedStep, memory: Tensor) -> tuple[Tensor, Tensor]:
     """θ and m after the step, for an update of all weights."""
-    (update,) = step.updates
-    g = gradient(step)
+    linear, g = step.updates[0].linear, gradient(step)
     c = 1.0 if step.clip_norm is None else min(1.0, step.clip_norm / (float(g.norm()) + 1e-6))
-    p = c * g + update.coupled * step.weights
-    memory = update.carry * memory + update.intake * p
-    return (1 - update.lost) * step.weights - update.scale * memory - update.ahead * p, memory
+    p = c * g + linear.coupled * step.weights
+    memory = linear.carry * memory + linear.intake * p
+    return (1 - linear.lost) * step.weights - linear.scale * memory - linear.ahead * p, memory
 
 
 @pytest.mark.parametrize(
@@ -52,8 +51,9 @@ def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> N
         after, memory = taken(step, memory)
         expected = found.step(index + 1).weights if index + 1 < found.length else found.end
         (update,), fresh = step.updates, rounding(step)
-        known = update.carry * known + update.intake * fresh
-        bound = update.scale * known + update.ahead * fresh + EPS * (step.weights.abs() + expected.abs())
+        linear = update.linear
+        known = linear.carry * known + linear.intake * fresh
+        bound = linear.scale * known + linear.ahead * fresh + EPS * (step.weights.abs() + expected.abs())
         assert ((after - expected).abs() <= bound).all()
         if update.denominator is not None:
             assert ((memory - update.denominator.mean).abs() <= known).all()

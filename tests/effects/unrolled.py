@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
-from ntkexp.optimizer.base import GUARD, AbstractOptimizer, filled
+from ntkexp.optimizer.base import GUARD, AbstractOptimizer
 from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov
 from ntkexp.path.step import sizes_of
 from tests.effects.trainings import Trained
@@ -38,7 +38,8 @@ def end(found: Trained, mean: MeanName, example_weights: Float[Tensor, " example
     optimizer, memory = descent.optimizer, Memory()
     theta = flat.vector(like).requires_grad_()
     for index in range(descent.steps):
-        sizes = flat.vector(filled(like, sizes_of(like, descent.factors, descent.size(index))))
+        size = sizes_of(like, descent.factors, descent.size(index))
+        sizes = flat.vector({name: torch.full_like(weight, size[name]) for name, weight in like.items()})
         g = gradient(found, mean, index, theta, example_weights)
         if optimizer.clip_norm is not None:
             g = g * (optimizer.clip_norm / (g.norm() + GUARD)).clamp(max=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ntkexp.chapter import option
-from ntkexp.config.choices import complete, read, tree
+from ntkexp.config.choices import tree
+from ntkexp.config.completion import complete
+from ntkexp.config.plain_yaml import read
 from ntkexp.mistake import Mistake
 from tests.config import components
 from tests.docs import reference

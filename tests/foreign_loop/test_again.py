@@ -12,7 +12,7 @@ import torch
 
 import ntkexp
 from ntkexp.foreign_loop.again import LoopAgain
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import known_effects

@@ -16,11 +16,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ntkexp.foreign_loop.again import LoopAgain
-from ntkexp.foreign_loop.calls import digests
-from ntkexp.foreign_loop.follow import follow, trace_in
-from ntkexp.foreign_loop.kept.save import Gallery
+from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.run_folder import Gallery
+from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
@@ -29,7 +29,7 @@ from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed, plain
 from tests.foreign_loop.test_effects import TOLERANCE, WIDTH, WeightedLoop, loss_of
 from tests.foreign_loop.test_follow import EXACT, closes
-from tests.foreign_loop.test_kept import trained
+from tests.foreign_loop.test_store import trained
 
 Forward: TypeAlias = Callable[["Net", Tensor], Tensor]
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_drawn_again_is_refused_in_one_line(way: Forward, said: s
 
 def same(one: Trace, other: Trace) -> None:
     """The same examples added the same, to the rounding of steps that are replayed."""
-    ours, theirs = (trace.found(Gallery())["contribution"] for trace in (one, other))
+    ours, theirs = (trace.contributions(Gallery())["contribution"] for trace in (one, other))
     missed = abs(ours.sel(example=theirs["example"]) - theirs).max()
     assert float(missed) < 1e-12 * float(abs(theirs).max())
 
@@ -310,7 +310,7 @@ def test_leaving_out_is_training_without_under_the_same_masks(tmp_path: Path) ->
     assert (found - expected).abs().max() < 1e-11  # the same steps, with sums in another order
     group = [list(trace.examples).index(names[k]) for k in (3, 8)]
     removal = loop_without(
-        trace_in(tmp_path / "run"), lambda: again(to=tmp_path / "run"), "renormalised", group, [0, 1, 2], Silent()
+        find_trace(tmp_path / "run"), lambda: again(to=tmp_path / "run"), "renormalised", group, [0, 1, 2], Silent()
     )
     change = (expected - ends_with(torch.ones_like(weights))).numpy()
     assert np.linalg.norm(removal.shares.sum(2) - change) < 1e-10 * np.linalg.norm(change)

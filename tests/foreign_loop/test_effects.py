@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.calls import CallLoss, ModelCall, SeenCall, digests
+from ntkexp.foreign_loop.calls import CallLoss, ModelCall
+from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops
@@ -126,7 +127,7 @@ def test_class_weights_of_very_different_sizes_are_not_held_against_a_loop(
     def share(size: Tensor | None) -> float:
         loss = partial(nn.functional.cross_entropy, weight=size, label_smoothing=smoothing, reduction="none")
         call = ModelCall(0, torch.arange(rows), tuple(map(str, range(rows))), gradient=gradient)
-        return CallLoss(lambda found, _: loss(found, labels), lambda *_: outputs, call, 0).share({})
+        return CallLoss(lambda found, _: loss(found, labels), lambda *_: outputs, call, 0).share({}).factor
 
     expected = 1 / float(sizes[labels].sum())
     assert abs(share(sizes) - expected) < 0.1 * expected

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ntkexp
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
@@ -41,6 +41,7 @@ def attributed(given: Loop, body: Body) -> dict[str, torch.Tensor]:
     return {str(name): torch.from_numpy(dataset[name].values) for name in dataset}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("optimizers", "body"), LOOPS, ids=lambda part: part.__name__)
 def test_parts_add_up_to_what_training_did(optimizers: loops.Maker, body: Body) -> None:
     given = loop(optimizers)
@@ -55,6 +56,7 @@ def test_in_float32_they_do_to_its_rounding(optimizers: loops.Maker) -> None:
     closes(given, before, attributed(given, loops.scheduled_and_clipped), EXACT_32)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("body", RECORDED, ids=lambda body: body.__name__)
 def test_a_bug_is_recorded_as_what_it_did(body: Body) -> None:
     given = loop(momentum)
@@ -446,6 +448,7 @@ def one_step_more(given: Loop, batch: torch.Tensor) -> None:
         torch.optim.SGD(given.model.parameters(), lr=0.2).step()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("body", [clamped_at_last, averaged_at_last, one_step_more], ids=lambda body: body.__name__)
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 def test_what_no_step_changed_is_a_part_of_its_own(body: Body, on_disk: bool, tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 import ntkexp
 from ntkexp.foreign_loop.attribution import AGREES
 from ntkexp.foreign_loop.clipping import Factors
-from ntkexp.foreign_loop.follow import loaded, trace_in
-from ntkexp.foreign_loop.signed_outputs import Replayed, signature
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.output_signatures import Replayed, signature
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 
 STEPS, HALF = 6, 3
@@ -105,13 +104,13 @@ def test_so_is_one_that_another_process_builds_otherwise(tmp_path: Path) -> None
     warm("dict", STEPS + 1, to=tmp_path / "run").attribute()
     other = Warm(lambda net: 1.25)
     with pytest.raises(Mistake, match="step 5: the model gave other outputs when the loop called it"):
-        loaded(trace_in(tmp_path / "run"), other).attribute()
+        load_trace(find_trace(tmp_path / "run"), other).attribute()
 
 
 def test_what_the_model_gave_itself_is_kept_on_disk(tmp_path: Path) -> None:
     warm("dict", STEPS, to=tmp_path / "run")
     with pytest.raises(Mistake, match="when following ended, the model gave other outputs"):
-        loaded(trace_in(tmp_path / "run"), Warm(lambda net: 1.0)).attribute()
+        load_trace(find_trace(tmp_path / "run"), Warm(lambda net: 1.0)).attribute()
 
 
 class Half(nn.Module):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ntkexp
-from ntkexp.foreign_loop.calls import SeenCall
-from ntkexp.foreign_loop.follow import trace_in
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.output_signatures import signature
+from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 
@@ -197,7 +197,7 @@ def test_trainer_is_carried_out_again(transformers: Any, tmp_path: Path) -> None
         trained(model, texts, tmp_path, options, weight_decay=0.1, max_grad_norm=0.5, proves=False)
 
     train()
-    found = loop_without(trace_in(tmp_path / "trace"), train, "renormalised", [0, 1, 2], [0, 1], Silent())
+    found = loop_without(find_trace(tmp_path / "trace"), train, "renormalised", [0, 1, 2], [0, 1], Silent())
     assert np.abs(found.actual).min() > 1e-3
     assert found.closure < CLIPPED
 
@@ -240,3 +240,7 @@ def trained(
     after.load_state_dict(model.state_dict())
     with torch.no_grad():
         closes(seen.trace, after(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
+    ours = seen.trace.replayed(seen.trace.steps.end, after(**TOKENS).logits.flatten(1))[0]
+    assert seen.trace.ends.end is not None
+    numbers = signature(ours.outputs)  # also under the library's autocast, as attention is plain
+    assert float((numbers - seen.trace.ends.end).norm()) < 1e-5 * float(numbers.norm())

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from ntkexp.cli.main import run as command
-from ntkexp.effects.sweep import MEANS, Adjoint, MeanName
+from ntkexp.effects.sweep import MEANS, MeanName, StateAdjoint
 from ntkexp.foreign_loop.again import Weighing, trained_again
-from ntkexp.foreign_loop.calls import digests
 from ntkexp.foreign_loop.effects import loss_of as known_loss
-from ntkexp.foreign_loop.follow import names_in, trace_in
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -54,11 +53,11 @@ def without(optimizers: Maker, body: Body, to: Path, mean: MeanName = "renormali
     """What leaving the group out changes at all queries; the places of the group among the data."""
     train = partial(again, optimizers, body, to)
     train()
-    files = trace_in(to)
+    files = find_trace(to)
     data = digests(loop(optimizers).x)
     found = loop_without(files, train, mean, GROUP, [0, 1, 2], Silent())
     assert [path.name for path in (to / "removal").iterdir()] == []  # the second trace is gone
-    return found, [data.index(names_in(files)[k]) for k in GROUP]
+    return found, [data.index(example_names_in(files)[k]) for k in GROUP]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def skipped(patch: pytest.MonkeyPatch) -> None:
     """A step in the middle is not gone back over."""
     right = TrainingPair.take
 
-    def take(pair: TrainingPair, index: int, adjoint: Adjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
+    def take(pair: TrainingPair, index: int, adjoint: StateAdjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
         return shares.new_zeros(len(shares)) if index == 4 else right(pair, index, adjoint, shares, magnitude)
 
     patch.setattr(TrainingPair, "take", take)
@@ -221,7 +220,7 @@ def test_the_command_tells_it(
 
 def refused_by(train: Callable[[], object], to: Path) -> None:
     """Leave the group out of another loop than the one that was followed."""
-    loop_without(trace_in(to), train, "renormalised", GROUP, [0], Silent())
+    loop_without(find_trace(to), train, "renormalised", GROUP, [0], Silent())
 
 
 def test_another_loop_is_refused(tmp_path: Path) -> None:

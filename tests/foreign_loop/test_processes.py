@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from ntkexp.foreign_loop.follow import loaded, trace_in
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import processes
 from tests.foreign_loop.processes import WORLD, network
@@ -30,7 +29,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trace_of(folder: Path) -> Trace:
     """As another process finds it; no page is made."""
-    return replace(loaded(trace_in(folder), network()), folder=None)
+    return replace(load_trace(find_trace(folder), network()), folder=None)
 
 
 @pytest.mark.parametrize("name", ["accumulated", "plain"])

@@ -12,7 +12,8 @@ from torch import nn
 
 import ntkexp
 from ntkexp.cli.main import run as command
-from ntkexp.foreign_loop.follow import follow, loaded, trace_in
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, format_explanations, worst
 from ntkexp.report.sentence import sentence
@@ -88,9 +89,9 @@ def test_a_later_process_attributes_it_alike(
 def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path: Path) -> None:
     _, folder = attributed
     with pytest.raises(Mistake, match=r"not the one that was followed in .*mine: its '2\.bias' is missing"):
-        loaded(trace_in(folder), nn.Sequential(nn.Linear(5, 8)))
+        load_trace(find_trace(folder), nn.Sequential(nn.Linear(5, 8)))
     with pytest.raises(Mistake, match="holds no trace"):
-        trace_in(tmp_path)
+        find_trace(tmp_path)
 
 
 def test_a_model_that_nobody_called_is_refused(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import ntkexp
-from ntkexp.foreign_loop.calls import SeenCall
-from ntkexp.foreign_loop.follow import names_in, trace_in
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.progress import Silent
 from ntkexp.removal.rerun import again
 from tests.removal.problems import BATCH, CLIP, DECAY, GROUP, split
@@ -85,8 +84,8 @@ def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path
 
     train = partial(by_hand, run, case, tmp_path / "loop")
     train()
-    files = trace_in(tmp_path / "loop")
-    group = [names_in(files).index(str(k)) for k in GROUP]
+    files = find_trace(tmp_path / "loop")
+    group = [example_names_in(files).index(str(k)) for k in GROUP]
     theirs = loop_without(files, train, "renormalised", group, [0, 1, 2], Silent())
     training = again(run.setting.experiment, run.setting.problem, run.setting.descent.step_size, 6)
     points = run.setting.problem.inputs[domain.attributed]

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
@@ -74,7 +74,7 @@ class Known:
         return self.reader.record(self.given.start, self.given.x)
 
     @cached_property
-    def features(self) -> Features:
+    def features(self) -> Jacobian:
         """The tangent features of the five."""
         return self.reader.tangent(self.tape)
 

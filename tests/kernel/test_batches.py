@@ -6,16 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Block, Factored, Features, Rows, joined
+from ntkexp.kernel.features.blocks import Block, Factored, Rows
+from ntkexp.kernel.features.jacobian import Assembly, Jacobian
 from ntkexp.kernel.read import batches as chapter
 from ntkexp.kernel.read.batches import cut
 from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.kernel.secant.uses import View
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
 from tests.kernel.known import known
 from tests.kernel.routed import ROUTED, routed
 
+VIEW = View("v", (3, 4), (4, 1), 0)
 pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
 
 EPS = torch.finfo(torch.float64).eps
@@ -46,6 +49,7 @@ def test_a_secant_kernel_takes_its_training_examples_in_batches() -> None:
     agree(secant_kernel(module, {}, {}, x[:2], x), network.kernel[:2, :, :5], 100 * EPS)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", ROUTED)
 def test_where_values_route_rows_batches_are_read_all_the_same(name: str) -> None:
     given = routed(name)
@@ -70,11 +74,11 @@ def test_rows_are_written_where_they_belong(chosen: tuple[int, ...]) -> None:
     """Those of a weight that is used once; what another use adds is not written over the first."""
     reader, weights = reader_of(Tied().double())
     tape = reader.record(weights, torch.randn(4, 3, 8, 8, dtype=torch.float64))
-    expected = reader.factored(tape, chosen)
+    expected = reader.assembled(tape, chosen)
     room = {name: torch.zeros(9, len(chosen), weight.numel()).double() for name, weight in weights.items()}
-    found = reader.factored(tape, chosen, room)
-    for key, block in found.blocks.items():
-        agree(block.multiplied_out(), expected.blocks[key].multiplied_out(), EPS)
+    found = reader.assembled(tape, chosen, room)
+    for block, other in zip(found.blocks, expected.blocks, strict=True):
+        agree(dense(block), dense(other), EPS)
     assert room["other.weight"].any(2).any(1).tolist() == [True] * 4 + [False] * 5
 
 
@@ -85,19 +89,26 @@ def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
     assert {place.stop - place.start for place in places} <= {total // count, total // count + 1}
 
 
-def part(examples: int, **changes: Block) -> Features:
-    """Features of some examples."""
+def dense(block: Block) -> Tensor:
+    """The gradients, multiplied out."""
+    return torch.cat([rows.rows for rows in block.by_name()], 2)
+
+
+def part(examples: int, **changes: Block) -> Jacobian:
+    """The Jacobian of some examples."""
     blocks: dict[str, Block] = {
         "w": Rows(torch.full((examples, 1, 3), float(examples)), "w"),
-        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), None, None, None),
+        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), VIEW, None, None),
     }
-    return Features({(name, None): block for name, block in (blocks | changes).items()}, examples, 1)
+    return Jacobian(tuple((blocks | changes).values()), examples, 1)
 
 
 def test_parts_lie_one_after_the_other() -> None:
-    found = joined([lambda _: part(2), lambda _: part(3)], 5)
-    assert found is not None
-    (rows, factored) = found.blocks.values()
+    whole = Assembly(5)
+    assert whole.add(part(2))
+    assert whole.add(part(3))
+    found = whole.jacobian
+    (rows, factored) = found.blocks
     assert isinstance(rows, Rows)
     assert isinstance(factored, Factored)
     assert rows.rows[:, 0, 0].tolist() == [2, 2, 3, 3, 3]
@@ -113,5 +124,7 @@ def test_parts_lie_one_after_the_other() -> None:
     ],
     ids=["another parameter", "more of a parameter", "another way"],
 )
-def test_parts_of_another_form_are_not_joined(other: Features) -> None:
-    assert joined([lambda _: part(2), lambda _: other], 5) is None
+def test_parts_of_another_form_are_not_joined(other: Jacobian) -> None:
+    whole = Assembly(5)
+    assert whole.add(part(2))
+    assert not whole.add(other)

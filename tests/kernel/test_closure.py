@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.kernel.read import reader
+from ntkexp.kernel.read import checks
+from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.rules import RULES
-from ntkexp.kernel.secant.rules.base import AbstractCall, Result
+from ntkexp.kernel.secant.rules.base import Result
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake
@@ -47,13 +48,13 @@ def test_a_rule_that_is_wrong_is_refused_or_warned_of(
     """In what the library returns: by how much it is off decides which."""
     right = RULES["tanh"]
 
-    def wrong(call: AbstractCall) -> Result:
+    def wrong(call: Call) -> Result:
         found = right(call)
         assert isinstance(found, torch.Tensor)
         return (1 + size) * found
 
     monkeypatch.setitem(RULES, "tanh", wrong)
-    monkeypatch.setattr(reader, "is_faithful", lambda *_: True)
+    monkeypatch.setattr(checks, "is_faithful", lambda *_: True)
     given = problem("tanh")
     words = "the secant misses the change of the outputs by .* where rounding explains"
     with pytest.raises(Mistake, match=words) if raises else pytest.warns(UserWarning, match=words):
@@ -63,7 +64,7 @@ def test_a_rule_that_is_wrong_is_refused_or_warned_of(
 def test_features_of_other_examples_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pushed forwards knows nothing of owners; what is read backwards does."""
     monkeypatch.setattr(
-        reader, "owners", lambda *given: Owners(tuple(owner.flip(0) for owner in owners(*given).of_uses))
+        checks, "owners", lambda *given: Owners(tuple(owner.flip(0) for owner in owners(*given).of_uses))
     )
     given = problem("tanh")
     with pytest.raises(Mistake, match="its kernel would be wrong"):

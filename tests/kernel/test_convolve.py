@@ -7,8 +7,8 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from ntkexp.kernel.record import recorder as chapter
-from ntkexp.kernel.record.recorder import convolve
+from ntkexp.kernel.record import convolution
+from ntkexp.kernel.record.convolution import convolve
 
 How: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
 
@@ -25,7 +25,7 @@ HOW: dict[str, How] = {
 def test_a_few_examples_at_a_time_have_the_bits_of_all(how: How, monkeypatch: pytest.MonkeyPatch) -> None:
     x, kernel = torch.randn(7, 4, 6, 5, dtype=torch.float64), torch.randn(4, 4 // how[-1], 3, 3, dtype=torch.float64)
     expected = torch.convolution(x, kernel, bias := torch.randn(4, dtype=torch.float64), *how)
-    monkeypatch.setattr(chapter, "AT_ONCE", 2 * x[:1].nbytes * 9)
+    monkeypatch.setattr(convolution, "CACHED", 2 * x[:1].nbytes * 9)
     found = convolve(x, kernel, bias, *how)
     assert torch.equal(found, expected)
 
@@ -36,5 +36,5 @@ def test_of_any_number_of_dimensions(dimensions: int, monkeypatch: pytest.Monkey
     kernel = torch.randn(3, 2, *[2] * dimensions, dtype=torch.float64)
     ones, none = [1] * dimensions, [0] * dimensions
     expected = torch.convolution(x, kernel, None, ones, ones, ones, False, none, 1)
-    monkeypatch.setattr(chapter, "AT_ONCE", 1)
+    monkeypatch.setattr(convolution, "CACHED", 1)
     assert torch.equal(convolve(x, kernel, None, ones, ones, ones, False, none, 1), expected)

@@ -7,8 +7,8 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from ntkexp.kernel.secant import linear_map as chapter
-from ntkexp.kernel.secant.linear_map import CONVOLVE_BACK, convolve_back
+from ntkexp.kernel.record import convolution
+from ntkexp.kernel.record.convolution import CONVOLVE_BACK, convolve_back
 
 EPS = torch.finfo(torch.float64).eps
 How: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
@@ -38,7 +38,7 @@ def test_it_is_the_transpose(name: str, together: int, monkeypatch: pytest.Monke
     how = (stride, padding, dilation, transposed, (0,) * len(window), groups)
     there = torch.convolution(x, kernel, None, *how)
     w = torch.randn_like(there)
-    monkeypatch.setattr(chapter, "AT_ONCE", together * 6 * window[-1] * 8 * 8 * 8)
+    monkeypatch.setattr(convolution, "CACHED", together * 6 * window[-1] * 8 * 8 * 8)
     back = CONVOLVE_BACK(w, x.shape[1:], kernel, *how)
     assert back.shape == x.shape
     terms = torch.cat([(w * there).flatten(), (back * x).flatten()])

@@ -6,8 +6,8 @@ import pytest
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import sizes
-from ntkexp.kernel.read.batches import JACOBIANS, costs
-from ntkexp.kernel.read.outputs import parts
+from ntkexp.kernel.read.cost import JACOBIANS, costs
+from ntkexp.kernel.read.program_cache import parts
 from tests.kernel.known import known
 from tests.kernel.problems import DENSE, KINDS
 
@@ -17,7 +17,7 @@ def test_a_line_for_every_block_with_the_way_that_is_taken(name: str) -> None:
     network = known(name)
     features, examples = network.features, len(network.given.x)
     found = costs(network.reader, network.tape, examples, examples)
-    for line, block in zip(found, features.blocks.values(), strict=True):
+    for line, block in zip(found, features.blocks, strict=True):
         if isinstance(block, Factored):
             assert line.uses == block.inputs.shape[1]
             assert line.way == sizes(block, block).way

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.record.independence import Trial
+from ntkexp.kernel.record.taping import record
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import owner, owners
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -141,7 +144,7 @@ def test_there_is_no_false_alarm(name: str) -> None:
     moved[-1] += 1
     change = (given.module(moved) - given.module(given.x)).detach()[:-1].abs().max()
     assert change <= 100 * torch.finfo(torch.float64).eps * given.module(given.x).detach().abs().max()
-    found = network.reader.owned(network.tape).of_uses
+    found = network.reader.checks.owners(network.tape).of_uses
     assert found
     assert {int(owner) for owned in found for owner in owned.flatten()} - {-1} == set(range(len(given.x)))
 
@@ -150,16 +153,15 @@ def test_there_is_no_false_alarm(name: str) -> None:
 def test_rows_of_a_constant_belong_to_examples(name: str, weight: str) -> None:
     """Their products with weights have factors, and no gradient grows like the square of the examples."""
     network = known(name)
-    features = network.reader.secant(network.tape, network.tape).features
+    features = network.reader.secant(network.tape, network.tape).jacobian
     assert any(
-        isinstance(block, Factored) and block.weight and block.weight.name == weight
-        for block in features.blocks.values()
+        isinstance(block, Factored) and block.weight and block.weight.name == weight for block in features.blocks
     )
 
 
 def test_rows_of_a_constant_that_all_examples_see_belong_to_none() -> None:
     network = known("constant positions")
-    assert not network.reader.owned(network.tape).constants
+    assert not network.reader.checks.owners(network.tape).constants
 
 
 def test_what_overflows_has_no_owner() -> None:
@@ -201,6 +203,23 @@ def test_the_depth_of_a_network_is_no_coupling() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     reader, own = reader_of(made)
     assert all(torch.equal(row, torch.arange(4)) for row in owners(reader.record(own, x), reader.trained).of_uses)
+
+
+SAID = ("rounding moves outputs of the module by", "couples the examples", "outputs of the module are not finite, so")
+
+
+@pytest.mark.parametrize(("other", "said"), [*zip((0.0, 1.0, torch.inf), SAID, strict=True)])
+def test_what_an_exploding_network_makes_of_rounding_is_no_coupling(other: float, said: str) -> None:
+    """Where all but a few digits are lost, other kernels give other outputs, and some have overflown."""
+
+    def function(weights: dict[str, Tensor], x: Any) -> Tensor:
+        return torch.stack([(2.0**36 * x * weights["w"]).sin(), x], 1)
+
+    weights, x = {"w": torch.tensor(1.1, dtype=torch.float64)}, torch.linspace(1, 2, 6, dtype=torch.float64)
+    tape = record(function, weights, x)
+    apart = function(weights, x * (1 + 8 * EPS)) + torch.tensor([0.0, other])
+    with pytest.raises(Mistake, match=said):
+        Trial(function, tape, weights, tape.outputs).refuse_coupling(apart, tape.outputs, x, tape.outputs)
 
 
 def test_a_wide_deep_network_in_single_precision_is_no_false_alarm() -> None:

@@ -131,10 +131,10 @@ def test_an_autograd_function_that_differentiates_its_values_is_read() -> None:
     reader, own = reader_of(made)
     end = {name: 1.1 * weight for name, weight in own.items()}
     start, after = reader.record(own, x), reader.record(end, x)
-    assert all(isinstance(block, Factored) for block in reader.tangent(start).blocks.values())
+    assert all(isinstance(block, Factored) for block in reader.tangent(start).blocks)
     agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * EPS)
     change = after.outputs - start.outputs
-    found = applied(reader.secant(start, after).features, {name: end[name] - own[name] for name in own})
+    found = applied(reader.secant(start, after).jacobian, {name: end[name] - own[name] for name in own})
     agree(found, change, 100 * EPS, after.outputs.abs().max())
 
 
@@ -202,4 +202,4 @@ def test_units_within_rounding_of_a_kink_make_no_module_unfaithful(seed: int) ->
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
     reader, start = reader_of(nn.Sequential(*net, nn.Flatten(), nn.Linear(1024, 1)).eval())
-    assert reader.faithful_owners(reader.record(start, torch.randn(64, 1, 8, 8))) is not None
+    reader.checks.faithful_owners(reader.record(start, torch.randn(64, 1, 8, 8)))

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import orthogonal
 import ntkexp
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
@@ -49,7 +50,7 @@ def read(sample: Sample, size: float, dtype: torch.dtype = torch.float64) -> tup
 def secant(sample: Sample) -> Tensor:
     """J̄ applied to another direction than that of its step."""
     reader, start, end, other = read(sample, 0.6)
-    return applied(reader.secant(start, end).features, other)
+    return applied(reader.secant(start, end).jacobian, other)
 
 
 def by_hand(h: Tensor, k: Tensor, function: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
@@ -149,7 +150,7 @@ KINDS = {name: SAMPLES[name] for name in NAMES} | {
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
     reader, start, end, other = read(KINDS[name], 0.6)
-    there, back = (applied(reader.secant(*ends).features, other) for ends in ((start, end), (end, start)))
+    there, back = (applied(reader.secant(*ends).jacobian, other) for ends in ((start, end), (end, start)))
     agree(there, back, 1000 * EPS)
 
 
@@ -169,7 +170,41 @@ def test_values_that_meet_on_the_way_still_close() -> None:
     reading = reader.secant(start, end)
     change = end.outputs - start.outputs
     agree(reading.push, change, 100 * EPS, 4.0)
-    agree(applied(reading.features, {"w": torch.tensor([1.0, -1.0]).double()}), change, 100 * EPS, 4.0)
+    agree(applied(reading.jacobian, {"w": torch.tensor([1.0, -1.0]).double()}), change, 100 * EPS, 4.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_eigenvectors_close_or_have_turned_round(dtype: torch.dtype) -> None:
+    """LAPACK chooses their signs, and a vector that becomes its negative has no difference along the matrix's."""
+    module = Formula(lambda x, w: (x @ linalg.eigh(w + w.t())[1]).tanh(), w=(4, 4)).to(dtype)
+    reader, x = Reader(function_of(module), frozenset({"w"})), normal(5, 4).to(dtype)
+    spread, closed, turned = torch.diag(torch.tensor([0.0, 5.0, -7.0, 11.0])), 0, 0
+    for seed in range(6):
+        GENERATOR.manual_seed(seed)
+        first = spread + 0.3 * normal(4, 4)
+        ends = [first.to(dtype), (first + 0.05 * normal(4, 4)).to(dtype)]
+        start, end = (reader.record({"w": w}, x) for w in ends)
+        try:
+            reading = reader.secant(start, end)
+        except NoRule:
+            u0, u1 = (linalg.eigh(w + w.t())[1] for w in ends)
+            turned += int(bool(((u0 * u1).sum(0) < 0).any()))
+            continue
+        change = end.outputs - start.outputs
+        agree(reading.push, change, 200 * torch.finfo(dtype).eps, 1.0)
+        agree(applied(reading.jacobian, {"w": ends[1] - ends[0]}), change, 200 * torch.finfo(dtype).eps, 1.0)
+        closed += 1
+    assert closed + turned == 6
+    assert closed
+
+
+@pytest.mark.parametrize("end", [[1.0, 1.0], [1.0, 1.0 + 1e-9]])
+def test_vectors_of_equal_values_are_refused(end: list[float]) -> None:
+    module = Formula(lambda x, w: linalg.eigh(torch.diag_embed(x * w))[1].flatten(1), w=(2,)).double()
+    reader, x = Reader(function_of(module), frozenset({"w"})), torch.ones(3, 2).double()
+    first, last = (reader.record({"w": torch.tensor(w).double()}, x) for w in ([1.0, 1.0], end))
+    with pytest.raises(NoRule, match=r"this result of aten\._linalg_eigh"):
+        reader.secant(first, last)
 
 
 def test_a_short_exponential_closes_to_what_torch_makes_of_it() -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Factored, Features, gathered, in_few_uses
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.features.jacobian import Jacobian, gathered, in_few_uses
+from ntkexp.kernel.secant.uses import View
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps
@@ -24,7 +26,9 @@ def block(read: Tensor, shift: float | None, seed: int = 0) -> Factored:
     draw = torch.Generator().manual_seed(seed)
     inputs = torch.randn(*read.shape, 30, generator=draw, dtype=torch.float64)
     beta = torch.randn(len(read), 2, 1, 20, generator=draw, dtype=torch.float64)
-    return Factored(inputs, beta * read.double()[:, None, :, None], None, None, shift)
+    bias = None if shift is None else View("b", (20,), (1,), 0)
+    view = View("w", (30, 20), (20, 1), 0)
+    return Factored(inputs, beta * read.double()[:, None, :, None], view, bias, shift)
 
 
 @pytest.mark.parametrize("shift", [None, 1.0, 0.5])
@@ -52,5 +56,5 @@ def test_nothing_is_gathered_of_nothing() -> None:
 
 def test_a_kernel_between_gathered_and_other_uses() -> None:
     left, right = block(READ["masked"], 1.0), block(torch.rand(5, 6), 1.0, 1)
-    found = gram(*(in_few_uses(Features({("w", None): side}, 5, 2)) for side in (left, right)))
+    found = gram(*(in_few_uses(Jacobian((side,), 5, 2)) for side in (left, right)))
     agree(found, torch.einsum("qcio,ndio->qcnd", left.dense(), right.dense()), 100 * EPS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.arrange import arrange, differentiate
-from ntkexp.kernel.read.outputs import parts
+from ntkexp.kernel.features.assemble import assemble, pull_back
+from ntkexp.kernel.read.program_cache import parts
 from ntkexp.kernel.secant.linear_map import inner_products
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.library import reader_of
@@ -40,12 +40,12 @@ def test_many_vectors_at_once(name: str) -> None:
     reader, start = reader_of(module.double())
     end = {name: weight + 0.3 * torch.randn_like(weight) for name, weight in start.items()}
     tapes = reader.record(start, x), reader.record(end, x)
-    replay, owned = Replay(*tapes, reader.trained), reader.owned(tapes[0])
+    replay, owned = Replay(*tapes, reader.trained), reader.checks.owners(tapes[0])
     mixtures = torch.randn(4, 3, OUTPUTS, dtype=torch.float64)
 
     def read(*, at_once: bool) -> list[Tensor]:
         given = (replay.delta, replay.uses, owned, replay.leaves, mixtures)
-        return parts(differentiate(arrange, *given, at_once=at_once))
+        return parts(assemble(pull_back(*given, at_once=at_once)))
 
     for found, expected in zip(read(at_once=True), read(at_once=False), strict=True):
         agree(found, expected, 100 * EPS)
@@ -60,10 +60,10 @@ def test_what_examples_share_is_pulled_back_once(way: nn.Module, *, at_once: boo
     module(x)  # how wide the last layer is follows from what comes before
     reader, start = reader_of(module.double())
     tape = reader.record(start, x.double())
-    replay, owned = Replay(tape, tape, reader.trained), reader.owned(tape)
+    replay, owned = Replay(tape, tape, reader.trained), reader.checks.owners(tape)
     shared = torch.randn(4, 1, OUTPUTS, dtype=torch.float64).expand(-1, 3, -1)
     found, expected = (
-        parts(differentiate(arrange, replay.delta, replay.uses, owned, replay.leaves, mixtures, at_once=at_once))
+        parts(assemble(pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures, at_once=at_once)))
         for mixtures in (shared, shared.contiguous())
     )
     if at_once:  # one by one, outputs are copied to stand beside each other

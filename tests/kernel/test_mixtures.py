@@ -15,6 +15,7 @@ from tests.kernel.problems import DENSE, KINDS
 EPS = torch.finfo(torch.float64).eps
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("planned", [False, True], ids=["as it comes", "by programs"])
 @pytest.mark.parametrize("name", [*KINDS, *DENSE])
 def test_mixed_outputs_are_pulled_back_as_the_jacobian_is(name: str, planned: bool) -> None:

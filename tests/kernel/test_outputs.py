@@ -25,6 +25,7 @@ def diagonal(kernel: Tensor) -> Tensor:
     return torch.einsum("qcnc->qn", kernel)[:, None, :, None]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", [*KINDS, *DENSE])
 def test_the_trace_is_the_sum_of_the_diagonal_blocks(name: str) -> None:
     network = known(name)

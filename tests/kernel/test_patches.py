@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Factored
-from ntkexp.kernel.secant import uses
-from ntkexp.kernel.secant.uses import Window
+from ntkexp.kernel.record import convolution
+from ntkexp.kernel.record.convolution import Window
 from ntkexp.library import reader_of, tangent_kernel
 from tests.kernel import oracle
 from tests.kernel.compare import agree
@@ -36,7 +36,7 @@ def images(examples: int, *shape: int) -> Tensor:
 def test_a_few_at_a_time_are_all(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, *how = WINDOWS[name]
     window = Window(images(9, 2, *pixels), *how)
-    monkeypatch.setattr(uses, "AT_ONCE", together * window.rows[:1].nbytes)
+    monkeypatch.setattr(convolution, "PATCHES", together * window.rows[:1].nbytes)
     parts = [shown.mT.clone() for _, shown in window.turns()]
     assert torch.equal(torch.cat(parts), window.rows)
 
@@ -45,7 +45,7 @@ def test_a_few_at_a_time_are_all(name: str, together: int, monkeypatch: pytest.M
 def test_the_kernel_of_more_images_than_are_brought_together_at_once(
     groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uses, "AT_ONCE", 2 * 4 * 3 * 4 * 9 * 8)  # two of the larger patches
+    monkeypatch.setattr(convolution, "PATCHES", 2 * 4 * 3 * 4 * 9 * 8)  # two of the larger patches
     layers = (nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Tanh(), nn.Conv2d(4, 4, 2, stride=2, groups=groups))
     made, x = nn.Sequential(*layers, nn.Flatten()).double(), images(5, 4, 3, 4)
     agree(tangent_kernel(made, x[-2:], x), oracle.tangent(made, x[-2:], x), 100 * EPS)
@@ -55,5 +55,5 @@ def test_the_kernel_of_more_images_than_are_brought_together_at_once(
 def test_factors_are_kept_where_pixels_are_few(side: int, kept: bool) -> None:
     made = nn.Sequential(nn.Conv2d(8, 8, 2), nn.Flatten()).double()
     walker, own = reader_of(made)
-    blocks = walker.tangent(walker.record(own, images(2, 8, side, side))).blocks.values()
+    blocks = walker.tangent(walker.record(own, images(2, 8, side, side))).blocks
     assert all(isinstance(block, Factored) == kept for block in blocks)

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read import program_cache as chapter
-from ntkexp.kernel.read import reader as reading
-from ntkexp.kernel.read.outputs import LATEST, parts
-from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
-from ntkexp.kernel.read.reader import Found, Reader
+from ntkexp.kernel.read.checks import Findings
+from ntkexp.kernel.read.program_cache import LATEST, TRIALS, ProgramCache, parts
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
@@ -36,7 +35,7 @@ ROUNDING = 300 * torch.finfo(torch.float64).eps  # all outputs at once are summe
 def cached(given: Problem) -> Reader:
     """A reader that keeps programs."""
     reader, _ = reader_of(given.module)
-    return replace(reader, found=Found(), programs=ProgramCache())
+    return replace(reader, findings=Findings(), programs=ProgramCache())
 
 
 def uncached(reader: Reader) -> Reader:
@@ -49,16 +48,16 @@ def walk(given: Problem, steps: int, size: float = 0.3) -> list[Weights]:
     return [given.start, *(given.end(size) for _ in range(steps))]
 
 
-def same_bits(found: Tape | Features, expected: Tape | Features) -> None:
+def same_bits(found: Tape | Jacobian, expected: Tape | Jacobian) -> None:
     """Part by part."""
     assert len(parts(found)) == len(parts(expected)) > 0
     for one, other in zip(parts(found), parts(expected), strict=True):
         assert torch.equal(one, other)
 
 
-def same(found: Features, expected: Features) -> None:
+def same(found: Jacobian, expected: Jacobian) -> None:
     """Block by block, to rounding."""
-    assert found.blocks.keys() == expected.blocks.keys()
+    assert found.keys == expected.keys
     scale = max(float(part.abs().max()) for part in parts(expected) if part.numel())
     for actual, usual in zip(parts(found), parts(expected), strict=True):
         assert actual.shape == usual.shape
@@ -66,6 +65,7 @@ def same(found: Features, expected: Features) -> None:
             agree(actual, usual, ROUNDING, scale)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KINDS)
 def test_every_step_by_a_program_has_the_bits_of_the_step_without(name: str) -> None:
     given = problem(name)
@@ -81,7 +81,7 @@ def test_every_step_by_a_program_has_the_bits_of_the_step_without(name: str) -> 
     same_bits(point, bare.tangent(end))
     same(found, replace(reader, programs=None).along(start, end))
     assert reader.programs is not None
-    for programs in (reader.programs.features, reader.programs.tapes):
+    for programs in (reader.programs.jacobians, reader.programs.tapes):
         assert programs.latest.kept
         assert all(written is not None and written.trials == 0 for written in programs.latest.kept.values())
 
@@ -93,7 +93,7 @@ def test_there_is_one_program_for_each_size_of_block(name: str) -> None:
     usual = replace(reader, programs=None)
     for inputs in (given.x, given.x[:2], given.inputs(5)):
         plain = usual.record(given.start, inputs)
-        same(reader.tangent(reader.record(given.start, inputs)), usual.secant(plain, plain).features)
+        same(reader.tangent(reader.record(given.start, inputs)), usual.secant(plain, plain).jacobian)
     assert reader.programs is not None
     assert len(reader.programs.tapes.latest.kept) == 2
 
@@ -125,7 +125,7 @@ def test_another_way_taken_is_seen() -> None:
         weights = given.start | {"layer.bias": torch.full((2,), sign * (1 + k), dtype=torch.float64)}
         tape, plain = reader.record(weights, given.x), usual.record(weights, given.x)
         agree(tape.outputs, plain.outputs, ROUNDING)
-        same(reader.tangent(tape), usual.secant(plain, plain).features)
+        same(reader.tangent(tape), usual.secant(plain, plain).jacobian)
 
 
 @pytest.mark.parametrize("name", ROUTING)
@@ -139,7 +139,7 @@ def test_a_program_is_not_believed_of_another_routing(name: str) -> None:
         inputs = batches[k % len(batches)]
         tape, plain = reader.record(weights, inputs), usual.record(weights, inputs)
         agree(tape.outputs, plain.outputs, ROUNDING)
-        same(reader.tangent(tape), usual.secant(plain, plain).features)
+        same(reader.tangent(tape), usual.secant(plain, plain).jacobian)
 
 
 class Shifted(nn.Module):
@@ -173,8 +173,8 @@ def test_a_program_is_known_by_what_it_is_of_and_not_by_where_that_lies() -> Non
     for weights in walk(given, TRIALS + 2):
         reader.tangent(uncached(reader).record(weights, given.x))
     assert reader.programs is not None
-    assert len(reader.programs.features.latest.kept) == 1
-    (written,) = reader.programs.features.latest.kept.values()
+    assert len(reader.programs.jacobians.latest.kept) == 1
+    (written,) = reader.programs.jacobians.latest.kept.values()
     assert written is not None
     assert written.trials == 0
 
@@ -215,7 +215,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]
     monkeypatch.setattr(chapter, "LARGEST", largest)
-    monkeypatch.setattr("ntkexp.kernel.read.outputs.LATEST", 4)
+    monkeypatch.setattr("ntkexp.kernel.read.program_cache.LATEST", 4)
     given = make()
     batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
     reader = cached(given)
@@ -224,7 +224,7 @@ def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_what_is_kept_holds_none_of_the_values_that_vary() -> None:
-    """A program and its mould are as large for a thousand examples as for one."""
+    """A program and its template are as large for a thousand examples as for one."""
     given = problem("tanh")
     sizes = []
     for count in (1, 1000):
@@ -234,7 +234,7 @@ def test_what_is_kept_holds_none_of_the_values_that_vary() -> None:
             tape = reader.record(weights, x)
             reader.tangent(tape)
         del tape
-        for answers in (reader.found.owners, reader.found.structures, reader.found.faithful):
+        for answers in (reader.findings.owners, reader.findings.structures, reader.findings.faithful):
             answers.kept.clear()  # a number for every example
         sizes.append(alive() - before)
     assert sizes[1] <= sizes[0] + 10**4
@@ -261,11 +261,11 @@ def test_a_lack_of_memory_is_never_hidden(place: str, error: Exception, monkeypa
     tapes = [reader.record(weights, given.x) for weights in walk(given, 3 if place != "all outputs at once" else 1)]
     assert reader.programs is not None
     if place == "all outputs at once":
-        monkeypatch.setattr(reading, "differentiate", fail)
+        monkeypatch.setattr(chapter, "pull_back", fail)
     else:
         for tape in tapes:
             reader.tangent(tape)
-        programs: Any = reader.programs.tapes if "tapes" in place else reader.programs.features
+        programs: Any = reader.programs.tapes if "tapes" in place else reader.programs.jacobians
         for written in programs.latest.kept.values():
             written.program = replace(written.program, function=fail)
     with pytest.raises(type(error)):
@@ -281,9 +281,12 @@ def test_what_is_known_of_routings_is_bounded() -> None:
     assert known is not None
     for _ in range(LATEST + 3):
         reader.tangent(reader.record(given.start, batch(given.generator)))
-    sizes = [len(kept.kept) for kept in (reader.found.owners, reader.found.faithful, known.features.latest, known.once)]
+    sizes = [
+        len(kept.kept)
+        for kept in (reader.findings.owners, reader.findings.faithful, known.jacobians.latest, known.once)
+    ]
     assert max(sizes) <= LATEST
-    assert len(reader.found.routes.kept) == len(known.tapes.latest.kept) == 1
+    assert len(reader.findings.routes.kept) == len(known.tapes.latest.kept) == 1
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.Conv1d(3, 4, 1)], ids=["linear", "convolution"])
@@ -292,7 +295,7 @@ def test_a_program_for_one_mixture_of_all_examples_serves_another_of_each(layer:
     x = torch.randn(5, 3, *(() if isinstance(layer, nn.Linear) else (1,)), dtype=torch.float64)
     module = nn.Sequential(layer, nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2)).double()
     plain, weights = reader_of(module)
-    reader = replace(plain, found=Found(), programs=ProgramCache())
+    reader = replace(plain, findings=Findings(), programs=ProgramCache())
     common, each = torch.randn(1, 2, dtype=torch.float64).expand(5, 2), torch.randn(5, 2, dtype=torch.float64)
     for mixture in (*[common] * (TRIALS + 2), each):
         found = reader.weighted(reader.record(weights, x), mixture)

@@ -24,6 +24,7 @@ def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return given.module, given.x, given.inputs(5) if name in KINDS else batch(given.generator)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:.*plain Jacobians")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name: str) -> None:

@@ -14,9 +14,9 @@ from torch.nn import functional
 from ntkexp.kernel.read.reader import Reader, Reading
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import record
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
@@ -115,6 +115,7 @@ def test_every_rule_has_a_sample() -> None:
     assert set(COMPLEX_SAMPLES) == set(COMPLEX)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sample_uses_the_rule(name: str) -> None:
     """On a value that changes; a mask does so in a long step alone."""
@@ -123,6 +124,7 @@ def test_the_sample_uses_the_rule(name: str) -> None:
     assert any(entry.name == name and not chord.deltas.keys().isdisjoint(entry.slots) for entry in chord.start.entries)
 
 
+@pytest.mark.sample(200)
 @pytest.mark.parametrize(
     ("name", "size"),
     [(name, size) for name in NAMES for size in ((1e-8, 1e-4, 0.3, 3.0) if name in BREAKS else (1e-8, 3.0))],
@@ -134,17 +136,19 @@ def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     # f itself is known to some eps, relative to its size, and eps·|z| for a function of z: |z| stays below 50 here
     scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
     agree(reading.push, change, 100 * EPS, scale)
-    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
     problem = sampled(name)
     tape = problem.tape(0.0)
     expected = oracle.contracted(problem.jacobians, problem.direction)
-    agree(applied(problem.reader.secant(tape, tape).features, problem.direction), expected, 100 * EPS)
+    agree(applied(problem.reader.secant(tape, tape).jacobian, problem.direction), expected, 100 * EPS)
 
 
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
 def test_tiny_steps_lose_no_digits(name: str) -> None:
     """A quotient Δσ/Δz at Δz = 1e-10 would keep six digits; slopes without cancellation differ from σ′ by σ″Δz."""
@@ -152,7 +156,7 @@ def test_tiny_steps_lose_no_digits(name: str) -> None:
     other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
     expected = oracle.contracted(problem.jacobians, other)
     reading, _, _ = problem.secant(TINY)
-    agree(applied(reading.features, other), expected, 1e-8)
+    agree(applied(reading.jacobian, other), expected, 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +174,11 @@ def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     reading, start, end = problem.secant(1.0)
     change, scale = end.outputs - start.outputs, torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
     agree(reading.push, change, 100 * EPS, scale)
-    agree(applied(reading.features, problem.step(start, end)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
     other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
     expected = oracle.contracted(problem.jacobians, other)
-    agree(applied(problem.reader.secant(start, start).features, other), expected, 100 * EPS)
-    agree(applied(problem.secant(TINY)[0].features, other), expected, 1e-8)
+    agree(applied(problem.reader.secant(start, start).jacobian, other), expected, 100 * EPS)
+    agree(applied(problem.secant(TINY)[0].jacobian, other), expected, 1e-8)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +237,7 @@ def test_a_weight_meets_the_inputs_in_any_place(name: str) -> None:
     )
     change, reading = after.outputs - before.outputs, reader.secant(before, after)
     scale = torch.maximum(before.outputs.abs().max(), after.outputs.abs().max())
-    agree(applied(reading.features, problem.step(before, after)), change, 100 * EPS, scale)
+    agree(applied(reading.jacobian, problem.step(before, after)), change, 100 * EPS, scale)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.secant.rules.linear import tell_of_padding
+from ntkexp.kernel.secant.rules.linear import warn_of_padding
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.shapes import Weights
@@ -31,13 +31,14 @@ def outputs(network: Known, weights: Weights, x: Tensor) -> Tensor:
     return found.detach().reshape(len(x), -1)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(
     ("name", "size"), [(name, size) for name in READ for size in (SIZES if name in BROKEN else (1e-8, 3.0))]
 )
 def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
     step = known(name).step(size)
     agree(step.reading.push, step.change, ROUNDING, step.scale)
-    agree(applied(step.reading.features, step.weights), step.change, ROUNDING, step.scale)
+    agree(applied(step.reading.jacobian, step.weights), step.change, ROUNDING, step.scale)
     found = closure(step.reading.push, step.start, step.end)
     assert found.holds
     assert found.error < found.bound / 10
@@ -64,6 +65,7 @@ def test_one_step_of_descent_is_exact(name: str, size: float) -> None:
     agree(predicted, after - before, ROUNDING, before.abs().max() + after.abs().max() + terms)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KINDS)
 def test_at_length_zero_it_is_the_tangent_kernel_and_symmetric(name: str) -> None:
     network = known(name)
@@ -78,6 +80,7 @@ def test_it_is_not_symmetric_along_a_step() -> None:
     assert (kernel - kernel.permute(2, 3, 0, 1)).abs().max() > 1e-2 * kernel.abs().max()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["relu", "tanh", "called twice", "gains and shifts", "low rank", "two heads"])
 def test_frozen_parameters_may_move_and_add_nothing_to_the_kernel(name: str) -> None:
     """What each parameter adds is its own, at the values of all of them: the shares add up to the whole kernel."""
@@ -127,7 +130,7 @@ def test_pieces_telescope(name: str) -> None:
         for k in range(pieces + 1)
     ]
     step = {key: end[key] - own[key] for key in own}
-    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).features, step) for k in range(pieces)]
+    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).jacobian, step) for k in range(pieces)]
     change = tapes[-1].outputs - tapes[0].outputs
     agree(torch.stack(parts).mean(0), change, ROUNDING, tapes[0].outputs.abs().max() + tapes[-1].outputs.abs().max())
 
@@ -141,7 +144,7 @@ def test_a_row_of_padding_that_a_tied_readout_moves_is_told(caplog: pytest.LogCa
     start = {name: weight.detach() for name, weight in net.named_parameters()}
     end = {name: 1.1 * weight + 0.1 for name, weight in start.items()}
     padded, others = torch.tensor([[1, 0], [0, 4]]), torch.tensor([[1, 2], [3, 4]])
-    tell_of_padding.cache_clear()
+    warn_of_padding.cache_clear()
     assert secant_kernel(net, start, end, others, others).isfinite().all()
     assert "row of padding" not in caplog.text
     assert secant_kernel(net, start, end, padded, others).isfinite().all()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.record.program import program
 from ntkexp.kernel.record.recorder import Recorder, functional_twin
-from ntkexp.kernel.secant.rules.base import NoRule
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

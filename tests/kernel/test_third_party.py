@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.record.taping import Casts
+from ntkexp.kernel.record.casts import Casts
 from ntkexp.library import reader_of, tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision
@@ -144,7 +144,7 @@ def test_the_push_and_the_reverse_close(given: Given, size: float) -> None:
     chosen = range(0, start.outputs.shape[1], 5)
     reading, change = reader.secant(start, after, chosen), after.outputs - start.outputs
     assert (reading.push - change).norm() <= CLOSED * change.norm()
-    found = applied(reading.features, {name: end[name] - own[name] for name in own})
+    found = applied(reading.jacobian, {name: end[name] - own[name] for name in own})
     assert (found - change[:, list(chosen)]).norm() <= CLOSED * change.norm()
 
 

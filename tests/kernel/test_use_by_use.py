@@ -35,7 +35,7 @@ def test_it_contracts_as_the_jacobian_does_on_both_sides(name: str) -> None:
     size = sum(float(jacobians[key].abs().amax()) * float(weights[key].norm()) for key in jacobians)
     agree(found.applied(weights), applied, 100 * EPS, size)
     left = torch.randn(applied.shape, generator=torch.Generator().manual_seed(2), dtype=applied.dtype)
-    gradient = found.weighted(left).add_to({key: torch.zeros_like(weight) for key, weight in weights.items()})
+    gradient = found.weighted(left).total(weights)
     for key, jacobian in jacobians.items():
         expected = torch.einsum("nc,ncp->p", left, jacobian).view(weights[key].shape)
         agree(gradient[key], expected, 100 * EPS, jacobian.abs().sum((0, 1)).max() * left.abs().max() + 1e-300)

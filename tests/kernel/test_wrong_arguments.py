@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp import infinite_kernel, load_run, secant_kernel, tangent_kernel
-from ntkexp.foreign_loop.asked import refuse_unusable
+from ntkexp.foreign_loop.arguments import refuse_unusable
 from ntkexp.library import finite_step_kernel
 from ntkexp.mistake import Mistake
 

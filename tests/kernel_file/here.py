@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ntkexp.engine.base import AbstractEngine, Began, Ended, Event, Stepped, Task, work
+from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Stepped, Task, Tell
 
 Loses: TypeAlias = Callable[[int, int], bool]
 """Whether the worker of this task, counted over all, is lost after this tile of it; 0: before the first."""
@@ -31,31 +32,27 @@ class Here(AbstractEngine):
     def workers(self) -> int:
         return self.count
 
-    @property
-    def near(self) -> bool:
-        return False
+    def executor(self, tell: Tell) -> HereExecutor:
+        return HereExecutor(self)
 
-    def limit_threads(self) -> None:
-        pass
 
-    def refuse_longer(self, seconds: float) -> None:
-        pass
+@dataclass
+class HereExecutor(Executor):
+    """What is submitted is done at once."""
 
-    def perform(self, tasks: Iterator[Task]) -> Generator[Event]:
-        home = os.getcwd()
-        for task in tasks:
-            self.tasks += 1
-            yield Began(task.name)
-            yield (
-                self.lost(task) if self.loses(self.tasks, 0) else work(replace(task, threads=self.threads), self.heard)
-            )
-            os.chdir(home)
+    engine: Here
+
+    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+        home, future = os.getcwd(), Future[Ended]()
+        self.engine.tasks += 1
+        if self.engine.loses(self.engine.tasks, 0):  # nobody hears of it again
+            future.set_exception(Lost("its process was killed"))
+        else:
+            future.set_result(fn(replace(task, threads=self.engine.threads), self.heard))
+        os.chdir(home)
+        return future
 
     def heard(self, event: Event) -> None:
         """Lose the worker as soon as it has said how far it is."""
-        if isinstance(event, Stepped) and self.loses(self.tasks, event.step):
+        if isinstance(event, Stepped) and self.engine.loses(self.engine.tasks, event.step):
             raise KeyboardInterrupt
-
-    def lost(self, task: Task) -> Ended:
-        """A worker that nobody hears of again."""
-        return Ended(task.name, "killed", "its process was killed")

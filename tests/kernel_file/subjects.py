@@ -5,40 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.data.base import Data
-from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel_file.fill import ThreadCrew, fill
-from ntkexp.kernel_file.filler import AbstractFiller, AbstractRecipe
-from ntkexp.kernel_file.tile import Subject
-from ntkexp.progress import Silent
+from ntkexp.kernel_file.fill import fill
+from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
 
 SIZES = ("data.train=70", "data.probe=30", "data.test=45")  # 32 divides none of them
 
 
-def filled(path: Path, of: Subject, filler: AbstractFiller, *, workers: int = 1, force: bool = False) -> KernelMatrix:
+def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> KernelMatrix:
     """The file, filled by threads."""
-    return fill(path, of, filler, ThreadCrew(of, filler, workers), force=force, progress=Silent())
+    return fill(kernel, path, force=force)
 
 
-def subject(*overrides: str) -> Subject:
-    """Some digits."""
-    experiment = compose([*SIZES, *overrides])
-    return Subject(experiment, experiment.draw(), {"kind": "products"}, 1)
-
-
-@dataclass
-class Products(AbstractFiller):
+@dataclass(frozen=True, eq=False)
+class Products(AbstractKernel):
     """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails once so many tiles were computed."""
 
     fails_after: float = float("inf")
     seen: list[int] = field(default_factory=list)
     each: float = 0.0
+
+    @classmethod
+    def of(cls, *overrides: str, **fields: Any) -> Self:
+        """Of some digits."""
+        experiment = compose([*SIZES, *overrides])
+        return cls(experiment, experiment.draw(), **fields)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,7 +45,7 @@ class Products(AbstractFiller):
         return 1
 
     @property
-    def kernel(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         return {"kind": "products"}
 
     @property
@@ -71,20 +67,12 @@ class Products(AbstractFiller):
         return self.between(points, points)
 
 
-@dataclass(frozen=True)
-class ProductsRecipe(AbstractRecipe):
-    """The same wherever it is followed."""
-
-    def filler(self, experiment: Experiment, data: Data, workers: int) -> Products:
-        return Products()
-
-
 def products_of(left: Tensor, right: Tensor) -> Tensor:
     """Scaled to be of order one; summed in the same order whatever the number of points."""
     return (left.flatten(1)[:, None] * right.flatten(1)).sum(2) / 64
 
 
-def whole(found: Subject) -> dict[str, Tensor]:
+def whole(kernel: Products) -> dict[str, Tensor]:
     """The kernels that a file should hold, [point, train]."""
-    blocks = Products().between(found.inputs, found.inputs[: len(found.data.train.inputs)])
+    blocks = kernel.between(kernel.inputs, kernel.inputs[: len(kernel.data.train.inputs)])
     return {name: block[:, 0, :, 0] for name, block in blocks.items()}

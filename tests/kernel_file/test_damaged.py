@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -13,11 +12,9 @@ import pytest
 from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import open_matrix
-from tests.kernel_file import subjects
 from tests.kernel_file.subjects import Products, filled
 from tests.torture.damage import damage
 
-subject = cache(subjects.subject)
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
 
 
@@ -25,10 +22,10 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ran
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file left alone, the same broken off, and one of other data."""
     place = tmp_path_factory.mktemp("places")
-    filled(place / "whole", subject(), Products())
-    filled(place / "twin", subject("data.seed=1"), Products())
+    filled(place / "whole", Products.of())
+    filled(place / "twin", Products.of("data.seed=1"))
     with pytest.raises(KeyboardInterrupt):
-        filled(place / "begun", subject(), Products(fails_after=5))
+        filled(place / "begun", Products.of(fails_after=5))
     return place
 
 
@@ -36,16 +33,17 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("state", ["begun", "whole"])
 def test_it_is_filled_again(places: Path, tmp_path: Path, state: str, seed: int) -> None:
     path = Path(shutil.copytree(places / state, tmp_path / "k.zarr"))
     done = damage(Random(seed), path, places / "twin")
     try:
-        filled(path, subject(), Products())
+        filled(path, Products.of())
     except Mistake as mistake:
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
-        filled(path, subject(), Products(), force=True)
+        filled(path, Products.of(), force=True)
     assert contents(path) == contents(places / "whole"), done
 
 
@@ -64,7 +62,7 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
     (path / name).unlink()
     with pytest.raises(Mistake, match=r"compute it anew$"):
         open_matrix(path)
-    filled(path, subject(), Products(), force=True)
+    filled(path, Products.of(), force=True)
     assert contents(path) == contents(places / "whole")
 
 
@@ -74,7 +72,7 @@ def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> 
     for row in range(2):
         marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
         (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
-    filled(path, subject(), Products())
+    filled(path, Products.of())
     assert contents(path) == contents(places / "whole")
 
 

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.engine.base import Unfinished
+from ntkexp.engine.base import Unfinished, ignore
 from ntkexp.kernel_file import fill as conduct
-from ntkexp.kernel_file.fill import EngineCrew, ThreadCrew, TileJob, fill
-from ntkexp.kernel_file.filler import AbstractRecipe, LimitRecipe, StartRecipe
-from ntkexp.kernel_file.tile import Subject, estimate
-from ntkexp.progress import Silent
+from ntkexp.kernel_file.fill import TileJob, estimate, fill, fill_tiles
+from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteKernel
+from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.here import Here
-from tests.kernel_file.subjects import Products, ProductsRecipe, filled, subject
+from tests.kernel_file.subjects import Products, filled
 from tests.kernel_file.test_fill import contents
 
 TILES = 12  # of 145 points with 70
 
 
-def conducted(path: Path, engine: Here, *, told: Subject | None = None, seconds: float = 0.0) -> KernelMatrix:
-    """The file of products, filled by the workers of an engine, who may be told of another experiment."""
-    whole = subject()
-    job = TileJob(str(path), (told or whole).experiment.fields(), (), ProductsRecipe())
-    crew = EngineCrew(engine, job, seconds)
-    return fill(path, whole, Products(), crew, force=False, progress=Silent())
+def conducted(path: Path, engine: Here, *overrides: str, seconds: float = 0.0) -> KernelMatrix:
+    """The file of products, filled by the workers of an engine."""
+    return fill(Products.of(*overrides), path, engine, seconds=seconds)
+
+
+def job_of(path: Path, tiles: Sequence[tuple[int, int]] = ()) -> TileJob:
+    """Some tiles of the file of products."""
+    kernel = Products.of()
+    return TileJob(str(path), kernel.experiment.fields(), (), Products, kernel.options, tuple(tiles))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return contents(filled(tmp_path_factory.mktemp("whole") / "k.zarr", subject(), Products()).path)
+    return contents(filled(tmp_path_factory.mktemp("whole") / "k.zarr", Products.of()).path)
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 3), (100, 1)])
@@ -47,23 +50,22 @@ def test_any_number_of_workers_write_the_same_bytes(
     assert engine.tasks == min(workers, TILES)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("recipe", "overrides"),
+    ("kind", "options", "overrides"),
     [
-        (LimitRecipe(), ["model=mlp"]),
-        pytest.param(StartRecipe((0, 3), "all"), ["model.width=8"], marks=pytest.mark.slow),
-        (StartRecipe((1,), "trace"), ["model.width=8", "data.classes=[1,3,8]"]),
+        (InfiniteKernel, {}, ["model=mlp"]),
+        pytest.param(EmpiricalKernel, {"seeds": (0, 3)}, ["model.width=8"], marks=pytest.mark.slow),
+        (EmpiricalKernel, {"seeds": (1,), "wanted": "trace"}, ["model.width=8", "data.classes=[1,3,8]"]),
     ],
 )
-def test_a_recipe_makes_the_same_kernel_for_every_worker(
-    tmp_path: Path, recipe: AbstractRecipe, overrides: Sequence[str]
+def test_every_worker_makes_the_same_kernel(
+    tmp_path: Path, kind: type[AbstractKernel], options: dict[str, Any], overrides: Sequence[str]
 ) -> None:
-    experiment = subject(*overrides).experiment
-    job = TileJob(str(tmp_path / "k.zarr"), experiment.fields(), (), recipe)
-    crew = job.crew(1)
-    filled(tmp_path / "alone.zarr", crew.subject, crew.filler, workers=2)
-    engines = EngineCrew(Here(3), job, 0.0)
-    fill(tmp_path / "k.zarr", crew.subject, crew.filler, engines, force=False, progress=Silent())
+    some = Products.of(*overrides)
+    kernel = TileJob("", some.experiment.fields(), (), kind, options).kernel(2)
+    filled(tmp_path / "alone.zarr", kernel)
+    fill(kernel, tmp_path / "k.zarr", Here(3))
     assert contents(tmp_path / "k.zarr") == contents(tmp_path / "alone.zarr")
 
 
@@ -82,19 +84,19 @@ def test_workers_that_never_get_further_end_the_command(tmp_path: Path, whole: d
     assert contents(conducted(path, Here(2)).path) == whole
 
 
-def test_a_worker_with_other_data_writes_nothing(tmp_path: Path) -> None:
+def test_a_worker_with_other_data_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "k.zarr"
+    monkeypatch.setattr(TileJob, "kernel", lambda self, threads: Products.of("data.seed=1"))
     with pytest.raises(
         Unfinished, match=r"k\.zarr is of something else there: that worker has other data or another version$"
     ):
-        conducted(path, Here(2), told=subject("data.seed=1"))
+        conducted(path, Here(2))
     assert len(open_matrix(path).missing()) == TILES
 
 
 def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
-    job = TileJob(str(tmp_path / "elsewhere.zarr"), subject().experiment.fields(), (), ProductsRecipe())
-    with pytest.raises(Unfinished, match=r"a worker does not see .*elsewhere\.zarr; choose a place on a file system"):
-        fill(tmp_path / "k.zarr", subject(), Products(), EngineCrew(Here(2), job, 0.0), force=False, progress=Silent())
+    with pytest.raises(Mistake, match=r"a worker does not see .*elsewhere\.zarr; choose a place on a file system"):
+        job_of(tmp_path / "elsewhere.zarr").carry_out("here", 1, ignore)
 
 
 def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +120,8 @@ def test_a_tile_has_as_many_threads_as_the_experiment_says(
     """Whatever the worker has: they move bits."""
     seen: set[int] = set()
     monkeypatch.setattr(Products, "concurrent", property(lambda self: seen.add(torch.get_num_threads())))
-    before, told = torch.get_num_threads(), subject() if threads is None else subject(f"threads={threads}")
-    conducted(tmp_path / "k.zarr", Here(2, threads=3), told=told)
+    before = torch.get_num_threads()
+    conducted(tmp_path / "k.zarr", Here(2, threads=3), *([] if threads is None else [f"threads={threads}"]))
     torch.set_num_threads(before)
     assert seen == {threads or 1}
 
@@ -134,23 +136,19 @@ def test_a_fault_of_the_program_says_where_to_look(tmp_path: Path, monkeypatch: 
 
 def test_a_job_that_is_done_again_computes_only_what_is_missing(tmp_path: Path) -> None:
     path = conducted(tmp_path / "k.zarr", Here(1)).path
-    job = TileJob(
-        str(path), subject().experiment.fields(), (), ProductsRecipe(), tuple(open_matrix(path).layout.tiling.todo)
-    )
     heard: list[object] = []
-    assert job.carry_out("again", 1, heard.append) == "found"
+    assert job_of(path, open_matrix(path).layout.tiling.todo).carry_out("again", 1, heard.append) == "found"
     assert heard == []
 
 
 def test_no_mark_is_lost_among_many_who_write(tmp_path: Path, whole: dict[str, bytes]) -> None:
-    path, of = tmp_path / "k.zarr", subject()
+    path, kernel = tmp_path / "k.zarr", Products.of()
     with pytest.raises(KeyboardInterrupt):
-        filled(path, of, Products(fails_after=0))
+        filled(path, Products.of(fails_after=0))
     tiles = open_matrix(path).layout.tiling.todo
 
     def write(share: int) -> list[int]:
-        crew = ThreadCrew(of, Products(), 1)
-        return list(crew.complete(open_matrix(path), tiles[share::6], Silent()))
+        return list(fill_tiles(kernel, open_matrix(path), tiles[share::6]))
 
     with ThreadPoolExecutor(6) as others:
         assert list(others.map(write, range(6))) == [[1, 2]] * 6
@@ -165,55 +163,55 @@ def test_work_that_is_long_is_cut_into_more_tasks(tmp_path: Path) -> None:
 
 
 def test_an_estimate_is_of_what_is_left(tmp_path: Path) -> None:
-    path, of = tmp_path / "k.zarr", subject()
-    new = estimate(path, of, Products(each=1e-9), force=False)
+    path, kernel = tmp_path / "k.zarr", Products.of(each=1e-9)
+    new = estimate(kernel, path)
     assert (new.tiles, new.seconds) == (TILES, new.pairs * 1e-9)
     with pytest.raises(KeyboardInterrupt):
-        filled(path, of, Products(fails_after=2))
-    begun = estimate(path, of, Products(each=1e-9), force=False)
+        filled(path, Products.of(fails_after=2))
+    begun = estimate(kernel, path)
     assert begun.tiles == len(open_matrix(path).missing()) < TILES
-    assert estimate(path, of, Products(each=1e-9), force=True) == new
-    assert estimate(path, subject("data.seed=1"), Products(each=1e-9), force=False) == new
+    assert estimate(kernel, path, force=True) == new
+    assert estimate(Products.of("data.seed=1", each=1e-9), path) == new
 
 
 def test_the_pairs_of_an_estimate_are_those_that_are_computed(tmp_path: Path) -> None:
-    path, counted = tmp_path / "k.zarr", Counted()
-    expected = estimate(path, subject(), counted, force=False).pairs
-    filled(path, subject(), counted)
-    assert counted.met == expected
+    path, counted = tmp_path / "k.zarr", Counted.of()
+    expected = estimate(counted, path).pairs
+    filled(path, counted)
+    assert sum(counted.met) == expected
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Counted(Products):
     """Counts the pairs of points that it meets, of points among themselves each once."""
 
-    met: int = 0
+    met: list[int] = field(default_factory=list)
 
     def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
-        self.met += len(left) * len(right)
+        self.met.append(len(left) * len(right))
         return super().between(left, right)
 
     def among(self, points: Tensor) -> Mapping[str, Tensor]:
-        self.met -= len(points) * (len(points) - 1) // 2
+        self.met.append(-len(points) * (len(points) - 1) // 2)
         return super().among(points)
 
 
 def test_a_file_keeps_the_tiles_with_which_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, of = tmp_path / "k.zarr", subject()
+    path = tmp_path / "k.zarr"
     with monkeypatch.context() as larger:
-        larger.setattr("ntkexp.kernel_file.tile.side_for", lambda train, seconds: 64)
+        larger.setattr(conduct, "side_for", lambda train, seconds: 64)
         with pytest.raises(KeyboardInterrupt):
-            filled(path, of, Products(fails_after=1))
-    assert estimate(path, of, Products(each=1e-9), force=False).tiles == len(open_matrix(path).missing()) == 4
+            filled(path, Products.of(fails_after=1))
+    assert estimate(Products.of(each=1e-9), path).tiles == len(open_matrix(path).missing()) == 4
     assert conducted(path, Here(2)).missing() == []
 
 
 def test_what_takes_long_is_timed_and_takes_no_less_than_shapes_say(tmp_path: Path) -> None:
-    brief, endless = Products(each=1e-5), Products(each=1e3)
-    for filler in (brief, endless):
-        assert estimate(tmp_path / "k.zarr", subject(), filler, force=False).seconds > 0
+    brief, endless = Products.of(each=1e-5), Products.of(each=1e3)
+    for kernel in (brief, endless):
+        assert estimate(kernel, tmp_path / "k.zarr").seconds > 0
     assert brief.seen == []
     assert endless.seen[:2] == [2, 2]
-    found = estimate(tmp_path / "k.zarr", subject(), endless, force=False)
+    found = estimate(endless, tmp_path / "k.zarr")
     assert found.seconds == 1e3 * found.pairs
     assert not (tmp_path / "k.zarr").exists()

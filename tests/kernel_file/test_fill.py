@@ -12,13 +12,13 @@ import xarray as xr
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import acquire
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
-from tests.kernel_file.subjects import Products, filled, subject, whole
+from tests.kernel_file.subjects import Products, filled, whole
 
 TRAIN, POINTS = 70, 145
 
 
 def products(path: Path, *overrides: str, workers: int = 1, force: bool = False) -> KernelMatrix:
-    return filled(path, subject(*overrides), Products(), workers=workers, force=force)
+    return filled(path, Products.of(*overrides, threads=workers), force=force)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -29,12 +29,13 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_a_file_holds_the_kernel(tmp_path: Path, dtype: str) -> None:
     matrix = products(tmp_path / "k.zarr", f"dtype={dtype}")
     assert matrix.missing() == []
-    for name, expected in whole(subject(f"dtype={dtype}")).items():
+    for name, expected in whole(Products.of(f"dtype={dtype}")).items():
         found = torch.as_tensor(matrix.array(name))[:, 0, :, 0]
         assert found.dtype == getattr(torch, dtype)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert torch.equal(found[:TRAIN], found[:TRAIN].mH)
-    own = Products().among(subject(f"dtype={dtype}").inputs)["ntk"][:, 0, :, 0].diagonal()
+    kernel = Products.of(f"dtype={dtype}")
+    own = kernel.among(kernel.inputs)["ntk"][:, 0, :, 0].diagonal()
     torch.testing.assert_close(torch.as_tensor(matrix.array("ntk_self"))[:, 0, 0], own, rtol=0, atol=0)
 
 
@@ -54,10 +55,9 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
     broken = tmp_path / "broken.zarr"
     for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last goes astray among single points
         with pytest.raises(KeyboardInterrupt):
-            filled(broken, subject(), Products(fails_after=tiles))
+            filled(broken, Products.of(fails_after=tiles))
         assert len(open_matrix(broken).missing()) == missing
-    rest = Products()
-    filled(broken, subject(), rest)
+    filled(broken, Products.of())
     assert contents(broken) == contents(tmp_path / "whole.zarr") == contents(tmp_path / "crowd.zarr")
 
 
@@ -67,21 +67,22 @@ def test_what_was_computed_is_kept_though_another_tile_fails(tmp_path: Path, mon
     def all_at_once(running: set[Future[object]], return_when: str) -> tuple[list[Future[object]], set[Future[object]]]:
         return sorted(wait(running).done, key=lambda future: future.exception() is None), set()
 
-    monkeypatch.setattr("ntkexp.kernel_file.tile.wait", all_at_once)
+    monkeypatch.setattr("ntkexp.kernel_file.fill.wait", all_at_once)
     with pytest.raises(KeyboardInterrupt):
-        filled(tmp_path / "k.zarr", subject(), Products(fails_after=1))
+        filled(tmp_path / "k.zarr", Products.of(fails_after=1))
     assert len(open_matrix(tmp_path / "k.zarr").missing()) == 11
 
 
 def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
-    path, again = tmp_path / "k.zarr", Products()
+    path, again = tmp_path / "k.zarr", Products.of()
     products(path)
-    filled(path, subject(), again)
+    filled(path, again)
     assert again.seen == []
-    filled(path, subject(), again, force=True)
+    filled(path, again, force=True)
     assert again.seen
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -110,7 +111,7 @@ def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_that_would_take_years_is_not_begun(tmp_path: Path) -> None:
     years = r"data\.train=70, 145 points in all: this would take about 24 years on one core, more than 10 years; lower"
     with pytest.raises(Mistake, match=years):  # 70² / 2 + 75 · 70 pairs
-        filled(tmp_path / "k.zarr", subject(), Products(each=1e5))
+        filled(tmp_path / "k.zarr", Products.of(each=1e5))
     assert not (tmp_path / "k.zarr").exists()
 
 

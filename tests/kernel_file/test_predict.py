@@ -12,7 +12,7 @@ from torch import Tensor
 from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import open_matrix
-from tests.kernel_file.subjects import Products, filled, subject, whole
+from tests.kernel_file.subjects import Products, filled, whole
 
 TRAIN = 70
 RIDGE = 0.3
@@ -22,11 +22,11 @@ ALL = "data.classes=all"
 @pytest.fixture(scope="module", params=[(), (ALL,)], ids=["two classes", "ten"])
 def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Entries:
     path = tmp_path_factory.mktemp("kernel") / "k.zarr"
-    return Entries(filled(path, subject(*request.param), Products()))
+    return Entries(filled(path, Products.of(*request.param)))
 
 
 def kernels(entries: Entries) -> dict[str, Tensor]:
-    return whole(subject(*([ALL] if entries.targets.shape[1] > 1 else [])))
+    return whole(Products.of(*([ALL] if entries.targets.shape[1] > 1 else [])))
 
 
 def answered(entries: Entries, question: Question) -> dict[tuple[str, str], Answer]:
@@ -43,6 +43,7 @@ def regression(kernel: Tensor, targets: Tensor) -> Tensor:
     return kernel @ coefficients
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("solver", ["eigen", "cholesky", "cg", None], ids=str)
 def test_every_solver_is_ridge_regression(entries: Entries, solver: Solver | None) -> None:
     found = answered(entries, Question(ridge=RIDGE, solver=solver, memory_gb=4.0 if solver else 1e-5))
@@ -126,13 +127,13 @@ def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
 def test_a_file_that_is_not_finished_says_so(tmp_path: Path) -> None:
     path = tmp_path / "k.zarr"
     with pytest.raises(KeyboardInterrupt):
-        filled(path, subject(), Products(fails_after=5))
+        filled(path, Products.of(fails_after=5))
     with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are there"):
         Entries(open_matrix(path))
 
 
 def test_a_file_that_lost_a_tile_says_so(tmp_path: Path) -> None:
-    matrix = filled(tmp_path / "k.zarr", subject(), Products())
+    matrix = filled(tmp_path / "k.zarr", Products.of())
     next((matrix.path / "ntk" / "c").rglob("0/0/0/0")).unlink()
     with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are there"):
         list(predict(Entries(open_matrix(matrix.path)), Question(ridge=RIDGE), lambda text: None))

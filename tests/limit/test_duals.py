@@ -31,6 +31,7 @@ def numbers(*values: float) -> list[Tensor]:
     return [torch.tensor([value], dtype=torch.float64) for value in values]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("layer", SMOOTH, ids=named)
 @pytest.mark.parametrize(("q1", "q2"), VARIANCES)
 def test_smooth_activations_agree_with_a_quadrature(layer: AbstractPointwise, q1: float, q2: float) -> None:

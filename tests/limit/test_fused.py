@@ -220,6 +220,7 @@ def agree(name: str, same: bool, dtype: torch.dtype) -> None:
         torch.testing.assert_close(one, two, rtol=RTOL[dtype], atol=RTOL[dtype] * float(two.abs().max()))
 
 
+@pytest.mark.slow
 def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
     layers, shape = NETWORKS["vectors"]
     x = points(1300, shape, torch.float64)

@@ -30,6 +30,7 @@ def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], rtol: f
         torch.testing.assert_close(one, two, rtol=rtol, atol=rtol * float(two.abs().max()))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=8)
 def test_networks_of_images_are_what_plain_loops_make_of_them(seed: int) -> None:
@@ -38,6 +39,7 @@ def test_networks_of_images_are_what_plain_loops_make_of_them(seed: int) -> None
     agree(ntkexp.infinite_kernel(layers, x1, x2, engine="torch"), oracle.kernels(layers, x1, x2))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 @settings(max_examples=6)
 def test_where_an_example_meets_itself_so_they_are(seed: int) -> None:
@@ -46,6 +48,7 @@ def test_where_an_example_meets_itself_so_they_are(seed: int) -> None:
     agree(ntkexp.infinite_kernel(layers, x, engine="torch"), oracle.kernels(layers, x, x, same=True))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("circular", [False, True])
 @pytest.mark.parametrize("shape", [(2, 7), (2, 5, 4), (2, 3, 2, 2)])
 @pytest.mark.parametrize("head", [Flatten(), GlobalAvgPool()])

@@ -55,6 +55,7 @@ REPEATED = {
 """Inputs and layers that others have as well."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in MODELS])
 def test_a_model_is_trained_exactly(name: str) -> None:
     for row in ran(*FEW, *MODELS[name]).rows("secant"):

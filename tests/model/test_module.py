@@ -102,6 +102,7 @@ READ = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "reading"), READ)
 def test_a_module_is_trained_exactly(name: str, reading: str, written: Write) -> None:
     file = written(FITTING[name])
@@ -169,6 +170,7 @@ def test_a_seed_is_a_draw_and_another_seed_another(written: Write) -> None:
     assert not any(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("text", "words"), UNFIT.items(), ids=UNFIT.values())
 def test_what_does_not_fit_is_said_in_one_line(text: str, words: str, written: Write) -> None:
     with pytest.raises(Mistake, match=words) as caught:

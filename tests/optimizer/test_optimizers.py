@@ -176,9 +176,9 @@ def test_the_recursion_is_the_derivative_of_the_weights_by_every_gradient(name: 
         memories.append(memory)
     bracket, total = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for step in reversed(range(steps)):
-        scale, carry, past, now = made.recursion(step, weights, sizes[step], memories[step])
-        bracket = scale["w"] + carry * bracket
-        total -= (past * bracket + (now["w"] if now else 0.0)) * gradients[step]
+        linear = made.recursion(step, sizes[step], memories[step])["w"]
+        bracket = linear.scale + linear.carry * bracket  # β is the same at every step but the first, before which m = 0
+        total -= (linear.intake * bracket + linear.ahead) * gradients[step]
     torch.testing.assert_close(start + total, weights["w"], rtol=1e-13, atol=0.0)
 
 

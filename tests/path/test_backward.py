@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Features
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
-from ntkexp.path.backward_sum import shares
+from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import StepBlock
 from ntkexp.path.recording import STRETCHES, halves_at_zero
 from ntkexp.run.loop import run
@@ -37,11 +37,11 @@ CASES = {
 ROUNDING = 1e-12  # 9 steps, each some tens of eps; Adam divides by small numbers
 
 
-def dense(features: Features, like: Mapping[str, Tensor]) -> Tensor:
+def dense(features: Jacobian, like: Mapping[str, Tensor]) -> Tensor:
     """[example, out, P], multiplied out."""
     parts = {name: torch.zeros(features.examples, features.outputs, w.numel(), dtype=w.dtype)
              for name, w in like.items()}  # fmt: skip
-    for block in features.blocks.values():
+    for block in features.blocks:
         for rows in block.by_name():
             parts[rows.name][:, :, : rows.size] += rows.rows
     return torch.cat(list(parts.values()), dim=2)
@@ -98,6 +98,7 @@ RULED = [  # by the left end, what remembers in each of the two ways
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("case", "rule"), RULED)
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
     found = summed(case)
@@ -215,7 +216,7 @@ def test_a_few_points_of_every_split_are_attributed() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
 @pytest.mark.parametrize("sizes", [(5,), (1, 9), (3, 3, 3), ()])
 def test_shares_are_as_even_as_the_groups_allow(count: int, sizes: tuple[int, ...]) -> None:
-    taken = shares(count, sizes)
+    taken = fair_counts(count, sizes)
     assert sum(taken) == min(count, sum(sizes))
     assert all(t <= size for t, size in zip(taken, sizes, strict=True))
     short = [t for t, size in zip(taken, sizes, strict=True) if t < size]

@@ -106,6 +106,7 @@ HELD_TOO = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "chosen", [*HELD, *(pytest.param(each, marks=pytest.mark.slow) for each in HELD_TOO)], ids=" ".join
 )

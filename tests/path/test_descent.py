@@ -57,12 +57,14 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in ours)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("batch", "loss"), list(zip(cycle(BATCHES), LOSSES)))
 def test_the_walk_is_that_of_autograd(batch: tuple[str, ...], loss: str) -> None:
     chosen = (*QUICK, *batch, f"loss={loss}", "data.classes=all")
     assert farthest(ran(*chosen), *chosen) < ROUNDING
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda overrides: overrides[0])
 def test_schedules_change_the_step_sizes(schedule: tuple[str, ...]) -> None:
     chosen = (*QUICK, *schedule)
@@ -71,6 +73,7 @@ def test_schedules_change_the_step_sizes(schedule: tuple[str, ...]) -> None:
     assert len({row["step_size"] for row in run.memory.rows[:-1]}) > 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("reading", "reduction"),
     [

@@ -32,6 +32,7 @@ def test_it_is_exact_when_every_step_is_measured(drift: float) -> None:
     assert estimate(errors, every=1) == pytest.approx(float(errors.sum(0).norm()), rel=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("every", [2, 5, 10])
 @pytest.mark.parametrize("drift", [0.3, 3.0])
 def test_its_square_is_unbiased_over_the_order_of_the_errors(drift: float, every: int) -> None:

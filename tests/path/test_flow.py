@@ -56,6 +56,7 @@ def test_an_arc_is_as_near_as_it_claims(tolerance: float) -> None:
     assert begun == pytest.approx(1.0, rel=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [pytest.param("squared", marks=pytest.mark.slow), "cross_entropy"])
 def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
     shared = ("model.activation=tanh", f"loss={loss}", "data.classes=all", "path.rule=[left]", "ladder.machine=[]")
@@ -74,6 +75,7 @@ CASES = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[0])
 def test_the_path_closes_to_its_accuracy(case: tuple[str, ...]) -> None:
     found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.nodes=3", "path.probes=[probe]", "steps=6")

@@ -30,6 +30,7 @@ STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from p
 ROUNDING = 1e-12  # sums over outputs before products with the probe's features, over 4 steps
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
     some, whole = (ran(*SHORT, *CLASSES, *way, STEP, f"path.kernels={kept}") for kept in ("none", "all"))
@@ -61,6 +62,7 @@ class Largest(DispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [(), pytest.param(("kernel.sketch=30",), marks=pytest.mark.slow)], ids=["exact", "sketched"]
 )
@@ -82,6 +84,7 @@ def test_nothing_grows_with_the_square_of_the_outputs(more: tuple[str, ...]) -> 
     assert found["none"] < 60 * 40 * 10**2 <= found["all"]
 
 
+@pytest.mark.slow
 def test_training_examples_are_read_once_however_many_outputs_there_are() -> None:
     sizes = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "data.train=99", "model.width=32")
     asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")

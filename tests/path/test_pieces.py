@@ -62,6 +62,7 @@ def kinked(depth: int, seed: int, *overrides: str) -> tuple[float, ...]:
     return tuple(distance(found[str(n)], found[str(VERY_MANY)]) for n in KINKED)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("activation", "pieces", "romberg"), [(activation, *cut) for activation, cut in zip(cycle(ACTIVATIONS), ADMISSIBLE)]
 )

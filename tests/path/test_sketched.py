@@ -19,6 +19,7 @@ WAYS = (
 EXACT = 1e-12  # the bound of the project for secants
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_the_secant_closes_however_small_the_sketch(way: tuple[str, ...]) -> None:
     run = ran(*SHORT, *way, "kernel.sketch=5")

@@ -58,6 +58,7 @@ def nodes(found: Ran) -> list[int]:
     return sorted({*(step for step in found.memory.kernels if step < 20), 19})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "schedule"), list(zip(CASES, SCHEDULES, strict=True)))
 def test_it_is_the_sum_with_hat_functions(case: tuple[str, ...], schedule: str) -> None:
     found = ran(*SHORT, *case, schedule)
@@ -67,6 +68,7 @@ def test_it_is_the_sum_with_hat_functions(case: tuple[str, ...], schedule: str) 
         assert found.outcome.by_step[rule].until(20) == (0, *(node + 1 for node in nodes(found)))
 
 
+@pytest.mark.sample(1)
 @case
 def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...]) -> None:
     found, every = ran(*SHORT, *case, "path.schedule=1"), ran(*SHORT, *case, "path.every=1")
@@ -102,6 +104,7 @@ def every_step() -> Tensor:
     return ran(*LONG, "path.every=1").contributions("secant")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["log", pytest.param("adaptive", marks=pytest.mark.slow)])
 def test_the_estimate_of_its_error_is_right(schedule: str) -> None:
     found = ran(*LONG, f"path.schedule={schedule}", "path.count=10")
@@ -138,6 +141,7 @@ def undisturbed(schedule: str) -> Ran:
     return ran(*SHORT, *CASES[1], schedule)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("schedule", "at"),
     [

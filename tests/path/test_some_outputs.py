@@ -19,6 +19,7 @@ EXACT = 1e-12  # the bound of the project for secants
 ROUNDING = 1e-13  # other products of matrices, over 4 steps
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_it_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
     some, whole = ran(*SHORT, *way, "path.outputs=[2,0]"), ran(*SHORT, *way)

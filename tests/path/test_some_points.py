@@ -16,6 +16,7 @@ WAYS = (
 ROUNDING = 1e-13  # other blocks of points, over 4 steps
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_it_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
     some, whole = ran(*SHORT, *way, "path.probes=[probe]"), ran(*SHORT, *way)

@@ -57,6 +57,7 @@ def test_shares_of_the_residual_are_those_in_the_modes_of_the_trace() -> None:
     assert some.memory.rows[0]["residual_top_5"] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_outputs() -> None:
     sizes = ("data.train=60", "data.probe=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
     with Largest() as spy:

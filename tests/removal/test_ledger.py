@@ -41,6 +41,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "activation"), EVERY)
 def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) -> None:
     training, points = rerun(case, activation)

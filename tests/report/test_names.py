@@ -13,7 +13,7 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from ntkexp.cli.kernel.predict import save
+from ntkexp.cli.commands.kernel.predict import save
 from ntkexp.records.results import Result, read_results, write_results
 from ntkexp.report.explain import explain, format_explanations
 from ntkexp.report.plots.run_plots import figure_of, gallery, svg

@@ -35,6 +35,7 @@ DRAWN = [  # every picture of two kinds, every kind in a picture or two, and bot
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "kind"), DRAWN)
 def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
     with house_style():

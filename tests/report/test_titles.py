@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ntkexp.cli.kernel.ensemble import answer as of_ensemble
+from ntkexp.cli.commands.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble.compare import Comparison
 from ntkexp.records.results import Result, at_points

@@ -9,6 +9,7 @@ from tests.run.small import ran
 from tests.run.test_exactness import exact
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("init", "width"), [("standard", 16), pytest.param("ntk", 8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", networks())
 def test_a_few_steps_are_exact(model: str, init: str, width: int) -> None:

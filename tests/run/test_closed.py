@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
+from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.rules import RULES
-from ntkexp.kernel.secant.rules.base import AbstractCall
 from tests.run.small import ran
 
 QUICK = ("model.activation=tanh", "steps=4", "path.rule=[secant]", "ladder.machine=[secant]")
@@ -32,7 +32,7 @@ def test_rounding_is_never_taken_for_a_mistake(reading: str, optimizer: str, fra
 def test_a_rule_that_is_wrong_by_a_billionth_is_found(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = RULES["tanh"]
 
-    def wrong(call: AbstractCall) -> Tensor:
+    def wrong(call: Call) -> Tensor:
         found = right(call)
         assert isinstance(found, Tensor)
         return found * (1 + 1e-9)

@@ -28,6 +28,7 @@ def check(run: Ran) -> None:
         assert known, f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}, {cancellation:.1e}-fold"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("network", "loss", "optimizer"), DIAGONAL)
 def test_a_network_under_an_optimizer(network: str, loss: str, optimizer: str) -> None:
     check(cell(network, loss, optimizer))

@@ -28,6 +28,7 @@ def exact(row: Result) -> bool:
     return row.relative_error <= max(1e-12, row.floor)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("activation", "loss", "optimizer", "classes"), SQUARE)
 def test_the_secant_sum_is_the_network_and_the_textbook_sum_is_not(
     activation: str, loss: str, optimizer: tuple[str, ...], classes: str

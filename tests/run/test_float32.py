@@ -10,6 +10,7 @@ LADDER = "ladder.machine=[secant]"
 TINY = ("data.train=8", "data.probe=4", "data.test=4", "model.width=8")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "words",
     [

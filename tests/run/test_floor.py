@@ -29,6 +29,7 @@ def largest_floor(run: Ran) -> float:
     return max(row.floor or 0.0 for row in run.rows("secant"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("step_size", "activation"),
     [("1e-9", "relu"), ("1e-7", "tanh"), ("1e-5", "relu"), ("1e-3", "tanh"), ("1e-1", "relu")],
@@ -45,6 +46,7 @@ def test_the_error_follows_the_floor_at_the_largest_stable_step(activation: str)
     assert all_follow(ran("optimizer.stable_fraction=1", f"model.activation={activation}", LADDER))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("reading", "alpha", "activation"),
     [

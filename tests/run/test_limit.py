@@ -52,6 +52,7 @@ def test_the_log_measures_the_distance() -> None:
         assert row["limit_alignment"] == pytest.approx(cosine, rel=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -85,6 +86,7 @@ def test_nothing_is_computed_that_nobody_asks_for() -> None:
     assert isinstance(prepare(small("ladder.machine=[frozen_start]")).start.limit, DoesNotApply)
 
 
+@pytest.mark.slow
 def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
     """‖K_0 − K_∞‖ ∝ width^−1/2, over twelve seeds."""
     experiment, distances = small(RUNGS, "data.probe=0", "data.test=0"), []

@@ -63,6 +63,7 @@ def predicted(run: Ran, machine: str) -> Float[Tensor, "point out"]:
     return outcome.outputs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("batch", "loss"), EACH)
 def test_the_linearised_machine_is_the_linear_model_trained_with_the_same_steps(
     batch: tuple[str, ...], loss: str

@@ -65,6 +65,7 @@ def number(row: Row, name: str) -> float:
     return value
 
 
+@pytest.mark.sample(2)
 @case
 def test_there_is_a_row_for_every_step_and_one_for_the_end(case: tuple[str, ...]) -> None:
     found = run(case)

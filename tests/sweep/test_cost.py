@@ -18,6 +18,7 @@ def cost(*words: str) -> RunCost:
     return Estimator()(compose([*SMALL, *words]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("more", ["model.width=64", "model.depth=4", "data.train=100", "optimizer=adam", "model=cnn"])
 def test_more_work_costs_more(more: str) -> None:
     assert cost(more).seconds > cost().seconds

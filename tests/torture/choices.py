@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from random import Random
 
-from ntkexp.config.choices import Choices, folders, spelled
+from ntkexp.config.choices import Choices, folders
+from ntkexp.config.plain_yaml import spelled
 
 CHOICES = Choices(folders(None))
 CHOSEN = tuple(CHOICES.defaults())  # the groups of which a run has one option each

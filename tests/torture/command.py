@@ -37,7 +37,7 @@ def warm() -> None:
     """Load what commands load, once for all of them."""
     from importlib import import_module  # noqa: PLC0415
 
-    for name in ("cli.train", "cli.report", "cli.kernel.fill", "run.execute", "sweep.conductor", "report.page.build"):
+    for name in ("cli.main", "kernel_file.fill", "run.execute", "sweep.jobs", "report.page.build"):
         import_module(f"ntkexp.{name}")
     from ntkexp.config.compose import compose  # noqa: PLC0415
 

@@ -12,11 +12,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ntkexp.claim.expectation.base import SEEDS, AbstractExpectation, chosen, column
-from ntkexp.claim.finding import Finding, decide
+from ntkexp.claim.expectation.base import SEEDS, AbstractExpectation, Interval, find_column, select_rows
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import mean_of, power_law
+from ntkexp.report.analysis.estimate import Estimate, mean_of, power_law
 from ntkexp.report.analysis.laws import limit, number
 from ntkexp.text import percent, short
 
@@ -45,19 +44,16 @@ class AbstractAverage(AbstractExpectation):
     def expected(self) -> Expected:
         """The range that is expected, on the scale."""
 
-    @abstractmethod
     def figures(self, table: pd.DataFrame) -> list[float]:
         """One figure per seed, on the scale."""
+        return self.per_seed(table).tolist()
 
-    @abstractmethod
     def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
         """Make a table in which seeds have these figures."""
+        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
 
-    def decide(self, table: pd.DataFrame) -> Finding:
-        found = decide(mean_of(self.figures(table)), self.expected, strict=self.strict)
-        if self.scale == "log":
-            return found.mapped(*np.exp([found.low, found.figure, found.high]).tolist())
-        return found
+    def evidence(self, table: pd.DataFrame) -> Interval:
+        return Interval(mean_of(self.figures(table)), self.expected, strict=self.strict, log=self.scale == "log")
 
     def scaled(self, value: float) -> float:
         """A number of the configuration, on the scale."""
@@ -133,9 +129,10 @@ class Bound(AbstractAverage):
     The mean of the figures lies on one side of `limit`: `upper` bounds it from above.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
-    >>> Bound(limit=0.5, side="upper", margin=0.0).judge(table).verdict
+    >>> from ntkexp.claim.judge import judge_part
+    >>> judge_part(Bound(limit=0.5, side="upper", margin=0.0), table).verdict
     'supported'
-    >>> Bound(limit=0.5, side="lower", margin=0.1).judge(table).verdict
+    >>> judge_part(Bound(limit=0.5, side="lower", margin=0.1), table).verdict
     'refuted'
     """
 
@@ -151,12 +148,6 @@ class Bound(AbstractAverage):
         margin = percent(self.margin) if self.scale == "log" else short(self.margin)
         return f"{'≤' if self.side == 'upper' else '≥'} {short(self.limit)} ± {margin}"
 
-    def figures(self, table: pd.DataFrame) -> list[float]:
-        return self.per_seed(table).tolist()
-
-    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
-        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
-
 
 class Equality(AbstractAverage):
     """Equality: the mean over seeds is a value, to within a margin (equivalence by two one-sided tests).
@@ -164,8 +155,9 @@ class Equality(AbstractAverage):
     The mean of the figures equals `value`.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [2.01, 1.99, 2.0]})
-    >>> Equality(value=2.0, margin=0.1).judge(table).verdict, Equality(value=3.0, margin=0.1).judge(table).verdict
-    ('supported', 'refuted')
+    >>> from ntkexp.claim.judge import judge_part
+    >>> [judge_part(Equality(value=value, margin=0.1), table).verdict for value in (2.0, 3.0)]
+    ['supported', 'refuted']
     """
 
     value: float
@@ -179,12 +171,6 @@ class Equality(AbstractAverage):
     def words(self) -> str:
         return f"{short(self.value)} ± {percent(self.margin) if self.scale == 'log' else short(self.margin)}"
 
-    def figures(self, table: pd.DataFrame) -> list[float]:
-        return self.per_seed(table).tolist()
-
-    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
-        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
-
 
 class Order(AbstractAverage):
     """Order: figures at one level lie above those at another of the same seed, by more than the margin.
@@ -194,7 +180,8 @@ class Order(AbstractAverage):
         linear   above − below > margin        log   above/below > 1 + margin
 
     >>> table = pd.DataFrame({"rule": ["left", "secant"] * 3, "seed": [0, 0, 1, 1, 2, 2], "value": [5, 1, 6, 1, 5, 2]})
-    >>> Order(along="rule", above="left", below="secant", margin=1.0).judge(table).verdict
+    >>> from ntkexp.claim.judge import judge_part
+    >>> judge_part(Order(along="rule", above="left", below="secant", margin=1.0), table).verdict
     'supported'
     """
 
@@ -218,8 +205,8 @@ class Order(AbstractAverage):
         return f"{self.above} {'/' if self.scale == 'log' else '−'} {self.below}"
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        column(table, self.along, "along")
-        above, below = (self.per_seed(chosen(table, {self.along: one})) for one in (self.above, self.below))
+        find_column(table, self.along, "along")
+        above, below = (self.per_seed(select_rows(table, {self.along: one})) for one in (self.above, self.below))
         differences = (above - below).dropna()
         if len(differences) < max(len(above), len(below)):
             raise Mistake(f"along={self.along}: some seeds are at {self.above} or {self.below} alone, and have no pair")
@@ -246,7 +233,8 @@ class Slope(AbstractExpectation):
 
     >>> widths = [1.0, 2.0, 4.0] * 2
     >>> table = pd.DataFrame({"width": widths, "seed": [0, 0, 0, 1, 1, 1], "value": [1 / w for w in widths]})
-    >>> Slope(along="width", value=-1.0, margin=0.1).judge(table).verdict
+    >>> from ntkexp.claim.judge import judge_part
+    >>> judge_part(Slope(along="width", value=-1.0, margin=0.1), table).verdict
     'supported'
     """
 
@@ -264,17 +252,18 @@ class Slope(AbstractExpectation):
     def words(self) -> str:
         return f"slope {limit(self.expected)} ± {short(self.margin)}"
 
-    def decide(self, table: pd.DataFrame) -> Finding:
-        places = column(table, self.along, "along").map(as_number)
+    def evidence(self, table: pd.DataFrame) -> Interval:
+        places = find_column(table, self.along, "along").map(as_number)
         if places.isna().any():
             raise Mistake(f"along: {self.along} is no column of numbers, so figures have no slope along it")
         refuse_several(table, self.along)
         values = np.asarray(table["value"], dtype=np.float64)
         if (values <= 0).any():
-            return Finding("undecided", float("nan"), note="some figures are not above 0, and have no logarithm")
+            none = "some figures are not above 0, and have no logarithm"
+            return Interval(Estimate(math.nan), self.expected, note=none)
         law = power_law(np.asarray(places, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
-        found = decide(law.exponent, self.expected)
-        return found.noted(f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else "")
+        bends = f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else ""
+        return Interval(law.exponent, self.expected, note=bends)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         for _, seed in table.sort_values(self.along).groupby("seed"):
@@ -350,15 +339,14 @@ class Location(AbstractExpectation):
     def words(self) -> str:
         return f"{self.extreme} at {short(self.value)} ± {percent(self.margin)}"
 
-    def decide(self, table: pd.DataFrame) -> Finding:
-        column(table, self.along, "along")
+    def evidence(self, table: pd.DataFrame) -> Interval:
+        find_column(table, self.along, "along")
         refuse_several(table, self.along)
         places = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
         known = [place for place in places if not math.isnan(place)]
-        found = decide(mean_of(known), self.expected)
-        found = found.mapped(*np.exp([found.low, found.figure, found.high]).tolist())
         lost = len(places) - len(known)
-        return found.doubted(f"{lost} of {len(places)} seeds have it at an end of the axis") if lost else found
+        doubt = f"{lost} of {len(places)} seeds have it at an end of the axis" if lost else ""
+        return Interval(mean_of(known), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
         """Locate the extreme of one seed, as the logarithm of its place; NaN at an end."""

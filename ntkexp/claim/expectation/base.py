@@ -1,32 +1,54 @@
-"""What is expected of figures, a pure function of a table; and identities, whose every error lies under its bound."""
+"""What is expected of figures: which rows it speaks of, and what they say of it, for `ntkexp.claim.judge` to judge.
+
+A rule makes a table's rows, which have a `seed`, a `value` and where they lie, into evidence: a figure with its
+interval over seeds beside the range where it should lie, or errors beside their bounds. It decides nothing itself.
+"""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from ntkexp.claim.finding import Finding, Word
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.records.sweep import level
+from ntkexp.records.sweep import Expected, level
+from ntkexp.report.analysis.estimate import Estimate
 from ntkexp.text import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# --- What is expected of figures: a pure function of a table, whose rows have a `seed`, a `value`, and where they
-# lie.
-
-
 SEEDS = 5
 """Seeds of an invented table."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its interval over seeds, beside the range where it should lie."""
+
+    estimate: Estimate
+    expected: Expected
+    strict: bool = False  # whether the edges of the range are no part of it
+    log: bool = False  # whether figure and range are logarithms of what is shown
+    note: str = ""  # what else is said of the figure; where there is no interval, why
+    doubt: str = ""  # why nothing may be concluded from the figure
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors beside their bounds: how many rows lie beyond."""
+
+    beyond: int
+    rows: int
+    least: float  # the worst error of the best seed
+    worst: float  # and of the worst
 
 
 class AbstractExpectation(Component, ABC):
@@ -34,22 +56,9 @@ class AbstractExpectation(Component, ABC):
 
     where: dict[str, Any] = Field(default_factory=dict)
 
-    def judge(self, table: pd.DataFrame) -> Finding:
-        """Judge a table; one without all its numbers decides nothing."""
-        rows = chosen(table, self.where)
-        missing = int((~np.isfinite(rows["value"].to_numpy(dtype=float))).sum())
-        whole = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
-        if not missing:
-            return self.decide(whole)
-        try:
-            found = self.decide(whole)
-        except Mistake:  # what is left may be no whole table
-            found = Finding("undecided", math.nan)
-        return found.doubted(f"{missing} of {len(rows)} rows have no number")
-
     @abstractmethod
-    def decide(self, table: pd.DataFrame) -> Finding:
-        """Judge rows that all have a number."""
+    def evidence(self, table: pd.DataFrame) -> Interval | Errors:
+        """What rows that all have a number say of what is expected."""
 
     @property
     @abstractmethod
@@ -80,14 +89,14 @@ class AbstractExpectation(Component, ABC):
         return (-1.0, 0.0, 1.0)
 
 
-def chosen(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     """Choose the rows with these values; a list of values chooses all of them.
 
-    >>> chosen(pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]}), {"depth": [1, 3]})["value"].tolist()
+    >>> select_rows(pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]}), {"depth": [1, 3]})["value"].tolist()
     [4.0, 6.0]
     """
     for key, wanted in where.items():
-        known = column(table, key, "where")
+        known = find_column(table, key, "where")
         values = [level(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
         if not known.isin(values).any():
             raise Mistake(f"where: no row has {key}={wanted}; there are {listing(known)}")
@@ -95,7 +104,7 @@ def chosen(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return table
 
 
-def column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
+def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
     """Find a column that a field names."""
     names = [str(name) for name in table if name != "value"]
     if key not in names:
@@ -121,8 +130,8 @@ class Identity(AbstractExpectation):
     worst.
 
     >>> table = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15], "bound": [1e-12, 1e-12]})
-    >>> Identity().judge(table).verdict, Identity().judge(table.assign(bound=1e-16)).verdict
-    ('supported', 'refuted')
+    >>> Identity().evidence(table).beyond, Identity().evidence(table.assign(bound=1e-16)).beyond
+    (0, 2)
     """
 
     tolerance: float = Field(1e-12, gt=0)
@@ -136,13 +145,11 @@ class Identity(AbstractExpectation):
         """Chance has no part in it, so there is no edge at which it is undecided."""
         return (-1.0, 1.0)
 
-    def decide(self, table: pd.DataFrame) -> Finding:
-        own = table["bound"] if "bound" in table else pd.Series(self.tolerance, table.index)
-        beyond = table["value"].abs() > np.maximum(own.astype(float), self.tolerance if "bound" not in table else 0.0)
-        worst = table["value"].abs().groupby(table["seed"]).max()
-        note = f"{int(beyond.sum())} of {len(table)} rows lie beyond" if beyond.any() else ""
-        verdict: Word = "refuted" if beyond.any() else "supported"
-        return Finding(verdict, float(worst.max()), float(worst.min()), float(worst.max()), note=note)
+    def evidence(self, table: pd.DataFrame) -> Errors:
+        bounds = table["bound"].astype(float) if "bound" in table else self.tolerance
+        errors = table["value"].abs()
+        worst = errors.groupby(table["seed"]).max()
+        return Errors(int((errors > bounds).sum()), len(table), float(worst.min()), float(worst.max()))
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         errors = np.sort(np.maximum(table["value"].abs().to_numpy(dtype=float), ZERO))

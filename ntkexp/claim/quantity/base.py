@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,9 @@ class Measured:
 
 class AbstractQuantity(Component, ABC):
     """A named function of what was measured."""
+
+    role: ClassVar[str] = "ntkexp.claim.quantity"
+    """Digests know a quantity of this package by its role and its class, in whichever file that stands."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,9 @@ def refuse_unnamed(key: str, names: Sequence[str], kind: str, parts: Sequence[ob
 
 class AbstractTrial(Component, ABC):
     """A function of a seed."""
+
+    role: ClassVar[str] = "ntkexp.claim.trial"
+    """Digests know a trial of this package by its role and its class, in whichever file that stands."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

@@ -1,1 +1,1 @@
-"""The commands: the arguments of each, and a few lines that import what it does when it is called."""
+"""The commands, a file each: the function with the name of its file. What is slow to import waits for its call."""

@@ -1,51 +1,45 @@
-"""Features: the Jacobian of a network at some inputs, block by block of its parameters, in factors or row by row.
+"""Gradient blocks: what a Jacobian is made of, each the gradients of a weight (and its bias) at some examples.
 
-Uses that share their β are one use: positions before a mean over them, or the one position that is read.
+Three forms hold the same gradients ∂f_c(x_n)/∂θ, whichever takes the least memory:
 
-    Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u one or nothing
-
-so a layer whose result is only summed up, or looked at in one place, costs a kernel what a layer of one use does.
-Whether they do is read from the numbers, for which a device is waited: a kernel by itself can afford that, a step not.
-
->>> from ntkexp.kernel.features.blocks import Factored
->>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
->>> found = gathered(Factored(a, beta, None, None, None))
->>> (found.inputs * found.outputs[:, 0]).tolist()
-[[[4.0, 6.0]]]
+    Factored    Σ_u a_nu ⊗ β_ncu       a product z = a W, of which example n has the uses u
+    Rows        the gradients as they are
+    Copies      Σ_e gradient_nce · [place_ne = p] for the element p of a parameter: what was read of a table, and where
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.secant.uses import Source, View
+from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-# --- The Jacobian of some parameters at some inputs, in factors or row by row.
-#
-# For a product z = a W the gradient of output c of example n is Σ_u a_nu ⊗ β_ncu, a sum over the uses u that
-# belong to the example (one for a plain layer, one a position for a convolution). It is not multiplied out where
-# the factors do.
-
-
-Key: TypeAlias = tuple[Source | str | None, Source | None]
+Key: TypeAlias = tuple[View | str | None, View | None]
+"""What two blocks of the same parameters, in the same form, have in common."""
 
 
 @dataclass(frozen=True)
 class Factored:
-    """Σ_u inputs ⊗ outputs for the weight, and `shift` Σ_u outputs for the bias, if there is one."""
+    """Σ_u inputs ⊗ outputs for the weight, and `shift` Σ_u outputs for the bias, if there is one.
+
+    There is one use for a plain layer, one a position for a convolution. It is not multiplied out where the factors do.
+    """
 
     inputs: Float[Tensor, "example use in_"]
     outputs: Float[Tensor, "example out use features"]
     weight: View | None
     bias: View | None
     shift: float | None
+
+    @property
+    def key(self) -> Key:
+        return self.weight, self.bias
 
     @property
     def biases(self) -> int:
@@ -56,6 +50,34 @@ class Factored:
     def rows(self) -> int:
         """Inputs, and one for the bias."""
         return self.biases + self.inputs.shape[2]
+
+    @property
+    def gradients(self) -> torch.Size:
+        """Examples and outputs of which there are gradients."""
+        return self.outputs.shape[:2]
+
+    @property
+    def size(self) -> int:
+        """How many numbers a gradient has."""
+        return self.rows * self.outputs.shape[3]
+
+    @property
+    def numbers(self) -> Tensor:
+        """Some of them, for their dtype and device."""
+        return self.outputs
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """How many elements of each parameter lie up to the last that is used."""
+        views = [view for view in (self.weight, self.bias) if view is not None]
+        return {name: max(view.extent for view in views if view.name == name) for name in {v.name for v in views}}
+
+    @property
+    def line(self) -> int:
+        """How many neighbours in the weight come from one element of a factor."""
+        if self.weight is None:
+            return 1
+        return self.weight.shape[0] if self.weight.stride[0] == 1 else self.weight.shape[1]
 
     @property
     def shifted(self) -> Float[Tensor, "example use in_"]:
@@ -93,24 +115,38 @@ class Factored:
         name = "" if self.bias is None else self.bias.name
         return [replace(self, bias=None, shift=None), Rows(self.of_bias(), name)]
 
-    @property
-    def gradients(self) -> torch.Size:
-        """Examples and outputs of which there are gradients."""
-        return self.outputs.shape[:2]
+    def by_name(self) -> list[Rows]:
+        """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
+        return split_bias(self.dense(), self.weight, self.bias, self.biases)
 
-    @property
-    def size(self) -> int:
-        """How many numbers a gradient has."""
-        return self.rows * self.outputs.shape[3]
-
-    @property
-    def numbers(self) -> Tensor:
-        """Some of them, for their kind and place."""
-        return self.outputs
-
-    def only(self, examples: slice) -> Factored:
-        """Some of the examples."""
-        return replace(self, inputs=self.inputs[examples], outputs=self.outputs[examples])
+    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+        """Add the gradients of these elements of a parameter; outer products of them alone are multiplied out."""
+        if self.bias is not None and self.bias.name == name:
+            add_rows(rows, spread(self.of_bias(), self.bias, self.bias.extent), elements)
+        view = self.weight
+        if view is None or view.name != name:
+            return
+        count, features = view.shape
+        if view.stride == (1, count):
+            major, minor = self.outputs, self.inputs[:, None]
+        elif view.stride == (features, 1):
+            major, minor = self.inputs[:, None], self.outputs
+        else:
+            add_rows(rows, spread(self.of_weight().flatten(2), view, view.extent), elements)
+            return
+        # The parameter is a matrix of lines: an element of `major` each, along which those of `minor` follow each other
+        width = minor.shape[3]
+        first, last = max(elements.start - view.offset, 0), min(elements.stop - view.offset, count * features)
+        if first >= last:
+            return
+        lines, at = slice(first // width, -(-last // width)), first + view.offset - elements.start
+        target, left = rows.flatten(0, 1)[:, at : at + last - first], major[..., lines].mT
+        if first % width == 0 and last % width == 0:
+            factors = (side.expand(*rows.shape[:2], *side.shape[2:]).flatten(0, 1) for side in (left, minor))
+            target.view(len(target), -1, width).baddbmm_(*factors)
+        else:
+            start = lines.start * width
+            target += (left @ minor).flatten(2)[:, :, first - start : last - start].flatten(0, 1)
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""
@@ -135,10 +171,6 @@ class Factored:
     def traced(self) -> Factored:
         """All outputs as one, whose inner products are the sums over outputs."""
         return replace(self, outputs=self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None])
-
-    def by_name(self) -> list[Rows]:
-        """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
-        return apart(self.dense(), self.weight, self.bias, self.biases)
 
     def total(self, weights: Weights) -> Weights:
         """The sum over examples and outputs, in the shapes of the parameters."""
@@ -165,13 +197,15 @@ class Rows:
     name: str
 
     @property
+    def key(self) -> Key:
+        return self.name, None
+
+    @property
     def gradients(self) -> torch.Size:
-        """Examples and outputs of which there are gradients."""
         return self.rows.shape[:2]
 
     @property
     def numbers(self) -> Tensor:
-        """Some of them, for their kind and place."""
         return self.rows
 
     @property
@@ -179,62 +213,124 @@ class Rows:
         """How many elements of the parameter there are gradients of."""
         return self.rows.shape[2]
 
+    @property
+    def extents(self) -> dict[str, int]:
+        return {self.name: self.size}
+
+    @property
+    def line(self) -> int:
+        return 1
+
     def multiplied_out(self) -> Float[Tensor, "example out size"]:
-        """The gradients, which are."""
         return self.rows
 
     def pieces(self) -> list[Factored | Rows]:
-        """The gradients, which are those of one parameter."""
         return [self]
 
+    def by_name(self) -> list[Rows]:
+        return [self]
+
+    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+        if self.name == name:
+            add_rows(rows, self.rows, elements)
+
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
-        """J v, for a v in the shape of the weights."""
         return self.rows @ weights[self.name].reshape(-1)[: self.size]
 
     def scaled(self, factors: Mapping[str, float]) -> Rows:
-        """The gradients times the parameter's factor."""
         return Rows(self.rows * factors[self.name], self.name)
 
-    def upto(self, size: int) -> Rows:
-        """The gradients of the first elements."""
-        return Rows(self.rows[:, :, :size], self.name)
-
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Rows:
-        """Σ_c ℓ′_c of the gradients, as a single output."""
         return Rows(torch.einsum("nc,ncp->np", output_gradient, self.rows)[:, None], self.name)
 
     def traced(self) -> Rows:
-        """All outputs as one, whose inner products are the sums over outputs."""
         return Rows(self.rows.flatten(1)[:, None], self.name)
 
-    def by_name(self) -> list[Rows]:
-        """The rows by themselves: no other weight has a part in them."""
-        return [self]
-
     def total(self, weights: Weights) -> Weights:
-        """The sum over examples and outputs, in the shape of the parameter."""
         return {self.name: self.rows.sum((0, 1)).view(weights[self.name].shape).to(weights[self.name].dtype)}
 
 
-Block: TypeAlias = Factored | Rows
+@dataclass(frozen=True)
+class Copies:
+    """The gradients of copies of a parameter's elements, and the element that each is a copy of."""
+
+    values: Float[Tensor, "example out copy"]
+    places: Int[Tensor, "example copy"]
+    name: str
+
+    @property
+    def key(self) -> Key:
+        return self.name, None
+
+    @property
+    def gradients(self) -> torch.Size:
+        return self.values.shape[:2]
+
+    @property
+    def numbers(self) -> Tensor:
+        return self.values
+
+    @property
+    def size(self) -> int:
+        return int(self.places.max()) + 1 if self.places.numel() else 0
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return {self.name: self.size}
+
+    @property
+    def line(self) -> int:
+        return 1
+
+    def by_name(self) -> list[Rows]:
+        rows = self.numbers.new_zeros(*self.gradients, self.size)
+        self.add_chunk(rows, self.name, range(self.size))
+        return [Rows(rows, self.name)]
+
+    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+        if self.name != name:
+            return
+        inside = (self.places >= elements.start) & (self.places < elements.stop)
+        where = torch.where(inside, self.places - elements.start, len(elements))  # the others fall behind the last
+        beside = rows.new_zeros(*rows.shape[:2], len(elements) + 1)
+        rows += beside.scatter_add_(2, where[:, None].expand_as(self.numbers), self.numbers)[:, :, :-1]
+
+    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        return torch.einsum("nce,ne->nc", self.numbers, weights[self.name].reshape(-1)[self.places])
+
+    def scaled(self, factors: Mapping[str, float]) -> Copies:
+        return replace(self, values=self.numbers * factors[self.name])
+
+    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Copies:
+        gradients = torch.einsum("nc,nce->ne", output_gradient, self.numbers)[:, None]
+        return replace(self, values=gradients)
+
+    def traced(self) -> Rows:
+        return self.by_name()[0].traced()
+
+    def total(self, weights: Weights) -> Weights:
+        found = zeros(weights[self.name])  # of numbers that may be longer than those that it was used with
+        found.view(-1).index_add_(0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(found.dtype))
+        return {self.name: found}
 
 
-def of_biases(left: Factored, right: Factored) -> float:
+Block: TypeAlias = Factored | Rows | Copies
+
+
+def add_rows(
+    rows: Float[Tensor, "example out size"], whole: Float[Tensor, "example out size_"], elements: range
+) -> None:
+    """Add some of the gradients of a parameter's first elements."""
+    some = whole[:, :, elements.start : elements.stop]
+    rows[:, :, : some.shape[2]] += some
+
+
+def bias_product(left: Factored, right: Factored) -> float:
     """What biases add to every ⟨a, a′⟩: they are weights of an input that is always `shift`."""
     return 0.0 if left.shift is None or right.shift is None else left.shift * right.shift
 
 
-def laid_out(weight: View | None, bias: View | None, weights: Weights) -> Float[Tensor, "in_ features"]:
-    """What `weights` holds for the parameters of a block, in the block's order: the bias, then the weight."""
-    rows = []
-    if bias is not None:
-        rows.append(bias.of(weights[bias.name].contiguous()).reshape(1, -1))
-    if weight is not None:
-        rows.append(weight.of(weights[weight.name].contiguous()))
-    return torch.cat(rows)
-
-
-def apart(
+def split_bias(
     gradients: Float[Tensor, "example out in_ features"], weight: View | None, bias: View | None, biases: int
 ) -> list[Rows]:
     """The gradients of a weight and of its bias, each by itself, up to the last element that is used."""
@@ -255,46 +351,6 @@ def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -
     return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)
 
 
-# --- Features: the Jacobian of a network at some inputs, block by block of its parameters.
-
-
-@dataclass(frozen=True)
-class Features:
-    """A Jacobian, block by block. Features of the same function have the same keys."""
-
-    blocks: Mapping[Key, Block]
-    examples: int
-    outputs: int
-
-    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Features:
-        """The Jacobian contracted with ℓ′ on its outputs: J(x)ᵀℓ′ for every example."""
-        blocks = {key: block.weighted(output_gradient) for key, block in self.blocks.items()}
-        return Features(blocks, self.examples, 1)
-
-    def scaled(self, factors: Mapping[str, float]) -> Features:
-        """The Jacobian, each parameter's part times its factor."""
-        blocks = {key: block.scaled(factors) for key, block in self.blocks.items()}
-        return Features(blocks, self.examples, self.outputs)
-
-    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
-        """J v, for a v in the shape of the weights."""
-        first, *rest = (block.applied(weights) for block in self.blocks.values())
-        return sum(rest, start=first)
-
-    def total(self, weights: Weights) -> Weights:
-        """The sum over examples and outputs, in the shape of the weights: the gradient, for weighted features."""
-        found: Weights = {}
-        for block in self.blocks.values():
-            for name, value in block.total(weights).items():
-                found[name] = found[name] + value if name in found else value
-        return {name: found[name] if name in found else zeros(weight) for name, weight in weights.items()}
-
-
-def nothing(weights: Weights) -> Weights:
-    """Zeros in the shapes of the weights."""
-    return {name: zeros(weight) for name, weight in weights.items()}
-
-
 def zeros(weight: Tensor) -> Tensor:
     """Zeros in the shape of a weight, which lie in order even where that does not, as in channels-last layout.
 
@@ -303,79 +359,3 @@ def zeros(weight: Tensor) -> Tensor:
     (2, 1)
     """
     return weight.new_zeros(weight.shape)
-
-
-# --- Features of examples that were read a few at a time, as those of all.
-
-
-def joined(parts: Iterable[Callable[[Weights], Features]], examples: int) -> Features | None:
-    """All parts in their order, each copied to its place when it comes; None where they have no common form.
-
-    A part is told where the rows of each parameter belong from its first example on, and may write them there itself.
-    """
-    room: dict[Key, Block] = {}
-    at = outputs = 0
-    for read in parts:
-        part = read({block.name: block.rows[at:] for block in room.values() if isinstance(block, Rows)})
-        room = room or {key: widened(block, examples) for key, block in part.blocks.items()}
-        if part.blocks.keys() != room.keys():
-            return None
-        if not all(put(room[key], block, at) for key, block in part.blocks.items()):
-            return None
-        at, outputs = at + part.examples, part.outputs
-    return Features(room, examples, outputs)
-
-
-def widened(block: Block, examples: int) -> Block:
-    """Room for so many examples."""
-    room: dict[str, Any] = {name: value.new_empty(examples, *value.shape[1:]) for name, value in arrays(block).items()}
-    return replace(block, **room)
-
-
-def put(room: Block, block: Block, at: int) -> bool:
-    """Copy some examples to their place, from this one on; False where they do not fit."""
-    places, given = arrays(room), arrays(block)
-    if places.keys() != given.keys() or any(places[name].shape[1:] != given[name].shape[1:] for name in given):
-        return False
-    for name, value in given.items():
-        place = places[name][at : at + len(value)]
-        if place.data_ptr() != value.data_ptr():
-            place.copy_(value)
-    return True
-
-
-def arrays(block: Block) -> Mapping[str, Tensor]:
-    """The fields of a block that are tensors: all have an example for each element of their first axis."""
-    return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
-
-
-def in_few_uses(features: Features) -> Features:
-    """The same features, with as few uses as they can have."""
-    blocks = features.blocks.items()
-    return replace(
-        features, blocks={key: gathered(block) if isinstance(block, Factored) else block for key, block in blocks}
-    )
-
-
-def gathered(block: Factored) -> Factored:
-    """The same gradients from one use of each example, where all of an example's uses have one β or none."""
-    examples, uses, _ = block.inputs.shape
-    if uses < 2 or not examples or share(block.outputs[:1]) is None:  # as most show by their first example
-        return block
-    weights = share(block.outputs)
-    if weights is None:
-        return block
-    total = weights.sum(1, keepdim=True).clamp(min=1)  # in the outputs, so that a bias has its share as well
-    inputs = torch.bmm((weights / total)[:, None], block.inputs)
-    return replace(block, inputs=inputs, outputs=block.outputs.sum(2, keepdim=True))
-
-
-def share(outputs: Float[Tensor, "example out use features"]) -> Float[Tensor, "example use"] | None:
-    """One for each use that has the β of its example, nothing for one that has none; None if one has another."""
-    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # which is soon seen
-        return outputs.new_ones(len(outputs), outputs.shape[2])
-    uses = (outputs != 0).any(3).any(1)
-    first = uses.to(torch.uint8).argmax(1)  # each example's first use with any β
-    alike = outputs[torch.arange(len(outputs), device=first.device), :, first]
-    weights = uses.to(outputs.dtype)
-    return weights if torch.equal(alike[:, :, None] * weights[:, None, :, None], outputs) else None

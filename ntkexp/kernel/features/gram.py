@@ -1,379 +1,195 @@
-"""The kernel of two Jacobians, K = J_left J_rightᵀ, from their features."""
+"""The kernel of two Jacobians, K = J_left J_rightᵀ: one loop over gradient blocks, parameter chunks and strips of K.
+
+Blocks of the same weights that keep their factors are multiplied as
+
+    ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩,
+
+which costs a product over inputs and one over features where the multiplied-out gradients would cost their product.
+With many uses it is the other way round; operations are counted, weight by weight. All other parameters are multiplied
+out, a chunk at a time: small ones side by side, so that few products take them all, and large ones in pieces, so that
+no row is ever as long as the weights.
+
+    K += R R′ᵀ        R[nc, p] = ∂f_c(x_n)/∂θ_p for the p of one chunk
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
-from typing import TypeAlias, TypeGuard
+from itertools import product
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Factored, Features, Rows, of_biases
+from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, bias_product
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel.secant.uses import View
 from ntkexp.mistake import Mistake
 
-# --- Sheets: gradients multiplied out, those of small parameters side by side, so that few products take them all.
 
+def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
+    """K = J J′ᵀ, summed over the parameters. Of a Jacobian with itself half is formed, and mirrored."""
+    if not left.blocks or not right.blocks:
+        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
+    plan = arrange_products(left, right)
+    like = left.blocks[0].numbers
+    # What is added up in many pieces, each of them less than the sum is rounded by, is added in double precision
+    kind = torch.float64 if plan.is_cut else like.dtype
+    shape = (left.examples * left.outputs, right.examples * right.outputs)
+    total = Total(like.new_empty(shape, dtype=kind), (left.outputs, right.outputs), left is right)
+
+    total.add_single_uses([(one, other) for one, other, way in plan.factored if way == "one product"])
+    for one, other, way in plan.factored:
+        if way == "double sum":
+            total.add(double_sum(one, other).reshape(shape))
+    for chunk in groups(plan.chunks):
+        rows = side_by_side(left, [column[0] for column in chunk])
+        rows_ = rows if left is right else side_by_side(right, [column[1] for column in chunk])
+        total.add_product(rows, rows_)
+    kernel = total.whole().view(left.examples, left.outputs, right.examples, right.outputs)
+    for key in plan.spread:
+        add_double_sums(kernel, key, left, right)
+    return kernel.to(like.dtype)
+
+
+def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe 1 train 1"]:
+    """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
+    if set(left.keys) != set(right.keys):  # both sides were read in two ways
+        both = {name: min(left.extents[name], right.extents[name]) for name in left.extents if name in right.extents}
+        left, right = left.as_rows(both), right.as_rows(both)
+    one = left.traced()
+    return gram(one, one if right is left else right.traced())
+
+
+def contributions(
+    left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
+) -> Float[Tensor, "probe out train"]:
+    """The kernel applied to ℓ′ on its right side, for which each training example needs one vector instead of C."""
+    return gram(left, right.weighted(output_gradient)).squeeze(3)
+
+
+# --- Which products make the kernel: pairs of factors, or chunks of parameters.
+
+
+@dataclass(frozen=True)
+class ParameterChunk:
+    """Some elements of one parameter, in its order."""
+
+    name: str
+    elements: range
+
+    @property
+    def size(self) -> int:
+        return len(self.elements)
+
+
+Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
+"""What is multiplied out on either side: whole blocks of one key, in an order of their own, or the same elements."""
 
 COLUMNS = 2**11  # no product of matrices is faster for more; to bring more together takes longer than it saves
-
-Pair: TypeAlias = tuple[Block, Block]
-
-
-def sheets(pairs: Sequence[Pair]) -> Iterator[tuple[Float[Tensor, "row size"], Float[Tensor, "row_ size"]]]:
-    """The sheets of both sides, one object where both sides are one."""
-    for group in groups([piece for pair in pairs for piece in pieces(*pair)]):
-        ones, others = zip(*group, strict=True)
-        sheet = side_by_side(ones)
-        same = all(one is other for one, other in group)
-        yield sheet, sheet if same else side_by_side(others)
+WHOLE = 2**29  # bytes of rows that are multiplied out at once
+ROOM, LEAST = 2**23, 2**11  # bytes of a piece, and elements: products of matrices are slower for fewer
 
 
-def pieces(left: Block, right: Block) -> Iterator[Pair]:
-    """Weights and biases as pairs of their own."""
-    ones = left.pieces()
-    yield from zip(ones, ones if right is left else right.pieces(), strict=True)
+@dataclass(frozen=True)
+class ProductPlan:
+    """The products of a kernel."""
+
+    factored: Sequence[tuple[Factored, Factored, str]]  # whole blocks, and their way
+    spread: Sequence[Key]  # of which each side has several blocks of factors
+    chunks: Sequence[Column]
+
+    @property
+    def is_cut(self) -> bool:
+        return any(isinstance(one, ParameterChunk) for one, _ in self.chunks)
 
 
-def groups(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Pairs that have a sheet in common, small ones first."""
-    group: list[Pair] = []
-    for pair in sorted(pairs, key=lambda pair: pair[0].size):
-        if group and sum(one.size for one, _ in [*group, pair]) > COLUMNS:
+def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
+    """How each parameter is multiplied: by the fewest operations."""
+    factored, spread, chunks = list[tuple[Factored, Factored, str]](), list[Key](), list[Column]()
+    sizes_of_keys, done = alone(left, right), set[str]()
+    for key, size in sizes_of_keys.items():
+        ones, others = ([block for block in side.blocks if block.key == key] for side in (left, right))
+        one, other = ones[0], others[0]
+        whole = len(ones) == len(others) == 1 and one.gradients[0] == left.examples
+        if isinstance(one, Factored) and isinstance(other, Factored) and size is not None:
+            if size.way != "multiplied out":
+                if whole:
+                    factored.append((one, other, size.way))
+                else:
+                    spread.append(key)
+                done |= one.extents.keys()
+                continue
+            whole = whole and size.rows_bytes(one.numbers) <= WHOLE
+        if whole and not isinstance(one, Copies) and not isinstance(other, Copies):
+            pieces = one.pieces()
+            chunks += zip(pieces, pieces if other is one else other.pieces(), strict=True)
+            done |= one.extents.keys()
+    for name in left.extents:
+        if name in right.extents and name not in done:
+            elements = range(min(left.extents[name], right.extents[name]))
+            chunks += ((piece, piece) for piece in cut(left, name, elements))
+    return ProductPlan(factored, spread, chunks)
+
+
+def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
+    """The keys that both sides have and whose parameters meet inputs in no other way, and how large factors are."""
+    ways: dict[str, set[Key]] = {}
+    for block in (*left.blocks, *(() if right is left else right.blocks)):
+        for name in block.extents:
+            ways.setdefault(name, set()).add(block.key)
+    both = dict.fromkeys(left.keys).keys() & set(right.keys)
+    found: dict[Key, Sizes | None] = {}
+    for block in left.blocks:
+        if block.key in both and block.key not in found and all(len(ways[name]) == 1 for name in block.extents):
+            found[block.key] = sizes_between(left, right, block.key) if isinstance(block, Factored) else None
+    return found
+
+
+def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
+    """A parameter in pieces of whole lines of it, that stay in caches until they are multiplied."""
+    row_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
+    width = max((block.line for _, block in side.uses[name][:1]), default=1)
+    step = max(1, max(LEAST, ROOM // row_bytes) // width) * width
+    return (
+        ParameterChunk(name, range(at, min(at + step, elements.stop)))
+        for at in range(elements.start, elements.stop, step)
+    )
+
+
+def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
+    """Those that are multiplied side by side, small ones first; pieces of a parameter are multiplied alone."""
+    group: list[Column] = []
+    yield from ([column] for column in columns if isinstance(column[0], ParameterChunk))
+    whole = [column for column in columns if not isinstance(column[0], ParameterChunk)]
+    for column in sorted(whole, key=lambda column: column[0].size):
+        if group and sum(one.size for one, _ in [*group, column]) > COLUMNS:
             yield group
             group = []
-        group.append(pair)
+        group.append(column)
     if group:
         yield group
 
 
-def side_by_side(blocks: Sequence[Block]) -> Float[Tensor, "row size"]:
-    """Gradients of all blocks, a row for each output of each example."""
-    rows = [block.multiplied_out() for block in blocks]
-    return (rows[0] if len(rows) == 1 else torch.cat(rows, 2)).flatten(0, 1)
+def side_by_side(side: Jacobian, columns: Sequence[Block | ParameterChunk]) -> Float[Tensor, "row size"]:
+    """The gradients of some elements, a row for each output of each example."""
+    rows = [
+        side.chunk(each.name, each.elements) if isinstance(each, ParameterChunk) else multiplied_out(each).flatten(0, 1)
+        for each in columns
+    ]
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
 
 
-# --- The kernel of layers that are used once per example, for many outputs, a tile that stays in the cache at a time.
-#
-#     K[q, c, n, d] = Σ_l ⟨a_q, a′_n⟩ ⟨β_qc, β′_nd⟩        with a sum over layers l
-#
-# Of ten outputs the products over β are a hundred times larger than those over a, and summing whole ones layer by
-# layer waits for memory: each tile is summed over all layers before it is written. The β of a readout are the
-# same for all examples, so theirs is one small product:
-#
-#     K[q, c, n, d] += ⟨a_q, a′_n⟩ G[c, d]                 with G = ⟨β_c, β′_d⟩
+def multiplied_out(block: Block) -> Float[Tensor, "example out size"]:
+    """The gradients of a whole block without a bias."""
+    assert not isinstance(block, Copies)
+    return block.multiplied_out()
 
 
-ROWS = 320  # of a tile: two tiles of float64 are 1.6 MB
-WORTHWHILE = 1000  # rows of the kernel from which on whole products outgrow caches
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The products over the inputs of one layer, and the factors of those over its outputs; of a readout, G instead."""
-
-    inputs: Float[Tensor, "probe train"]
-    outputs: Float[Tensor, "probe_out features"]
-    outputs_: Float[Tensor, "train_out features"]
-    shared: Float[Tensor, "out out_"] | None
-
-
-def pays(pairs: Sequence[tuple[Factored, Factored]]) -> bool:
-    """Whether the kernel has several outputs, layers to be summed over, and is large, on a processor with caches."""
-    if not pairs:
-        return False
-    left, right = pairs[0]
-    probe, train = (side.outputs.shape[0] * side.outputs.shape[1] for side in (left, right))
-    several = max(left.outputs.shape[1], right.outputs.shape[1]) > 1
-    return len(pairs) > 1 and several and min(probe, train) > WORTHWHILE and left.inputs.device.type == "cpu"
-
-
-def single_uses(pairs: Sequence[tuple[Factored, Factored]]) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of all pairs; of features with themselves, one half of it and its mirror image."""
-    left, right = pairs[0]
-    (probe, out), (train, out_) = left.gradients, right.gradients
-    layers, same = [layer(*pair) for pair in pairs], all(one is other for one, other in pairs)
-    kernel = left.outputs.new_empty(probe * out, train * out_)
-    steps = max(1, ROWS // out), max(1, ROWS // out_)
-    rooms = kernel.new_empty(2, steps[0] * out * steps[1] * out_)  # memory that is not asked for tile by tile
-    for rows, columns in places(probe, train, steps, same):
-        place, place_ = scaled(rows, out), scaled(columns, out_)
-        part = tile(layers, rows, columns, (out, out_), rooms)
-        if same and rows.start == columns.start:  # products of matrices need not be symmetric to the bit
-            square = part[:, : len(part)]
-            square.copy_(square.triu() + square.triu(1).t())
-        kernel[place, place_] = part
-        if same and columns.stop > rows.stop:
-            behind = slice(max(place.stop, place_.start), place_.stop)
-            kernel[behind, place] = part[:, behind.start - place_.start :].t()
-    return kernel.view(probe, out, train, out_)
-
-
-def places(probe: int, train: int, steps: tuple[int, int], same: bool) -> Iterator[tuple[slice, slice]]:
-    """The examples of all tiles; of those on a diagonal whose halves are mirror images, three quarters.
-
-    >>> list(places(4, 4, (4, 4), True))
-    [(slice(0, 2, None), slice(0, 4, None)), (slice(2, 4, None), slice(2, 4, None))]
-    """
-    step, step_ = steps
-    for at in range(0, probe, step):
-        rows = slice(at, min(at + step, probe))
-        if same:
-            middle = (rows.start + rows.stop) // 2
-            yield slice(at, middle), rows
-            yield slice(middle, rows.stop), slice(middle, rows.stop)
-        for at_ in range(rows.stop if same else 0, train, step_):
-            yield rows, slice(at_, min(at_ + step_, train))
-
-
-def layer(left: Factored, right: Factored) -> Layer:
-    """The factors as matrices."""
-    ones = left.outputs[:, :, 0]
-    others = ones if right is left else right.outputs[:, :, 0]
-    shared = ones[0] @ others[0].t() if is_shared(ones) and is_shared(others) else None
-    rows = ones.flatten(0, 1)
-    rows_ = rows if right is left else others.flatten(0, 1)
-    inputs = torch.mm(left.inputs[:, 0], right.inputs[:, 0].t()).add_(of_biases(left, right))
-    return Layer(inputs, rows, rows_, shared)
-
-
-def is_shared(outputs: Float[Tensor, "example out features"]) -> bool:
-    """Whether all examples have the same; most that do not already differ in the first and the last.
-
-    >>> is_shared(torch.eye(2).expand(3, 2, 2)), is_shared(torch.arange(3.0).view(3, 1, 1))
-    (True, False)
-    """
-    first = outputs[:1]
-    return torch.equal(first, outputs[-1:]) and torch.equal(first.expand_as(outputs), outputs)
-
-
-def tile(
-    layers: Sequence[Layer], rows: slice, columns: slice, outs: tuple[int, int], rooms: Float[Tensor, "two size"]
-) -> Float[Tensor, "row_out column_out"]:
-    """The kernel of some examples with some others, of all layers, in the first of two rooms.
-
-    Products over inputs are repeated along columns, so that what they are multiplied with is gone through row by row.
-    """
-    out, out_ = outs
-    shape = (rows.stop - rows.start, out, (columns.stop - columns.start) * out_)
-    total, products = rooms[0, : prod(shape)].view(shape), rooms[1, : prod(shape)].view(shape)
-    for k, each in enumerate(layers):
-        inputs = each.inputs[rows, columns, None].expand(-1, -1, out_).reshape(shape[0], 1, shape[2])
-        if each.shared is None:
-            factors = each.outputs[scaled(rows, out)], each.outputs_[scaled(columns, out_)].t()
-            torch.mm(*factors, out=products.flatten(0, 1))
-            part = products
-        else:
-            part = each.shared.repeat(1, columns.stop - columns.start)
-        total.addcmul_(part, inputs) if k else torch.mul(part, inputs, out=total)
-    return total.flatten(0, 1)
-
-
-def scaled(examples: slice, outputs: int) -> slice:
-    """The rows of these examples, so many of each.
-
-    >>> scaled(slice(2, 4), 10)
-    slice(20, 40, None)
-    """
-    return slice(examples.start * outputs, examples.stop * outputs)
-
-
-# --- The total of a kernel, to which the shares of its parameters are added.
-#
-# Of a kernel of features with themselves only the half from the diagonal on is formed, strip by strip, and
-# mirrored once, when all shares are in it.
-
-
-STRIP, STRIPS = 96, 12  # rows: thinner strips are slower by more than they save
-SMALL, THIN = 640, 64  # rows of a kernel that is cut into columns: products of few columns keep their rate
-
-
-@dataclass
-class Total:
-    """The sum so far; `outputs` says how many rows belong to an example on the left, and columns on the right."""
-
-    matrix: Float[Tensor, "row row_"]
-    outputs: tuple[int, int]
-    halved: bool  # both sides are one
-    begun: bool = False
-
-    @cached_property
-    def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
-        """Parts of whole examples to which products are added, in which every entry is, or its mirror image; and which
-        rows and columns each is of.
-        """
-        rows, columns = self.matrix.shape
-        if not self.halved:
-            return [(self.matrix, range(rows), range(columns))]
-        least, out = THIN if rows <= SMALL else max(STRIP, -(-rows // STRIPS)), self.outputs[0]
-        step = -(-least // out) * out
-        ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
-        if rows > SMALL:
-            places = [(range(at, end), range(at, rows)) for at, end in ends]
-        else:
-            places = [(range(end), range(at, end)) for at, end in ends]
-        return [(part(part(self.matrix, 0, some), 1, others), some, others) for some, others in places]
-
-    def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
-        """R R′ᵀ."""
-        right = right.t()
-        for place, rows, columns in self.strips:
-            factors = part(left, 0, rows), part(right, 1, columns)
-            place.addmm_(*factors) if self.begun else torch.mm(*factors, out=place)
-        self.begun = True
-
-    def add_single_use(self, left: Factored, right: Factored) -> None:
-        """(⟨a, a′⟩ + s s′)⟨β, β′⟩, for each pair of examples and each of their outputs."""
-        shift = of_biases(left, right)
-        inputs, outputs = matrices(left)
-        inputs_, outputs_ = (inputs, outputs) if right is left else matrices(right)
-        inputs_, outputs_ = inputs_.t(), outputs_.t()
-        single = self.outputs == (1, 1)
-        alike = outputs[:1] @ outputs_[:, :1] if single and is_one_row(left) and is_one_row(right) else None
-        for strip, rows, columns in self.strips:
-            place = strip
-            features = torch.mm(part(outputs, 0, rows), part(outputs_, 1, columns)) if alike is None else alike
-            if single:  # torch goes through axes of one element one by one
-                products = torch.mm(part(inputs, 0, rows), part(inputs_, 1, columns)).add_(shift)
-            else:
-                examples, examples_ = (
-                    part(inputs, 0, self.examples(rows, 0)),
-                    part(inputs_, 1, self.examples(columns, 1)),
-                )
-                products = torch.mm(examples, examples_).add_(shift)
-                shape = (len(products), self.outputs[0], products.shape[1], self.outputs[1])
-                place, features, products = place.view(shape), features.view(shape), products[:, None, :, None]
-            place.addcmul_(features, products) if self.begun else torch.mul(features, products, out=place)
-        self.begun = True
-
-    def examples(self, rows: range, side: int) -> range:
-        """The examples that rows belong to."""
-        out = self.outputs[side]
-        return range(rows.start // out, rows.stop // out)
-
-    def add(self, share: Float[Tensor, "row row_"]) -> None:
-        """A share as it is."""
-        self.matrix.add_(share) if self.begun else self.matrix.copy_(share)
-        self.begun = True
-
-    def whole(self) -> Float[Tensor, "row row_"]:
-        """The kernel, when all shares are in it."""
-        for _, rows, columns in self.strips if self.halved else ():
-            if rows.start < columns.start:
-                above = slice(columns.start), slice(columns.start, columns.stop)
-            else:
-                above = slice(rows.start, rows.stop), slice(rows.stop, columns.stop)
-            self.matrix[above[::-1]] = self.matrix[above].t()
-        return self.matrix
-
-
-def matrices(block: Factored) -> tuple[Float[Tensor, "example in_"], Float[Tensor, "row features"]]:
-    """The factors of a single use, a row of β for each example and output."""
-    return block.inputs[:, 0], block.outputs[:, :, 0].flatten(0, 1)
-
-
-def is_one_row(block: Factored) -> bool:
-    """Whether the β of all examples are known to be one, as those of a readout are."""
-    return block.outputs.stride(0) == 0
-
-
-def part(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
-    """Some rows, or columns, for which an index takes twice as long."""
-    return value.narrow(axis, where.start, len(where))
-
-
-# --- The kernel of two Jacobians, K = J_left J_rightᵀ, from their features.
-#
-# For factored features ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩, which costs a product over
-# inputs and one over features where the multiplied-out gradients would cost their product. With many uses it is
-# the other way round; operations are counted, layer by layer. What is multiplied out is laid side by side.
-
-
-def gram(left: Features, right: Features) -> Float[Tensor, "probe out train out_"]:
-    """The kernel between two places, summed over the parameters."""
-    return add_pairs(pair_blocks(left, right)).view(left.examples, left.outputs, right.examples, right.outputs)
-
-
-def trace(left: Features, right: Features) -> Float[Tensor, "probe 1 train 1"]:
-    """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
-    pairs = [as_one_output(*pair) for pair in pair_blocks(left, right)]
-    return add_pairs(pairs).view(left.examples, 1, right.examples, 1)
-
-
-def as_one_output(left: Block, right: Block) -> tuple[Block, Block]:
-    """Both with all outputs as one."""
-    one = left.traced()
-    return one, one if right is left else right.traced()
-
-
-def pair_blocks(left: Features, right: Features) -> list[tuple[Block, Block]]:
-    """The blocks that have a share of the kernel together."""
-    shared = left.blocks.keys() & right.blocks.keys()
-    pairs = [(block, right.blocks[key]) for key, block in left.blocks.items() if key in shared]
-    others = [[block for key, block in side.blocks.items() if key not in shared] for side in (left, right)]
-    return pairs + pair_parameters(*others)
-
-
-def add_pairs(pairs: list[tuple[Block, Block]]) -> Float[Tensor, "row row_"]:
-    """The shares of all pairs."""
-    if not pairs:
-        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
-    single = [pair for pair in pairs if is_single_use(pair)]
-    tiled = pays(single)
-    share = single_uses(single) if tiled else None
-    others = [pair for pair in pairs if not (tiled and is_single_use(pair))]
-    if share is not None and not others:
-        return share.flatten(2).flatten(0, 1)
-    total = begun(share, pairs)
-    for sheet, sheet_ in sheets([pair for pair in others if not add_factored(total, *pair)]):
-        total.add_product(sheet, sheet_)
-    return total.whole()
-
-
-def begun(share: Float[Tensor, "probe out train out_"] | None, pairs: list[tuple[Block, Block]]) -> Total:
-    """A total that holds a share, or nothing yet."""
-    (probe, out), (train, out_) = (block.gradients for block in pairs[0])
-    size = (probe * out, train * out_)
-    matrix = pairs[0][0].numbers.new_empty(size) if share is None else share.view(size)
-    halved = all(one is other for one, other in pairs)
-    return Total(matrix, (out, out_), halved, begun=share is not None)
-
-
-def add_factored(total: Total, left: Block, right: Block) -> bool:
-    """Add the share of a pair whose factors are not multiplied out; False for any other."""
-    match left, right:
-        case Rows(), Rows():
-            return False
-        case Factored(), Factored():
-            way = sizes(left, right).way
-            if way == "one product":
-                total.add_single_use(left, right)
-            elif way == "double sum":
-                total.add(double_sum(left, right).reshape(total.matrix.shape))
-            return way != "multiplied out"
-    raise TypeError("features of different functions have no common kernel")
-
-
-def is_single_use(pair: tuple[Block, Block]) -> TypeGuard[tuple[Factored, Factored]]:
-    """Whether both keep their factors, one use of the weights for each example."""
-    return all(isinstance(side, Factored) and side.inputs.shape[1] == 1 for side in pair)
-
-
-def pair_parameters(left: list[Block], right: list[Block]) -> list[tuple[Block, Block]]:
-    """All pairs of gradients of the same parameter, where two sides were read in two ways."""
-    ones, others = ([rows for block in side for rows in block.by_name()] for side in (left, right))
-    pairs = [(one, other) for one in ones for other in others if one.name == other.name]
-    return [(one.upto(size), other.upto(size)) for one, other in pairs for size in [min(one.size, other.size)]]
-
-
-def contributions(
-    left: Features, right: Features, output_gradient: Float[Tensor, "train out_"]
-) -> Float[Tensor, "probe out train"]:
-    """The kernel applied to ℓ′ on its right side, for which each training example needs one vector instead of C."""
-    return gram(left, right.weighted(output_gradient)).squeeze(3)
+# --- The cost of a product of factors.
 
 
 @dataclass(frozen=True)
@@ -420,17 +236,190 @@ class Sizes:
             return (self.probe * self.out + self.train * self.out_) * self.inputs * self.features
         return self.probe * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
 
+    def rows_bytes(self, like: Tensor) -> int:
+        """The memory of the longer side's gradients, multiplied out."""
+        return max(self.probe * self.out, self.train * self.out_) * self.inputs * self.features * like.element_size()
+
 
 def sizes(left: Factored, right: Factored) -> Sizes:
     """Those of two blocks."""
     (probe, uses, _), (train, uses_, _) = left.inputs.shape, right.inputs.shape
-    return Sizes(
-        probe, uses, left.outputs.shape[1], train, uses_, right.outputs.shape[1], left.rows, left.outputs.shape[3]
+    out, out_ = left.outputs.shape[1], right.outputs.shape[1]
+    return Sizes(probe, uses, out, train, uses_, out_, left.rows, left.outputs.shape[3])
+
+
+def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
+    """Those of all uses of the same weights: as many of every example as of the first."""
+    first = [[b for at, b in side.placed() if b.key == key and not at.start] for side in (left, right)]
+    counts = [sum(block.inputs.shape[1] for block in side if isinstance(block, Factored)) for side in first]
+    one = next(block for block in left.blocks if block.key == key)
+    assert isinstance(one, Factored)
+    return replace(
+        sizes(one, one),
+        probe=left.examples,
+        uses=counts[0],
+        train=right.examples,
+        uses_=counts[1],
+        out_=right.outputs,
     )
+
+
+# --- Products of factors.
 
 
 def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:
     """Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩."""
-    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + of_biases(left, right)
+    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + bias_product(left, right)
     features = torch.einsum("qcuo,ndvo->qcundv", left.outputs, right.outputs)
     return torch.einsum("qunv,qcundv->qcnd", inputs, features)
+
+
+def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, left: Jacobian, right: Jacobian) -> None:
+    """Add the share of weights whose uses keep factors of their own, for each pair of blocks."""
+    ones, others = ([(at, b) for at, b in side.placed() if b.key == key] for side in (left, right))
+    for (rows, one), (columns, other) in product(ones, others):
+        if right is left and columns.start < rows.start:
+            continue
+        assert isinstance(one, Factored)
+        assert isinstance(other, Factored)
+        share = double_sum(one, other)
+        kernel[rows, :, columns] += share
+        if right is left and columns.start > rows.start:
+            kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
+
+
+# --- The total of a kernel, to which the shares of its parameters are added.
+#
+# Of a Jacobian with itself only the half up to the diagonal is formed, strip by strip, and mirrored once, when all
+# shares are in it.
+
+
+STRIP, STRIPS = (
+    64,
+    12,
+)  # columns of a strip at least, and strips at most: thinner ones are slower by more than they save
+BLOCK = 2**17  # numbers of a strip that are summed over all weights while they are in the cache
+
+
+@dataclass
+class Total:
+    """The sum so far; `outputs` says how many rows belong to an example on the left, and columns on the right."""
+
+    matrix: Float[Tensor, "row row_"]
+    outputs: tuple[int, int]
+    halved: bool  # both sides are one
+    begun: bool = False
+
+    @cached_property
+    def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
+        """Parts of whole examples to which products are added, in which every entry is, or its mirror image; and which
+        rows and columns each is of.
+        """
+        rows, columns = self.matrix.shape
+        if not self.halved:
+            return [(self.matrix, range(rows), range(columns))]
+        out = self.outputs[0]
+        step = -(-max(STRIP, -(-rows // STRIPS)) // out) * out
+        ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
+        return [(self.matrix[:end, at:end], range(end), range(at, end)) for at, end in ends]
+
+    def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
+        """R R′ᵀ."""
+        right = right.t()
+        for strip, rows, columns in self.strips:
+            factors = narrow(left, 0, rows), narrow(right, 1, columns)
+            if left.dtype != self.matrix.dtype:
+                self.write(strip, torch.mm(*factors), begun=self.begun)
+            elif self.begun:
+                strip.addmm_(*factors)
+            else:
+                torch.mm(*factors, out=strip)
+        self.begun = True
+
+    def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
+        """Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that are used once, for pairs of examples and of their outputs.
+
+        Of ten outputs the products over β are a hundred times larger than those over a, and to sum whole ones would
+        wait for memory: a block of the kernel is summed over all weights before the next is begun.
+        """
+        if not pairs:
+            return
+        out, out_ = self.outputs
+        layers = [matrices(*pair) for pair in pairs]
+        for strip, rows, columns in self.strips:
+            height = len(rows) if out * out_ == 1 else max(1, BLOCK // (len(columns) * out)) * out
+            room = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
+            for some in (range(at, min(at + height, rows.stop)) for at in range(rows.start, rows.stop, height)):
+                block = narrow(strip, 0, range(some.start - rows.start, some.stop - rows.start))
+                block = block.view(len(some) // out, out, len(columns)) if out * out_ > 1 else block
+                for k, layer in enumerate(layers):
+                    examples, examples_ = (range(r.start // o, r.stop // o) for r, o in ((some, out), (columns, out_)))
+                    inputs = torch.mm(narrow(layer.inputs, 0, examples), narrow(layer.inputs_, 1, examples_))
+                    inputs.add_(layer.shift)
+                    if layer.same is not None:
+                        features = layer.same
+                    else:
+                        features = room[: len(some) * len(columns)].view(len(some), len(columns))
+                        torch.mm(narrow(layer.outputs, 0, some), narrow(layer.outputs_, 1, columns), out=features)
+                    if out * out_ > 1:  # a number for each column, so that blocks are gone through row by row
+                        features = features.view(block.shape)
+                        inputs = inputs[:, None, :, None].expand(-1, 1, -1, out_).reshape(len(inputs), 1, -1)
+                    if block.dtype != features.dtype:
+                        self.write(block, features * inputs, begun=self.begun or k > 0)
+                    elif self.begun or k:
+                        block.addcmul_(features, inputs)
+                    else:
+                        torch.mul(features, inputs, out=block)
+        self.begun = True
+
+    def add(self, share: Float[Tensor, "row row_"]) -> None:
+        """A share as it is."""
+        self.write(self.matrix, share, begun=self.begun)
+        self.begun = True
+
+    def write(self, place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
+        """Add to what is there, or begin with it."""
+        place.add_(share) if begun else place.copy_(share)
+
+    def whole(self) -> Float[Tensor, "row row_"]:
+        """The kernel, when all shares are in it."""
+        if not self.begun:
+            self.matrix.zero_()
+        for _, _, columns in self.strips if self.halved else ():
+            above = slice(columns.start), slice(columns.start, columns.stop)
+            self.matrix[above[::-1]] = self.matrix[above].t()
+        return self.matrix
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The factors of a weight that each example uses once, as matrices; the right ones transposed."""
+
+    inputs: Float[Tensor, "probe in_"]
+    inputs_: Float[Tensor, "in_ train"]
+    outputs: Float[Tensor, "probe_out features"]
+    outputs_: Float[Tensor, "features train_out"]
+    shift: float  # what biases add to each ⟨a, a′⟩
+    same: Float[Tensor, "1 1"] | None  # ⟨β, β′⟩, where the one β of a readout is the same for all examples
+
+
+def matrices(left: Factored, right: Factored) -> Layer:
+    """The factors of two blocks."""
+    inputs, outputs = left.inputs[:, 0], left.outputs[:, :, 0].flatten(0, 1)
+    inputs_, outputs_ = inputs, outputs
+    if right is not left:
+        inputs_, outputs_ = right.inputs[:, 0], right.outputs[:, :, 0].flatten(0, 1)
+    one = left.outputs.shape[1] == right.outputs.shape[1] == 1
+    constant = one and left.outputs.stride(0) == 0 and right.outputs.stride(0) == 0
+    same = outputs[:1] @ outputs_[:1].t() if constant else None
+    return Layer(inputs, inputs_.t(), outputs, outputs_.t(), bias_product(left, right), same)
+
+
+def narrow(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
+    """Some rows, or columns, for which an index takes twice as long."""
+    return value.narrow(axis, where.start, len(where))
+
+
+def parameters_of(keys: Sequence[Key]) -> frozenset[str]:
+    """The parameters of pairs of weight and bias."""
+    return frozenset(view.name for key in keys for view in key if isinstance(view, View))

@@ -15,46 +15,118 @@ resumed has the same bits, whatever it was that was read in the ordinary way.
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.features.blocks import Features
-from ntkexp.kernel.read.outputs import (
-    Answers,
-    Mixtures,
-    features_mould,
-    fed_slots,
-    fill_features,
-    fill_tape,
-    parts,
-    tape_mould,
-    varying,
-)
+from ntkexp.kernel.features.assemble import assemble, pull_back
+from ntkexp.kernel.features.jacobian import Jacobian, arrays
+from ntkexp.kernel.read.outputs import Mixtures
+from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, same, trace
-from ntkexp.kernel.record.recorder import NotStraight
-from ntkexp.kernel.record.tape import Tape, is_whole, tensors
-from ntkexp.kernel.record.taping import is_out_of_memory
+from ntkexp.kernel.record.recorder import NotPure
+from ntkexp.kernel.record.tape import Slot, Tape, is_whole, tensors
+from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.ownership import Owners
-from ntkexp.shapes import Inputs, Weights
+from ntkexp.kernel.secant.replay import Replay
+from ntkexp.shapes import Function, Inputs, Weights
+
+# --- Answers: what was found out, for the latest questions.
+#
+# Where values route rows, by masks, orders or experts, every batch may be a question of its own, and answers are
+# as large as what they are about: the oldest are forgotten.
+
+
+LATEST = 64  # what is remembered: something for every block of a run, where values route rows
+
+A = TypeVar("A")
+
+
+@dataclass
+class Answers(Generic[A]):
+    """The latest `room` answers.
+
+    >>> squares = Answers[int](room=2)
+    >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
+    ([1, 4, 1, 9], [1, 3])
+    """
+
+    room: int = field(default_factory=lambda: LATEST)
+    kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
+
+    def to(self, question: Hashable, find: Callable[[], A]) -> A:
+        """The answer to a question; found again if it is not known any more."""
+        return self.keep(question, self.kept[question] if question in self.kept else find())
+
+    def keep(self, question: Hashable, answer: A) -> A:
+        """Remember an answer as the latest."""
+        self.kept[question] = answer
+        self.kept.move_to_end(question)
+        while len(self.kept) > self.room:
+            self.kept.popitem(last=False)
+        return answer
+
+
+# --- What a program is of: the Jacobian of a segment by the difference rules.
+
+
+@dataclass(frozen=True)
+class Request:
+    """J̄ between two tapes, or J of one, and for which mixtures of outputs it is read."""
+
+    start: Tape
+    end: Tape
+    trained: frozenset[str]
+    owned: Owners
+    mixtures: Mixtures
+
+    def read(self, *, at_once: bool) -> Jacobian:
+        """The Jacobian in the ordinary way, for all mixtures at once or one after the other."""
+        replay = Replay(self.start, self.end, self.trained, self.owned.constants, pullback_only=True)
+        columns = self.mixtures.columns
+        return assemble(pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once))
+
+    def read_at_once(self) -> Jacobian:
+        """For all mixtures at once, where torch can."""
+        try:
+            with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
+                return self.read(at_once=True)
+        except (RuntimeError, UserWarning) as error:
+            if is_out_of_memory(error):
+                raise
+            return self.read(at_once=False)
+
+    @property
+    def tapes(self) -> list[Tape]:
+        return [self.start] if self.start is self.end else [self.start, self.end]
+
+    @property
+    def fed(self) -> list[Tensor]:
+        """The values that weights or inputs decide; all others are the same on every tape of a program."""
+        fed = [tape[slot] for tape in self.tapes for slot in (*fed_slots(tape), *tape.made)]
+        return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
+
+
+# --- Programs: each is held against the ordinary way when it is written, and again with the next values.
+
 
 LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
 TRIALS = 2
 
-T = TypeVar("T", Tape, Features)
+T = TypeVar("T", Tape, Jacobian)
 
 
 @dataclass
 class Written(Generic[T]):
-    """A program, and the mould that its results fill."""
+    """A program, and the template that its results fill."""
 
     program: Program
-    mould: T
+    template: T
     fill: Callable[[T, Sequence[Tensor], Sequence[Tensor]], T]
     trials: int = TRIALS  # comparisons that are left
 
@@ -62,7 +134,7 @@ class Written(Generic[T]):
         """What the program makes of these values, if it holds."""
         try:
             with torch.no_grad():
-                return self.fill(self.mould, fed, self.program.run(fed))
+                return self.fill(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
         except RuntimeError as error:  # what is laid out otherwise in memory has no such view
@@ -77,26 +149,17 @@ class Programs(Generic[T]):
 
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
 
-    def result(
-        self,
-        key: Hashable,
-        fed: Sequence[Tensor],
-        usual: Callable[[], T],
-        write: Callable[[], tuple[T, Written[T] | None]],
-    ) -> T:
-        """What the program gives, or the usual way where there is none that holds."""
+    def run(self, key: Hashable, fed: Sequence[Tensor]) -> T | None:
+        """What a program gives that has been compared often enough, if there is one that holds."""
         if key not in self.latest.kept:
-            expected, written = write()
-            return self.tried(key, self.latest.keep(key, written), fed, expected)
+            return None
         written = self.latest.keep(key, self.latest.kept[key])
-        if written is None or written.trials:
-            return self.tried(key, written, fed, usual())
-        found = written.run(fed)
-        return usual() if found is None else found
+        return None if written is None or written.trials else written.run(fed)
 
-    def tried(self, key: Hashable, written: Written[T] | None, fed: Sequence[Tensor], expected: T) -> T:
+    def compare(self, key: Hashable, fed: Sequence[Tensor], expected: T) -> T:
         """What the program gives where it agrees with what is expected; one that does not is never run again."""
-        if written is None:
+        written = self.latest.kept[key]
+        if written is None or not written.trials:
             return expected
         written.trials -= 1
         found = written.run(fed)
@@ -111,44 +174,37 @@ class ProgramCache:
     """The programs of one function, whose buffers and frozen weights stay as they are."""
 
     tapes: Programs[Tape] = field(default_factory=Programs)
-    features: Programs[Features] = field(default_factory=Programs)
+    jacobians: Programs[Jacobian] = field(default_factory=Programs)
     once: Answers[bool] = field(default_factory=Answers)  # what was read of what values route
 
-    def tape(self, weights: Weights, inputs: Inputs, usual: Callable[[], Tape]) -> Tape:
-        """What `usual` records."""
+    def record(self, function: Function, weights: Weights, inputs: Inputs) -> Tape:
+        """The tape of the function, by its program."""
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
-        return self.tapes.result(key, fed, usual, lambda: write_tape(usual()))
+        if (found := self.tapes.run(key, fed)) is not None:
+            return found
+        tape = record(function, weights, inputs).pruned()
+        if key not in self.tapes.latest.kept:
+            self.tapes.latest.keep(key, write_tape(tape))
+        return self.tapes.compare(key, fed, tape)
 
-    def read(
-        self,
-        start: Tape,
-        end: Tape,
-        mixtures: Mixtures,
-        owned: Owners,
-        routed: bool,
-        reading: Callable[[Tensor, bool], Features],
-    ) -> Features:
-        """What `reading` makes of two tapes for the columns of mixtures, one by one or, if asked to, all at once. Where
-        values route rows, these may have other owners next time."""
-
-        def usual(columns: Tensor) -> Features:
-            return at_once(partial(reading, columns))
-
+    def read(self, request: Request, *, routed: bool) -> Jacobian:
+        """The Jacobian that is requested. Where values route rows, these may have other owners next time."""
+        start, end, mixtures = request.start, request.end, request.mixtures
         if is_large(start, mixtures.count):
-            return reading(mixtures.columns, False)
-        key = (start.program, start is end, mixtures.chosen, owned.digest)
+            return request.read(at_once=False)
+        key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program or (routed and not self.comes_again(key)):
-            return usual(mixtures.columns)
-        tapes = [start] if start is end else [start, end]
-        fed = [value for tape in tapes for value in varying(tape)]
-        fed += [mixtures.columns] if mixtures.chosen is None else []
-        return self.features.result(
-            key,
-            fed,
-            lambda: usual(mixtures.columns),
-            lambda: write_features(partial(usual, mixtures.columns), fed, tapes),
-        )
+            return request.read_at_once()
+        fed = request.fed
+        if (found := self.jacobians.run(key, fed)) is not None:
+            return found
+        if key in self.jacobians.latest.kept:
+            made = request.read_at_once()
+        else:
+            made, written = write_jacobian(request, fed)
+            self.jacobians.latest.keep(key, written)
+        return self.jacobians.compare(key, fed, made)
 
     def comes_again(self, key: Hashable) -> bool:
         """Whether tapes of this program were read before, with these owners."""
@@ -188,37 +244,61 @@ def is_large(tape: Tape, outputs: int) -> bool:
     return tape.nbytes * (1 + outputs) > LARGEST
 
 
-def write_tape(tape: Tape) -> tuple[Tape, Written[Tape] | None]:
-    """A tape, and how it follows from weights and inputs."""
+def write_tape(tape: Tape) -> Written[Tape] | None:
+    """How a tape follows from weights and inputs."""
     if is_large(tape, tape.outputs.shape[1]) or any(entry.op._schema.is_mutable for entry in tape.entries):
-        return tape, None
+        return None
     written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
-    return tape, Written(written, tape_mould(tape), fill_tape)
+    gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
+    template = tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
+    return Written(written, template, fill_tape)
 
 
-def write_features(
-    usual: Callable[[], Features], fed: Sequence[Tensor], tapes: Sequence[Tape]
-) -> tuple[Features, Written[Features] | None]:
-    """Features, and how they follow from the values on tapes."""
-    found: list[Features] = []
+def write_jacobian(request: Request, fed: Sequence[Tensor]) -> tuple[Jacobian, Written[Jacobian] | None]:
+    """A Jacobian, and how it follows from the values on tapes."""
+    found: list[Jacobian] = []
 
     def act() -> list[Tensor]:
-        found[:] = [usual()]
+        found[:] = [request.read_at_once()]
         return parts(found[0])
 
+    request.mixtures.columns  # noqa: B018  # made before, as a constant of the program
     try:
-        written = trace(act, fed, tapes)
-    except NotStraight:
-        return found[0] if found else usual(), None
-    return found[0], Written(written, features_mould(found[0]), fill_features)
+        written = trace(act, fed, request.tapes)
+    except NotPure:
+        return found[0] if found else request.read_at_once(), None
+    empty = [value.new_empty([0] * value.dim()) for value in parts(found[0])]
+    return found[0], Written(written, fill_jacobian(found[0], (), empty), fill_jacobian)
 
 
-def at_once(usual: Callable[[bool], Features]) -> Features:
-    """Features of all outputs at once, where torch can."""
-    try:
-        with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
-            return usual(True)
-    except (RuntimeError, UserWarning) as error:
-        if is_out_of_memory(error):
-            raise
-        return usual(False)
+# --- Templates: tapes and Jacobians without the numbers that a program makes.
+
+
+def fed_slots(tape: Tape) -> list[Slot]:
+    """The slots of weights and inputs."""
+    return [*tape.weights, *tape.inputs]
+
+
+def parts(made: Tape | Jacobian) -> list[Tensor]:
+    """What is compared: all tensors of a Jacobian; the outputs of a tape, to which all else on it leads.
+
+    On the way to them there may be memory that nobody has written to yet.
+    """
+    if isinstance(made, Tape):
+        return [made.outputs]
+    return [value for block in made.blocks for value in arrays(block).values()]
+
+
+def fill_tape(template: Tape, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Tape:
+    """Another tape of the same program."""
+    values = list(template.values)
+    for slot, value in zip((*fed_slots(template), *template.made), (*fed, *found), strict=True):
+        values[slot] = value
+    return template.refilled(tuple(values))
+
+
+def fill_jacobian(template: Jacobian, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Jacobian:
+    """Another Jacobian of the same function."""
+    left = iter(found)
+    filled = tuple(type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks)
+    return replace(template, blocks=filled)

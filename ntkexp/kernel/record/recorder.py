@@ -1,86 +1,100 @@
-"""Recording: a function runs on ordinary tensors while every ATen operation is written down, and what leaves torch or
-draws at random is noticed.
+"""Recording: a function runs on ordinary tensors while every ATen operation is written down.
+
+A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into operations
+that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM, circular padding)
+the recorder turns. A write through one view changes every other view of its storage, so the content of the storage is
+held as one flat value, from which a view that is used later is taken again:
+
+    view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
+
+Random numbers of a module whose generators begin in a known state come from outside, as inputs do: the module is a
+function again, of a batch as a whole.
+
+    dropout(x, p) = x · m / (1 − p)        m was drawn
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ntkexp.kernel.record.tape import Entry, Slot, leaves, replace, storage
+from ntkexp.kernel.record.convolution import convolve
+from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
-# --- Drawing: the random numbers of a module whose generators begin in a known state, as numbers from outside.
-#
-# Such a module is a function again, of a batch as a whole: who is left out moves what the others draw. A number
-# that was drawn counts as an input, which differs from batch to batch and leads back to no weight.
-#
-#     dropout(x, p) = x · m / (1 − p)        m was drawn
+aten = torch.ops.aten
 
 
-FREE = frozenset(
-    (
-        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
-        *("normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
-        *("random", "randperm", "uniform"),
-    )
-)
-"""Operations whose result has no derivative in what they are given."""
+# --- Modes of Python functions: a pure module is recorded as it runs; of any other, numbers that leave torch are noted.
 
 
-@cache
-def is_random(op: OpOverload) -> bool:
-    """Whether the operation draws numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+GIVING_NUMBERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+READS = frozenset({*GIVING_NUMBERS, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__})
 
 
-def refuse_unknown(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], *, known: bool) -> None:
-    """Refuse to draw where nobody knows from which state."""
-    if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
-        raise Mistake(
-            f"the module draws random numbers ({op}) from a generator of its own, whose state nobody keeps; let it "
-            "draw from torch's, or call module.eval() first"
-        )
-    if not known:
-        raise Mistake(f"the module draws random numbers ({op}); kernels need a function: call module.eval() first")
+class NotPure(Exception):
+    """The module is about to write into a tensor, or to read a number from one."""
 
 
-def refuse_passing(op: OpOverload) -> None:
-    """Refuse numbers through which gradients pass."""
-    if base_name(op) not in FREE:
-        raise Mistake(f"the module draws random numbers through which gradients pass ({op}); put another layer there")
+class PureOnly(TorchFunctionMode):
+    """Stops before a number is read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise NotPure
+        return native_dropout(func, args, kwargs or {})
 
 
-def dropped(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+class NoteReads(TorchFunctionMode):
+    """Notes numbers that leave torch as lists or arrays, and may come back as constants.
+
+    No operation shows it, so an equation is recorded in its place: these are the numbers that were read. A program made
+    of the tape holds as long as the equation does. The tensors of `functionalize` have no memory to read, and are
+    refused.
+    """
+
+    def __init__(self, in_memory: bool) -> None:
+        super().__init__()
+        self.in_memory = in_memory
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in GIVING_NUMBERS:
+            if not self.in_memory:
+                raise RuntimeError("numbers leave torch")
+            value: Tensor = args[0]
+            numbers = torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
+            torch.equal(value, numbers.reshape(value.shape))
+        return native_dropout(func, args, kwargs or {})
+
+
+def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A call of torch, but dropout by one operation, which writes nothing in place. It draws in the order of memory,
     which `functionalize` does not keep.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
     >>> torch.set_rng_state(state)
-    >>> torch.equal(one, dropped(functional.dropout, (x,), {}))
+    >>> torch.equal(one, native_dropout(functional.dropout, (x,), {}))
     True
     """
     if func is not functional.dropout and func is not torch.dropout:
         return func(*args, **kwargs)
-    value, rate, training, in_place = of_dropout(*args, **kwargs)
+    value, rate, training, in_place = dropout_arguments(*args, **kwargs)
     if not training or not rate:
         return func(*args, **kwargs)
     found = torch.native_dropout(value, rate, True)[0]
     return value.copy_(found) if in_place else found
 
 
-def of_dropout(
+def dropout_arguments(
     input: Tensor,  # noqa: A002  as torch calls it
     p: float = 0.5,
     training: bool | None = None,
@@ -88,127 +102,11 @@ def of_dropout(
     *,
     train: bool = True,
 ) -> tuple[Tensor, float, bool, bool]:
-    """The arguments of dropout, as they are given to the layer's function, or to that of torch."""
+    """The arguments of the layer's function, or of torch's own."""
     return input, p, train if training is None else training, inplace
 
 
-def base_name(op: OpOverload) -> str:
-    """The name of an operation, whether it writes in place or not.
-
-    >>> base_name(torch.ops.aten.bernoulli_.float), base_name(torch.ops.aten.bernoulli.p)
-    ('bernoulli', 'bernoulli')
-    """
-    return str(op._schema.name.removeprefix("aten::").removesuffix("_"))
-
-
-# --- Numbers go out of torch: a module takes them out of tensors as lists or arrays, and may put them back as
-# constants.
-#
-# No operation tells of it, so an equation is written down in its place: these are the numbers that were read. A
-# program that was made of the tape holds as long as it does. `functionalize` cannot follow: its tensors have no
-# memory to read.
-
-
-WAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
-
-
-class OutOfTorch(TorchFunctionMode):
-    """Notes what leaves torch; refuses it where values are not in memory."""
-
-    def __init__(self, in_memory: bool) -> None:
-        super().__init__()
-        self.in_memory = in_memory
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAYS:
-            if not self.in_memory:
-                raise RuntimeError("numbers leave torch")
-            note(args[0])
-        return dropped(func, args, kwargs or {})
-
-
-def note(value: Tensor) -> None:
-    """Ask torch whether a tensor has the elements that it has."""
-    torch.equal(value, torch.tensor(value.tolist(), dtype=value.dtype, device=value.device).reshape(value.shape))
-
-
-# --- Straight on: most modules write nothing in place and read no numbers, and are recorded as they run.
-#
-# Any other needs help, and runs again: writes are rewritten, and what leaves torch is noted.
-
-
-READS = frozenset({*WAYS, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__})
-
-
-class NotStraight(Exception):
-    """The module is about to write into a tensor, or to read a number from one."""
-
-
-class StraightOn(TorchFunctionMode):
-    """Stops before a number is read."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
-            raise NotStraight
-        return dropped(func, args, kwargs or {})
-
-
-# --- Convolutions of many examples, a few at a time.
-#
-# In double precision torch multiplies a kernel with patches of the input, which it first brings together for all
-# examples that it is given: nine times the input of a 3×3 kernel, in memory that the system clears first, every
-# time. Those of a few examples stay in the cache from when they are written to when they are multiplied. The bits
-# are the same, for torch multiplies one example after the other.
-
-
-AT_ONCE = 2**20  # bytes of patches or copies, for every thread: about half of its cache
-
-
-def convolve(
-    x: Float[Tensor, "example channel *pixels"],
-    kernel: Float[Tensor, "_ _ *window"],
-    bias: Float[Tensor, " features"] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    extra: Sequence[int],
-    groups: int,
-) -> Float[Tensor, "example features *pixels_"]:
-    """What `torch.convolution` gives for these arguments.
-
-    >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
-    >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
-    >>> torch.equal(convolve(x, kernel, None, *how), torch.convolution(x, kernel, None, *how))
-    True
-    """
-    how = (kernel, bias, stride, padding, dilation, transposed, extra, groups)
-    by_patches = x.dtype == torch.float64 and x.device.type == "cpu" and prod(kernel.shape[2:]) > 1
-    if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
-        return torch.convolution(x, *how)
-    patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
-    step = max(1, AT_ONCE // max(1, patches)) * torch.get_num_threads()
-    if len(x) <= step:
-        return torch.convolution(x, *how)
-    first = torch.convolution(x[:step], *how)
-    whole = first.new_empty(len(x), *first.shape[1:])
-    whole[:step] = first
-    for at in range(step, len(x), step):
-        whole[at : at + step] = torch.convolution(x[at : at + step], *how)
-    return whole
-
-
-# --- Recording: a function runs on ordinary tensors while every ATen operation is written down.
-#
-# A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into
-# operations that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM,
-# circular padding) is turned here. A write through one view changes every other view of its storage, so the
-# content of the storage is kept as one flat value, from which a view that is used later is taken again:
-#
-#     view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
-
-
-aten = torch.ops.aten
+# --- The recorder.
 
 
 class DispatchMode(TorchDispatchMode):
@@ -219,6 +117,16 @@ class DispatchMode(TorchDispatchMode):
 
     def __init_subclass__(cls) -> None:
         """Nothing: torch's would put up the shield."""
+
+
+FREE = frozenset(
+    (
+        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+        *("normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+        *("random", "randperm", "uniform"),
+    )
+)
+"""Operations that draw numbers with no derivative in their arguments."""
 
 
 class Recorder(DispatchMode):
@@ -237,7 +145,7 @@ class Recorder(DispatchMode):
         self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
 
     def slot(self, value: Any) -> Any:
-        """The slot of a tensor, new if it was never seen; anything else is left as it is."""
+        """The slot of a tensor, new for a new tensor; anything else is left as it is."""
         found = self.slots.get(id(value))
         if found is not None or not isinstance(value, Tensor):
             return value if found is None else found
@@ -246,7 +154,7 @@ class Recorder(DispatchMode):
         if flat is None:
             found = Slot(len(self.values))
             self.values.append(value)
-        else:
+        else:  # a view of what was written to: its elements of the flat value
             if flat.is_complex() and value.dtype == flat.dtype.to_real():
                 flat = self.apply(aten.view.default, self.apply(aten.view_as_real.default, flat), [-1])
             refuse_other_kind(flat, value)
@@ -257,7 +165,7 @@ class Recorder(DispatchMode):
         return found
 
     def apply(self, op: OpOverload, *args: Any) -> Tensor:
-        """Run an operation of our own and write it down."""
+        """Run an operation of the recorder's own and record it."""
         result: Tensor = self.__torch_dispatch__(op, (), args)
         return result
 
@@ -271,12 +179,12 @@ class Recorder(DispatchMode):
         if is_random(func):
             return self.draw(func, args, kwargs)
         if not self.rewrites and writes(func):
-            raise NotStraight
+            raise NotPure
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view in func.tags:
-                return self.turn(func, twin, args, kwargs)
-            return self.overwrite(func, twin, args, kwargs)
-        slots, named = self.written(args, kwargs)
+                return self.view_in_place(func, twin, args, kwargs)
+            return self.write_in_place(func, twin, args, kwargs)
+        slots, named = self.with_slots(args, kwargs)
         outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
         results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
@@ -286,32 +194,43 @@ class Recorder(DispatchMode):
         self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
         return outcome
 
-    def written(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def with_slots(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Arguments with slots for tensors."""
-        return replace(args, self.slot), {name: replace(value, self.slot) for name, value in kwargs.items()}
+        return map_leaves(args, self.slot), {name: map_leaves(value, self.slot) for name, value in kwargs.items()}
 
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """An operation that draws: what it drew comes from outside, as inputs do."""
-        refuse_unknown(func, args, kwargs, known=self.known)
+        """An operation that draws random numbers, which come from outside as inputs do."""
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
+            raise Mistake(
+                f"the module draws random numbers ({func}) from a generator of its own, whose state nobody keeps; let "
+                "it draw from torch's, or call module.eval() first"
+            )
+        if not self.known:
+            raise Mistake(
+                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
+            )
         if not self.rewrites and writes(func):
-            raise NotStraight
-        if func is aten.native_dropout.default:
+            raise NotPure
+        if func is aten.native_dropout.default:  # x · m / (1 − p)
             value, rate, _ = args
             mask = func(*args)[1]
-            kept = self.apply(aten.mul.Tensor, value, self.taken(mask.to(value.dtype)))
+            kept = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
             return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
-        refuse_passing(func)
+        if func._schema.name.removeprefix("aten::").removesuffix("_") not in FREE:
+            raise Mistake(
+                f"the module draws random numbers through which gradients pass ({func}); put another layer there"
+            )
         if writes(func):
-            found = self.taken(func(args[0].clone(), *args[1:], **kwargs))
-            return self.apply(aten.copy_.default, args[0], found)
-        return self.taken(func(*args, **kwargs))
+            drawn = self.from_outside(func(args[0].clone(), *args[1:], **kwargs))
+            return self.apply(aten.copy_.default, args[0], drawn)
+        return self.from_outside(func(*args, **kwargs))
 
-    def taken(self, drawn: Tensor) -> Tensor:
+    def from_outside(self, drawn: Tensor) -> Tensor:
         """Numbers that were drawn, with a slot of their own."""
         self.drawn.append(self.slot(drawn))
         return drawn
 
-    def turn(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
+    def view_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that changes the shape of its first argument and none of its elements."""
         result = self.apply(twin, *args)
         self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
@@ -319,8 +238,8 @@ class Recorder(DispatchMode):
         self.slots[id(target)] = self.slots[id(result)]
         return target
 
-    def overwrite(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """An operation that writes into its first argument, written down as its twin that returns a new tensor."""
+    def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
+        """An operation that writes into its first argument, recorded as its twin that returns a new tensor."""
         target: Tensor = args[0]
         if not target.numel():
             return target
@@ -328,15 +247,17 @@ class Recorder(DispatchMode):
         for value in self.seen.values():
             if storage(value) == home and value.numel():
                 refuse_other_kind(target, value)
-        slots, named = self.written(args, kwargs)
-        flat = self.flats[home] if home in self.flats else self.flat(target)
+        slots, named = self.with_slots(args, kwargs)
+        flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = value.clone()  # its number before the write
+                self.values[slot] = value.clone()  # its numbers before the write
         func(*args, **kwargs)
+        # Views that overlap with what was written have no slot any more: `slot` takes them from the flat value again
         for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
             self.slots.pop(key, None)
         self.flats.pop(home, None)
+        # view ← op(view, …), and flat with its elements put in
         after = target.clone()
         self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
         self.slots[id(target)] = self.slots[id(after)]
@@ -344,14 +265,20 @@ class Recorder(DispatchMode):
         self.flats[home] = self.apply(aten.index_copy.default, flat, 0, positions(target).reshape(-1), elements)
         return target
 
-    def flat(self, target: Tensor) -> Tensor:
-        """The content of a storage before it is first written to, from a tensor that shows all of it in order."""
+    def flat_content(self, target: Tensor) -> Tensor:
+        """The content of a storage before the first write, from a tensor that shows all of it in order."""
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
             whole = storage(value) == storage(target) and value.numel() == size and value.is_contiguous()
             if whole and id(value) in self.slots:
                 return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
         raise Mistake("the module writes into part of a tensor that it never had as a whole; clone it first")
+
+
+@cache
+def is_random(op: OpOverload) -> bool:
+    """Whether the operation draws numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 @cache
@@ -367,17 +294,16 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     >>> functional_twin(aten.clamp_min_.Tensor)
     <OpOverload(op='aten.clamp_min', overload='Tensor')>
     """
+
+    def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
+        return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
+
     name = op._schema.name.removeprefix("aten::")
     if not (op._schema.is_mutable and name.endswith("_")):
         return None
     packet = getattr(aten, name[:-1], None)
     twins = [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
     return next((twin for twin in twins if arguments(twin) == arguments(op)), None)
-
-
-def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
-    """Name and type of each argument, and whether it is given by name alone."""
-    return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:

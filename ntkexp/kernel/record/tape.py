@@ -1,25 +1,14 @@
 """A tape: what a function of weights did on one batch of inputs, operation by operation.
 
-Inputs: one tensor, several by position, or several by name. The first axis of every tensor is that of the examples.
-
->>> import torch
->>> x = torch.ones(5, 2)
->>> part({"tokens": x, "cache": False}, slice(1, 3))["tokens"].shape
-torch.Size([2, 2])
-
-Arguments: what an operation is given or gives, by itself or in lists and tuples.
-
-torch walks trees of any kind, which takes longer than most operations; those of an operation have no other branches.
-
->>> replace((1, [2, "x"]), lambda leaf: 10 * leaf), list(leaves((1, [2, None])))
-((10, [20, 'xxxxxxxxxx']), [1, 2, None])
+The function runs as it is, on ordinary tensors, while a recorder writes every ATen operation down (`recorder.py`). A
+tape is a pure program: `Entry` by `Entry`, each with the slots of the tensors that it took and gave, and the value of
+every slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from dataclasses import replace as dataclasses_replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -32,6 +21,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
+
+# --- Inputs: one tensor, several by position, or several by name. The first axis of every tensor is that of the
+# examples.
 
 
 def as_inputs(inputs: object) -> Inputs:
@@ -57,7 +49,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def part(inputs: Inputs, where: slice) -> Inputs:
-    """Some of the examples."""
+    """Some of the examples.
+
+    >>> part({"tokens": torch.ones(5, 2), "cache": False}, slice(1, 3))["tokens"].shape
+    torch.Size([2, 2])
+    """
     return map_tensors(lambda tensor: tensor[where], inputs)
 
 
@@ -76,25 +72,36 @@ def examples(inputs: Inputs) -> int:
     return int(counts.pop() or 0)
 
 
-def replace(value: Any, function: Callable[[Any], Any]) -> Any:
-    """The same, a function applied to every leaf."""
+# --- An entry of a tape: one operation, with the places of its arguments and results.
+#
+# Arguments stand by themselves or in lists and tuples. torch walks trees of any kind, which takes longer than most
+# operations.
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same arguments, a function applied to every leaf.
+
+    >>> map_leaves((1, [2, "x"]), lambda leaf: 10 * leaf)
+    (10, [20, 'xxxxxxxxxx'])
+    """
     if isinstance(value, tuple):
-        return tuple([replace(each, function) for each in value])
+        return tuple([map_leaves(each, function) for each in value])
     if isinstance(value, list):
-        return [replace(each, function) for each in value]
+        return [map_leaves(each, function) for each in value]
     return function(value)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is in it that holds nothing else."""
+    """The leaves of arguments, in their order.
+
+    >>> list(leaves((1, [2, None])))
+    [1, 2, None]
+    """
     if isinstance(value, tuple | list):
         for each in value:
             yield from leaves(each)
     else:
         yield value
-
-
-# --- An entry of a tape: one operation, with the places of its arguments and results.
 
 
 class Slot(int):
@@ -131,8 +138,8 @@ class Entry:
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
         """The same operation on other slots, which a function gives for these."""
-        kwargs = {name: replace(value, slot) for name, value in self.kwargs.items()}
-        return Entry(self.op, replace(self.args, slot), kwargs, results, self.scalars, self.places)
+        kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
+        return Entry(self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places)
 
     @cached_property
     def makes(self) -> frozenset[Slot]:
@@ -154,11 +161,8 @@ def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
     return frozenset(found)
 
 
-# --- Digests: what tensors hold, in so few bytes that it can be kept and compared for as long as anybody asks.
-
-
 def digest(values: Iterable[Tensor], about: str = "") -> bytes:
-    """The sha256 of the elements of some tensors, and of what is said about them.
+    """The sha256 of the elements of some tensors, and of a text about them.
 
     >>> ones = torch.ones(2)
     >>> digest([ones]) == digest([ones.clone()]), digest([ones]) == digest([2 * ones])
@@ -166,18 +170,13 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
     """
     found = sha256(about.encode())
     for value in values:
-        flat = (
-            value.detach().reshape(-1).cpu().clone(memory_format=torch.contiguous_format)
-        )  # one element may have no step
+        flat = value.detach().reshape(-1).cpu()
+        flat = flat.clone(memory_format=torch.contiguous_format)  # a single element may have any stride
         found.update(flat.view(torch.uint8).numpy().tobytes())
     return found.digest()
 
 
-# --- A tape: what a function of weights did on one batch of inputs, operation by operation.
-#
-# The function runs as it is, on ordinary tensors, while every ATen operation is written down. `functionalize`
-# turns its in-place operations and writes through views into operations that return new tensors, so that a tape
-# is a pure program; what operations of torch overwrite inside themselves stays visible by the operation's schema.
+# --- The tape.
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +188,8 @@ class Tape:
     weights: dict[Slot, str]
     arguments: Any  # the inputs as they were given, with slots for tensors
     output: Slot
-    overwrites: bool  # torch wrote in place where it ran, so that autograd cannot be asked at every slot
-    drawn: tuple[Slot, ...] = ()  # at random, as a whole batch
+    overwrites: bool  # torch wrote in place, so that autograd cannot differentiate at every slot
+    drawn: tuple[Slot, ...] = ()  # random numbers of the whole batch
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
@@ -213,7 +212,7 @@ class Tape:
 
     @cached_property
     def nbytes(self) -> int:
-        """The memory of all values, each counted by itself."""
+        """The memory of all values, as if none shared it."""
         return sum(value.nbytes for value in self.values)
 
     @property
@@ -233,7 +232,7 @@ class Tape:
 
     @cached_property
     def form(self) -> bytes:
-        """The digest of the structure, which is asked for at every step."""
+        """The digest of the structure."""
         return digest((), self.structure)
 
     @cached_property
@@ -259,7 +258,7 @@ class Tape:
         return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex)
 
     def pruned(self) -> Tape:
-        """What leads to the output, or was read as a number; of anything else not even the values are kept."""
+        """What leads to the output, or was read as a number; other values are dropped."""
         needed, kept = {*self.weights, *self.inputs, self.output}, []
         awaited = {self.output}  # by what comes later; the last operation of several that give the same is kept
         for entry in reversed(self.entries):
@@ -270,11 +269,11 @@ class Tape:
                 kept.append(entry)
         nothing = self.values[self.output].new_empty(0)
         values = tuple(value if Slot(k) in needed else nothing for k, value in enumerate(self.values))
-        return dataclasses_replace(self, entries=tuple(reversed(kept)), values=values)
+        return replace(self, entries=tuple(reversed(kept)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
-        """A tape of the same program with other values; what was found out about the program stays known."""
-        other = dataclasses_replace(self, values=values, overwrites=False)
+        """A tape of the same program with other values; what follows from the program alone is carried over."""
+        other = replace(self, values=values, overwrites=False)
         vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
         return other
 
@@ -319,7 +318,7 @@ OF_A_PROGRAM = (
     *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
     *("outside", "constants", "from_inputs", "from_weights"),
 )
-"""What is the same on all tapes of a program, and found out once."""
+"""What is the same on all tapes of a program."""
 
 
 def is_whole(value: Tensor) -> bool:

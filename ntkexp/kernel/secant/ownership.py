@@ -1,16 +1,18 @@
 """Ownership: which example an element at a use belongs to.
 
 An output of example n may depend only on elements that belong to n. Pull back the cotangents u and n·u, for random u:
-at an element of example n the second result is n times the first. A ratio that is no whole number means that the module
-couples the examples of a batch. A constant that has a row for every example, as the state from which an LSTM starts, is
-no weight's affair: its products with weights are uses, as those of inputs are. All coefficients of the surrogate are
-random while this is asked, so that what a dead unit or a zero weight hides today is found as well; the answer holds for
-every tape of the same structure and routing.
+
+    n = (β̄ of n·u)/(β̄ of u)        at an element of example n
+
+A ratio that is no whole number means that the module couples the examples of a batch. A constant that has a row for
+every example, as the state from which an LSTM starts, counts as an input: its products with weights are uses. All
+coefficients of the surrogate are random here, so that what a dead unit or a zero weight hides today is found as well;
+the answer holds for every tape of the same structure and routing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Slot, Tape, digest
-from ntkexp.kernel.record.taping import COUPLED, Uncast
+from ntkexp.kernel.record.casts import Uncast
+from ntkexp.kernel.record.independence import COUPLED
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_whole
+from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
-from ntkexp.kernel.secant.rules.base import NoRule
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
@@ -42,7 +45,7 @@ class Owners:
 
     @cached_property
     def digest(self) -> bytes:
-        """What they are known by: two with one digest give every element to the same example."""
+        """Two with one digest give every element to the same example."""
         layout = [(each.shape, each.stride()) for each in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
@@ -81,15 +84,13 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     """Those of a tape, if these constants have a row for every example."""
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
-    taps = [use.tap for use in replay.uses]
-    if not taps:
+    if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
     once = replay.chord.random_like(replay.delta)
     count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
     weighted = once * count.view(-1, *[1] * (once.dim() - 1))
-    below = torch.autograd.grad(replay.delta, taps, once, retain_graph=True, materialize_grads=True)
-    above = torch.autograd.grad(replay.delta, taps, weighted, materialize_grads=True)
+    below, above = replay.pullback(once, again=True), replay.pullback(weighted)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
     pairs = zip(replay.uses, found, strict=True)
     shown = (compact(owner) if isinstance(use, Element) else rows(owner) for use, owner in pairs)
@@ -162,3 +163,54 @@ def rows(owner: Int[Tensor, "..."]) -> Int[Tensor, " row"]:
     if ((owner != of_row[:, None]) & (owner >= 0)).any():
         raise NoRule("a row of a matrix product belongs to several examples")
     return of_row
+
+
+# --- Routing: the values on a tape that decide where other values go.
+#
+# Indices, masks that pick or scatter, orders, the numbers of experts: two tapes of the same structure on which these
+# differ may have other owners of the same rows. An elementwise operation keeps every element at its place, whatever its
+# numbers are, and what only picks from weights is a use of them: tokens are no matter of routing.
+
+
+PICKING = ("embedding", "gather", "index", "index_select", "take")
+TOURNAMENTS = (  # whose rules need no order
+    *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
+    *("adaptive_max_pool2d", "adaptive_max_pool3d", "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "min"),
+)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The slots of a structure whose values decide something: where rows go, which examples' values count."""
+
+    steering: tuple[Slot, ...]
+    masks: tuple[Slot, ...]  # that the inputs decide alone
+
+
+def routes(tape: Tape) -> Routes:
+    """Those of all tapes of this structure."""
+    read = {slot for entry in tape.entries for slot in entry.slots} | {tape.output}
+    alone = tape.from_inputs - tape.from_weights
+    return Routes(
+        tuple(sorted({slot for entry in tape.entries for slot in steering_slots(tape, entry, read)})),
+        tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
+    )
+
+
+def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
+    """The whole numbers that steer an operation, as its arguments or as an order that it finds."""
+    moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
+    only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)
+    if moved and not (keeps_places(tape, entry) or only_picks):
+        yield from (slot for slot in entry.slots if is_whole(tape[slot]))
+    if entry.name not in TOURNAMENTS and any(slot in read and not is_whole(tape[slot]) for slot in entry.results):
+        yield from (slot for slot in entry.results if is_whole(tape[slot]))
+
+
+def keeps_places(tape: Tape, entry: Entry) -> bool:
+    """Whether every element stays where it is; h[h < 0] = 0 is an elementwise choice."""
+    if entry.name != "index_put":
+        return torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
+    _, (*before, last), value, *_ = entry.args
+    is_number = tape[value].dim() == 0 and value not in tape.from_weights
+    return is_number and before == [None] * len(before) and tape[last].dtype == torch.bool

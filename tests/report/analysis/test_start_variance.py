@@ -91,6 +91,7 @@ def test_a_damaged_kernel_has_no_say(tmp_path: Path) -> None:
     assert law.law.left_out == 1
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("modes", [1, 4, 30])
 @pytest.mark.parametrize("shared", [0.0, 0.5])

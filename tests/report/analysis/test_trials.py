@@ -26,6 +26,7 @@ def tried(name: str, seeds: int) -> Laws:
     return laws(DESIGNS[name], seeds)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 def test_intervals_hold_the_exponent_as_often_as_they_say(name: str, seeds: int) -> None:
     assert 0.93 <= tried(name, seeds).coverage() <= 0.975
@@ -36,6 +37,7 @@ def test_a_straight_law_is_seldom_called_curved(name: str, seeds: int) -> None:
     assert tried(name, seeds).bends() <= 0.05 + CHANCE
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 @pytest.mark.parametrize("bound", [None, "upper"])
 def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from ntkexp.cli.claims import line, notes
+from ntkexp.cli.commands.claims import line, notes
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
 from ntkexp.records.results import Took, write_timings
 from ntkexp.report.claims import outlook, standing, summary

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from ntkexp.foreign_loop.calls import digests
+from ntkexp.foreign_loop.example_names import digests
 from tests.torture.loop.made import EXAMPLES, Loop, Plant
 from tests.torture.loop.oracle import Oracle
 
@@ -63,15 +63,19 @@ def trained(loop: Loop, planted: Planted, oracle: Oracle | None) -> None:
         factors = multiplied(loop, planted, step)
         start = {name: weight.detach().clone() for name, weight in loop.net.named_parameters()}
         for optimizer in loop.optimizers:
-            heard = any(weight.grad is not None for weight in optimizer.param_groups[0]["params"])
-            if loop.scaler is None or not heard:  # PyTorch's own refuses to step without gradients
-                optimizer.step()
-            else:
+            if loop.scaler is not None and heard(optimizer):
                 loop.scaler.step(optimizer)
+            else:
+                optimizer.step()
         if oracle is not None:
             oracle.step(start, factors, [dict(optimizer.param_groups[0]) for optimizer in loop.optimizers])
-        if loop.scaler is not None:
+        if loop.scaler is not None and any(map(heard, loop.optimizers)):
             loop.scaler.update()
+
+
+def heard(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether there are gradients, without which PyTorch's scaler takes no part in a step."""
+    return any(weight.grad is not None for weight in optimizer.param_groups[0]["params"])
 
 
 def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
@@ -92,7 +96,7 @@ def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
     if loop.scaler is not None:
         scale = loop.scaler.get_scale()
         rounded = float(torch.tensor(scale).double().reciprocal().float()) * scale
-        for optimizer in loop.optimizers:
+        for optimizer in filter(heard, loop.optimizers):
             loop.scaler.unscale_(optimizer)
     before = gradients(loop)
     clipped(loop, step)

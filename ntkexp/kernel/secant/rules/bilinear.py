@@ -1,5 +1,9 @@
-"""Products of numbers, of matrices, or of images and filters that both change: Δ(AB) = ΔA·B̄ + Ā·ΔB, a bar being the
-mean over both ends.
+"""Products of numbers, of matrices, or of images and filters that both change.
+
+    Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
+
+It closes, for (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀, whatever is bilinear. A product of weights
+with inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations
@@ -11,22 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.linear_map import CONVOLVE_BACK, once, passed
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, fold, last, total
+from ntkexp.kernel.record.convolution import CONVOLVE_BACK, patches
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
+from ntkexp.kernel.secant.linear_map import once, passed
+from ntkexp.kernel.secant.rules.base import Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-from ntkexp.kernel.secant.uses import patches
 
-# --- Products of numbers that both change: Δ(ab) = Δa·b̄ + ā·Δb, a bar being the mean over both ends.
+# --- Products of numbers.
 
 
-def mul(call: AbstractCall) -> Tensor:
-    """Elementwise, with broadcasting; either factor may be a number."""
+def mul(call: Call) -> Tensor:
+    """Δ(ab) = Δa·b̄ + ā·Δb, with broadcasting; either factor may be a number."""
     left, right = call.args
     return multiply(call, left, right, call.start.shape)
 
 
-def multiply(call: AbstractCall, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
-    """The difference of a product of two values, or of a value and a number."""
+def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
+    """Δ(ab) = Δa·b̄ + ā·Δb of two values, or of a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
@@ -35,8 +40,8 @@ def multiply(call: AbstractCall, left: Ends | float, right: Ends | float, shape:
     return total(terms, shape)
 
 
-def add_scaled(of_two: Callable[..., Tensor], call: AbstractCall) -> Tensor:
-    """Δ(x + c·g(a, b)), given the difference of g."""
+def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
+    """Δ(x + c·g(a, b)) = Δx + c·Δg, for a product or a quotient g."""
     added, left, right = call.args
     shape = call.start.shape
     terms = [] if added.delta is None else [call.delta(added, shape)]
@@ -45,21 +50,20 @@ def add_scaled(of_two: Callable[..., Tensor], call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
-def prod(call: AbstractCall) -> Tensor:
+def prod(call: Call) -> Tensor:
     """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
+
+    def pair(left: Ends, right: Ends) -> Ends:
+        delta = multiply(call, left, right, left.start.shape)
+        return Ends(left.start * right.start, left.end * right.end, delta)
+
     value, *dims = call.args
     known = Ends(value.start, value.end, call.delta(value))
-    return fold(last(known, dims[0] if dims else []), partial(pair, call)).change.reshape(call.start.shape)
+    return fold(last(known, dims[0] if dims else []), pair).change.reshape(call.start.shape)
 
 
-def pair(call: AbstractCall, left: Ends, right: Ends) -> Ends:
-    """A product of two, and its difference."""
-    delta = multiply(call, left, right, left.start.shape)
-    return Ends(left.start * right.start, left.end * right.end, delta)
-
-
-def glu(call: AbstractCall) -> Tensor:
-    """One half, times the sigmoid of the other."""
+def glu(call: Call) -> Tensor:
+    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
     value, dim = call.args[0], call.given["dim"]
     known = Ends(value.start, value.end, call.delta(value))
     left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
@@ -68,8 +72,8 @@ def glu(call: AbstractCall) -> Tensor:
     return multiply(call, left, gate, call.start.shape)
 
 
-def cross(call: AbstractCall) -> Tensor:
-    """The product of two vectors of space that is orthogonal to both."""
+def cross(call: Call) -> Tensor:
+    """Δ(a × b) = Δa × b̄ + ā × Δb."""
     left, right = call.args
     op, how = call.entry.op, call.kwargs
     terms = [] if left.delta is None else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
@@ -77,16 +81,16 @@ def cross(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def div(call: AbstractCall) -> Tensor:
-    """Elementwise, with broadcasting; either may be a number."""
+def div(call: Call) -> Tensor:
+    """Δ(a/b), with broadcasting; either may be a number."""
     if call.given.get("rounding_mode") is not None:
         raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
     above, below = call.args
     return divide(call, above, below, call.start.shape)
 
 
-def divide(call: AbstractCall, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁)."""
+def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
+    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is −1/(b₀b₁)."""
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
         assert isinstance(above, Ends)
@@ -110,70 +114,68 @@ BILINEAR: dict[str, Rule] = {
 }
 
 
-# --- Products of matrices that both change: Δ(AB) = ΔA·B̄ + Ā·ΔB. One of weights with inputs is a use of the weights.
+# --- Products of matrices.
 
 
-def mm(call: AbstractCall) -> Tensor:
-    """Two matrices."""
+def mm(call: Call) -> Tensor:
+    """Δ(AB) = ΔA B̄ + Ā ΔB."""
     left, right = call.args
     return call.product(left, right)
 
 
-def mv(call: AbstractCall) -> Tensor:
-    """A matrix and a vector, as a matrix of one column."""
+def mv(call: Call) -> Tensor:
+    """ΔA b̄ + Ā Δb, the vector as a matrix of one column."""
     left, right = call.args
     return call.product(left, right.view(lambda vector: vector[:, None]))[:, 0]
 
 
-def addmm(call: AbstractCall) -> Tensor:
-    """shift · bias + gain · left @ right."""
+def addmm(call: Call) -> Tensor:
+    """β Δx + α (ΔA B̄ + Ā ΔB), for βx + αAB."""
     bias, left, right = call.args
     return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
 
-def dot(call: AbstractCall) -> Tensor:
-    """Two vectors."""
+def dot(call: Call) -> Tensor:
+    """⟨Δa, b̄⟩ + ⟨ā, Δb⟩."""
     left, right = call.args
     return call.product(left.view(lambda v: v[None]), right.view(lambda v: v[:, None]))[0, 0]
 
 
-def bmm(call: AbstractCall) -> Tensor:
-    """Batches of matrices."""
+def bmm(call: Call) -> Tensor:
+    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices."""
     left, right = call.args
     return in_batches(call, left, right, call.start.shape)
 
 
-def in_batches(call: AbstractCall, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """The same of known matrices; a weight among them is taken batch by batch, and one copied along the batch once."""
-    if not (call.is_cut(left) or call.is_cut(right)):
+def in_batches(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
+    """The same of any two batches; a weight among them is used batch by batch, and one copied along the batch once."""
+
+    def is_copied(value: Tensor) -> bool:
+        return value.shape[0] == 1 or value.stride(0) == 0
+
+    if not (call.is_use(left) or call.is_use(right)):
         terms = [] if left.delta is None else [torch.bmm(left.delta, call.mean(right))]
         terms += [] if right.delta is None else [torch.bmm(call.mean(left), right.delta)]
         return total(terms, shape)
     batch, rows, columns = shape
-    if call.is_cut(right) and is_copied(right.start):
+    if call.is_use(right) and is_copied(right.start):
         folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right.view(lambda v: v[0]))
         return folded.view(batch, rows, columns)
-    if call.is_cut(left) and is_copied(left.start):
+    if call.is_use(left) and is_copied(left.start):
         turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
         folded = call.product(turned, left.view(lambda v: v[0].t()))
         return folded.view(batch, columns, rows).transpose(1, 2)
-    return torch.stack([call.product(left.view(picker(k)), right.view(picker(k))) for k in range(batch)])
+
+    def product_of(k: int) -> Tensor:
+        return call.product(left.view(lambda v: v[k]), right.view(lambda v: v[k]))
+
+    return torch.stack([product_of(k) for k in range(batch)])
 
 
-def is_copied(value: Tensor) -> bool:
-    """Whether a batch of matrices is one matrix, expanded."""
-    return value.shape[0] == 1 or value.stride(0) == 0
-
-
-def picker(k: int) -> Callable[[Tensor], Tensor]:
-    """The k-th matrix of a batch."""
-    return lambda v: v[k]
-
-
-def baddbmm(call: AbstractCall) -> Tensor:
-    """shift · added + gain · left @ right, in batches."""
+def baddbmm(call: Call) -> Tensor:
+    """β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k), for βx + αA_kB_k."""
     added, left, right = call.args
-    if call.is_cut(left) or call.is_cut(right):
+    if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
     gain, shift = call.given["alpha"], call.given["beta"]
     terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
@@ -182,22 +184,17 @@ def baddbmm(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def trilinear(call: AbstractCall) -> Tensor:
-    """Σ_ij a_i W_oij c_j, as `nn.Bilinear` asks for it: a product of the pairs a_i c_j with W as a matrix."""
+def trilinear(call: Call) -> Tensor:
+    """Σ_ij a_i W_oij c_j of `nn.Bilinear`: a product of the pairs a_i c_j with W as a matrix."""
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
-    pairs = outer(call, left, right)
+    a, c = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
+    start, end = a.start * c.start, a.end * c.end
+    varies = a.delta is not None or c.delta is not None
+    delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
+    pairs = Ends(start.flatten(1), end.flatten(1), delta, from_inputs=a.from_inputs or c.from_inputs)
     return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
-
-
-def outer(call: AbstractCall, left: Ends, right: Ends) -> Ends:
-    """All products of an element of one row with one of the other, row by row."""
-    left, right = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
-    start, end = left.start * right.start, left.end * right.end
-    varies = left.delta is not None or right.delta is not None
-    delta = multiply(call, left, right, start.shape).flatten(1) if varies else None
-    return Ends(start.flatten(1), end.flatten(1), delta, from_inputs=left.from_inputs or right.from_inputs)
 
 
 MATRIX_PRODUCT: dict[str, Rule] = {
@@ -211,25 +208,24 @@ MATRIX_PRODUCT: dict[str, Rule] = {
 }
 
 
-# --- Convolutions, of any number of dimensions, stride, padding, dilation and groups.
-#
-# A convolution is bilinear. To its weights it is a product of matrices, a row of patches for every output
-# position times the kernel: its uses are the positions. A transposed one convolves the input with its elements
-# spread apart.
+# --- Convolutions, of any number of dimensions, stride, padding, dilation and groups. To its weights a convolution is a
+# product of matrices, a row of patches for every output position times the kernel: its uses are the positions.
 
 
 Numbers = tuple[int, ...]
 
 
-def convolution(call: AbstractCall) -> Tensor:
+def convolution(call: Call) -> Tensor:
     """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
     if x.delta is not None:
-        terms.append(convolved(call.delta(x), call.mean(kernel), call.start.shape if call.is_still else None, *how))
-    if call.is_cut(kernel):
-        added = bias if bias is not None and call.is_cut(bias) else None
-        terms.append(used(call, x, kernel, added, *how))
+        terms.append(
+            convolved(call.delta(x), call.mean(kernel), call.start.shape if call.pullback_only else None, *how)
+        )
+    if call.is_use(kernel):
+        added = bias if bias is not None and call.is_use(bias) else None
+        terms.append(convolution_use(call, x, kernel, added, *how))
         bias = None if added is not None else bias
     elif kernel.delta is not None:
         terms.append(torch.convolution(call.mean(x), kernel.delta, None, *how))
@@ -240,7 +236,7 @@ def convolution(call: AbstractCall) -> Tensor:
 
 
 def convolved(delta: Tensor, kernel: Tensor, nothing: Sequence[int] | None, *how: Any) -> Tensor:
-    """Δx ∗ W, or nothing. On the way back all vectors are the images of one batch."""
+    """Δx ∗ W, or zeros of the shape `nothing`. On the way back all vectors are the images of one batch."""
     lead, shape = 1 - delta.dim(), delta.shape[1:]
 
     def there(v: Tensor) -> Tensor:
@@ -254,8 +250,8 @@ def convolved(delta: Tensor, kernel: Tensor, nothing: Sequence[int] | None, *how
     return passed(delta, there, once(back, -delta.dim()), nothing)
 
 
-def used(
-    call: AbstractCall,
+def convolution_use(
+    call: Call,
     x: Ends,
     kernel: Ends,
     bias: Ends | None,
@@ -267,41 +263,30 @@ def used(
     groups: int,
 ) -> Tensor:
     """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
-    shown = call.mean(x)
-    if transposed:
-        shown = spread(shown, kernel.start.shape, stride, padding, dilation, extra)
-        kernel = kernel.view(lambda v: turn(v, groups))
+    image = call.mean(x)
+    if transposed:  # a plain one of the input spread apart, with inputs and outputs exchanged and windows reversed
+        image = spread_apart(image, kernel.start.shape, stride, padding, dilation, extra)
+        window = tuple(range(2, kernel.start.dim()))
+        kernel = kernel.view(lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window))
         stride, padding = (1,) * len(stride), (0,) * len(stride)
-    how = (shown, kernel.start.shape[2:], stride, padding, dilation)
+    rows = patches(image, kernel.start.shape[2:], stride, padding, dilation)
     if groups > 1:
-        found = call.grouped_use(patches(*how), groups, kernel.view(lambda v: v.flatten(1)), bias)
+        found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
-        found = call.use(patches(*how), kernel.view(lambda v: v.flatten(1).t()), bias)
+        found = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
     return found.view(call.start.shape)
 
 
-def spread(
+def spread_apart(
     x: Tensor, kernel: torch.Size, stride: Numbers, padding: Numbers, dilation: Numbers, extra: Numbers
 ) -> Tensor:
     """The input of a transposed convolution as that of a plain one: zeros between the elements, and around them."""
     size = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
-    wide = x.new_zeros(*x.shape[:2], *size).index_put(indices(x, stride), x)
+    axes = [torch.arange(n, device=x.device) * s for n, s in zip(x.shape, (1, 1, *stride), strict=True)]
+    wide = x.new_zeros(*x.shape[:2], *size).index_put(torch.meshgrid(*axes, indexing="ij"), x)
     reach = [d * (w - 1) for d, w in zip(dilation, kernel[2:], strict=True)]
     along = reversed(list(zip(reach, padding, extra, strict=True)))
     return torch.nn.functional.pad(wide, [side for r, p, e in along for side in (r - p, r - p + e)])
-
-
-def turn(kernel: Tensor, groups: int) -> Tensor:
-    """The kernel of a transposed convolution as that of a plain one: inputs and outputs exchanged, windows reversed."""
-    grouped = kernel.view(groups, -1, *kernel.shape[1:]).transpose(1, 2).flatten(0, 1)
-    return grouped.flip(tuple(range(2, kernel.dim())))
-
-
-def indices(v: Tensor, stride: Numbers) -> tuple[Tensor, ...]:
-    """Where the elements of an input lie when they are spread apart."""
-    steps = (1, 1, *stride)
-    axes = [torch.arange(n, device=v.device) * s for n, s in zip(v.shape, steps, strict=True)]
-    return torch.meshgrid(*axes, indexing="ij")
 
 
 CONVOLUTION: dict[str, Rule] = {"convolution": convolution}

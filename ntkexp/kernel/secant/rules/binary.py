@@ -2,8 +2,8 @@
 
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
-Each slope is exact along its own side of the rectangle, so the sum closes. Where both sides at once have a closed form,
-that is taken instead:
+Each slope is exact along its own side of the rectangle, so the sum closes: both ways around it lead from f(a₀, b₀) to
+f(a₁, b₁). Where both sides at once have a closed form, that is taken instead:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import exp
 from math import log as ln
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends
+from ntkexp.kernel.secant.rules.base import Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.choice import both, wide
 from ntkexp.kernel.secant.rules.elementwise import (
@@ -35,43 +38,45 @@ from ntkexp.kernel.secant.rules.elementwise import (
 )
 from ntkexp.kernel.secant.rules.smooth import linear_pieces, slope, softplus_slope
 
-Side: TypeAlias = Callable[[AbstractCall, Tensor, Tensor, Tensor], Tensor]
+Side: TypeAlias = Callable[[Call, Tensor, Tensor, Tensor], Tensor]
 """The slope in one argument, from its two ends and a value of the other."""
 
 
-def of_two(by_left: Side, by_right: Side, call: AbstractCall) -> Tensor:
-    """Side by side."""
+def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
+    """Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
     left, right = both(call)
     sides = ((left, right, by_left), (right, left, by_right))
     terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
     return total(terms, call.start.shape)
 
 
-def average(call: AbstractCall, value: Ends, other: Ends, side: Side) -> Tensor:
-    """The mean of the slopes at both ends of the other argument."""
+def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
+    """½[D_a(b₀) + D_a(b₁)]: the mean of the slopes at both ends of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(call, z0, z1, other.start))
     return call.slope(value, lambda z0, z1: (side(call, z0, z1, other.start) + side(call, z0, z1, other.end)) / 2)
 
 
-def angle_by_height(call: AbstractCall, y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """The slope of y ↦ atan2(y, x)."""
+def angle_by_height(call: Call, y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
+    """(atan2(y₁, x) − atan2(y₀, x))/(y₁ − y₀), by the angle between (x, y₀) and (x, y₁)."""
     return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
-def angle_by_width(call: AbstractCall, x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """The slope of x ↦ atan2(y, x)."""
+def angle_by_width(call: Call, x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
+    """(atan2(y, x₁) − atan2(y, x₀))/(x₁ − x₀), by the angle between (x₀, y) and (x₁, y)."""
     return turn(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
 
 
 def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
-    """The angle between two vectors from their products, which keeps its digits; across the cut it is 2π off."""
+    """The angle between two vectors over d: atan2 of their cross and dot products keeps its digits; across the cut,
+    where it is 2π off, the change is that of the values.
+    """
     angle = torch.atan2(cross, dot)
     return quotient(torch.where((angle - change).abs() < 1, angle, change), d, lever / dot)
 
 
-def length(call: AbstractCall) -> Tensor:
-    """√(a² + b²)."""
+def length(call: Call) -> Tensor:
+    """((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²): Δ(h²) = (h₀ + h₁) Δh."""
     left, right = both(call)
     size = torch.hypot(left.start, right.start) + torch.hypot(left.end, right.end)
     terms = [
@@ -82,8 +87,10 @@ def length(call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def log_sum(base: float, call: AbstractCall) -> Tensor:
-    """log(eᵃ + eᵇ), or to another base."""
+def log_sum(base: float, call: Call) -> Tensor:
+    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a − b; or to another
+    base.
+    """
     left, right = both(call)
     ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
@@ -92,8 +99,8 @@ def log_sum(base: float, call: AbstractCall) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def lerp(call: AbstractCall) -> Tensor:
-    """a + w(b − a)."""
+def lerp(call: Call) -> Tensor:
+    """Δa + w̄ (Δb − Δa) + (b̄ − ā) Δw for a + w(b − a)."""
     shape, weight = call.start.shape, call.args[2]
     left, right = both(call)
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
@@ -109,28 +116,28 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
     return right.delta - left.delta
 
 
-def sized(call: AbstractCall, z0: Tensor, z1: Tensor, sign: Tensor) -> Tensor:
+def sized(call: Call, z0: Tensor, z1: Tensor, sign: Tensor) -> Tensor:
     """The slope of a ↦ |a|·sign b."""
     return absolute(call, z0, z1) * torch.copysign(torch.ones_like(sign), sign)
 
 
-def signed(call: AbstractCall, z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
+def signed(call: Call, z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
     """The slope of b ↦ |a|·sign b."""
     return quotient(torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0)
 
 
-def left_over(call: AbstractCall, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
+def left_over(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
     """The slope of a ↦ a mod b."""
     return linear_pieces(lambda z: call.entry.op.overloadpacket(z, other), z0, z1)
 
 
-def left_over_by(call: AbstractCall, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
+def left_over_by(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
     """The slope of b ↦ a mod b."""
     return linear_pieces(lambda z: call.entry.op.overloadpacket(other, z), z0, z1)
 
 
-def raised(call: AbstractCall) -> Tensor:
-    """aᵇ."""
+def raised(call: Call) -> Tensor:
+    """Side by side for aᵇ; for a number b by the rule of a power."""
     if isinstance(call.args[1], Ends):
         return of_two(
             lambda call, z0, z1, p: real_power(p, z0, z1), lambda call, z0, z1, base: exponential(base, z0, z1), call
@@ -138,8 +145,8 @@ def raised(call: AbstractCall) -> Tensor:
     return elementwise(power, call)
 
 
-def loss_of_gap(call: AbstractCall) -> Tensor:
-    """ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
+def loss_of_gap(call: Call) -> Tensor:
+    """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
     left, right = (wide(call, value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
     how, kind = call.given["reduction"], call.entry.op.overloadpacket
@@ -154,19 +161,79 @@ def loss_of_gap(call: AbstractCall) -> Tensor:
 
 
 def log_times(shift: float) -> Rule:
-    """a log(c + b), which is 0 for a = 0."""
+    """Side by side for a log(c + b), which is 0 for a = 0."""
 
-    def by_left(call: AbstractCall, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
+    def by_left(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
         return torch.log1p(other) if shift else torch.log(other)
 
-    def by_right(call: AbstractCall, z0: Tensor, z1: Tensor, factor: Tensor) -> Tensor:
+    def by_right(call: Call, z0: Tensor, z1: Tensor, factor: Tensor) -> Tensor:
         return torch.where(factor == 0, 0.0, factor * log_slope(shift + z0, shift + z1, z1 - z0))
 
     return partial(of_two, by_left, by_right)
 
 
-RULES: dict[str, Rule] = {
+# --- Binary cross-entropy, of logits or of probabilities: products of labels and logarithms, neither of which cancels.
+
+
+LOWEST = -100.0  # of a logarithm, as torch has it
+
+
+def cross_entropy_of_logits(call: Call) -> Tensor:
+    """w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]; labels y and the weights w and p may change as well."""
+    z = wide(call, call.args[0], call.args[0].start.shape)
+    if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
+    if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
+    return weighted_entropy(call, if_zero, if_one, call.given["pos_weight"])
+
+
+def cross_entropy_of_probabilities(call: Call) -> Tensor:
+    """−w [(1 − y) log(1 − x) + y log x], each logarithm −100 at least, for x may be 0 or 1."""
+    x = wide(call, call.args[0], call.args[0].start.shape)
+    rest = Ends(1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs)
+    if_zero, if_one = (of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope) for v in (rest, x))
+    return weighted_entropy(call, if_zero, if_one, None)
+
+
+def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
+    """The slope of −max(log x, −100), which is none where both ends are below."""
+    low = exp(LOWEST)
+    above = (x0 > low) & (x1 > low)
+    change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)
+    return -torch.where(above, log_slope(x0, x1, x1 - x0), quotient(change, x1 - x0, 0.0))
+
+
+def of_numbers(
+    call: Call, value: Ends, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor, Tensor], Tensor]
+) -> Ends:
+    """σ(v) with its difference D · Δv."""
+    delta = None if value.delta is None else call.slope(value, slope) * value.delta
+    return Ends(function(value.start), function(value.end), delta, from_inputs=value.from_inputs)
+
+
+def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
+    """w [(1 − y) a + p y b] by the product rule, each by itself, or their mean or sum."""
+    shape = call.args[0].start.shape
+
+    def times(left: Ends, right: Ends) -> Ends:
+        varies = left.delta is not None or right.delta is not None
+        delta = multiply(call, left, right, left.start.shape) if varies else None
+        return Ends(left.start * right.start, left.end * right.end, delta)
+
+    y, weight = wide(call, call.args[1], shape), call.given["weight"]
+    other = Ends(1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs)
+    y = y if positive is None else times(y, wide(call, positive, shape))
+    terms = [times(other, if_zero), times(y, if_one)]
+    delta = total([term.delta for term in terms if term.delta is not None], y.start.shape)
+    if weight is not None:
+        loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
+        delta = times(loss, wide(call, weight, shape)).change
+    return (delta, delta.mean(), delta.sum())[call.given["reduction"]]
+
+
+BINARY: dict[str, Rule] = {
     "atan2": partial(of_two, angle_by_height, angle_by_width),
+    "binary_cross_entropy": cross_entropy_of_probabilities,
+    "binary_cross_entropy_with_logits": cross_entropy_of_logits,
     "copysign": partial(of_two, sized, signed),
     "hypot": length,
     "ldexp": partial(

@@ -1,4 +1,12 @@
-"""Choices that may change between the ends of a step: maxima, orders, masks, pooling. What is chosen still closes."""
+"""Choices that may change between the ends of a step: maxima, orders, masks, pooling. What is chosen still closes.
+
+    max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
+    where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
+    m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 where it does not change
+
+The largest of many is found by a fixed tournament of pairs. What depends on an order (sort, top-k, argmax) is taken
+where the order agrees at both ends, and refused where it does not.
+"""
 
 from __future__ import annotations
 
@@ -10,48 +18,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, fold, last, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
+from ntkexp.kernel.secant.rules.base import Result, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import quotient, relu
 from ntkexp.kernel.secant.rules.linear import join
 from ntkexp.kernel.secant.rules.smooth import piecewise
 
-# --- Choices: maxima, minima, bounds, orders. They may change between the ends of a step; what is chosen still
-# closes.
-#
-#     max(a, b) = a + relu(b − a), so Δmax = (1 − w) Δa + w Δb with w the slope of relu at b − a
-#
-# Of many, the largest is found by a fixed tournament of pairs. What depends on an order (sort, top-k, argmax) is
-# taken where the order agrees at both ends, and refused where it does not.
+# --- Maxima, minima, bounds, orders.
 
 
-def pairwise(call: AbstractCall, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """The larger of two at both ends (the smaller, for sign −1); the second's share where they stay equal is given."""
+def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
+    """(1 − w) Δa + w Δb for the larger of two (the smaller, for sign −1); `tied` is the share w where they stay
+    equal."""
+
+    def share(d0: Tensor, d1: Tensor) -> Tensor:
+        return torch.where((d0 == 0) & (d1 == 0), tied, relu(call, d0, d1))
+
     choose = torch.maximum if sign > 0 else torch.minimum
     ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None)
-    weight = call.slope(ahead, lambda d0, d1: share(call, d0, d1, tied))
+    weight = call.slope(ahead, share)
     terms = [] if left.delta is None else [(1 - weight) * left.delta]
     terms += [] if right.delta is None else [weight * right.delta]
     start, end = choose(left.start, right.start), choose(left.end, right.end)
     return Ends(start, end, total(terms, start.shape))
 
 
-def share(call: AbstractCall, d0: Tensor, d1: Tensor, tied: float) -> Tensor:
-    """How much of the second of two is the maximum, d ahead of the first."""
-    return torch.where((d0 == 0) & (d1 == 0), tied, relu(call, d0, d1))
-
-
-def of_two(call: AbstractCall, sign: int, tied: float = 0.5) -> Tensor:
-    """The larger or the smaller, with broadcasting."""
+def of_two(call: Call, sign: int, tied: float = 0.5) -> Tensor:
+    """Δmax(a, b), or Δmin, with broadcasting."""
     return pairwise(call, *both(call), sign, tied).change
 
 
-def both(call: AbstractCall) -> tuple[Ends, Ends]:
+def both(call: Call) -> tuple[Ends, Ends]:
     """The first two arguments at the shape of the result."""
     left, right = (wide(call, value, call.start.shape) for value in call.args[:2])
     return left, right
 
 
-def clamp(call: AbstractCall) -> Tensor:
+def clamp(call: Call) -> Tensor:
     """The value between bounds that change as well: the larger of it and the one, the smaller of that and the other."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return piecewise(call)
@@ -63,7 +66,7 @@ def clamp(call: AbstractCall) -> Tensor:
     return value.change
 
 
-def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
+def wide(call: Call, value: Any, shape: torch.Size) -> Ends:
     """An argument at the shape of the result; a number is a constant."""
     if not isinstance(value, Ends):
         number = torch.full(shape, float(value), dtype=call.start.dtype, device=call.start.device)
@@ -72,29 +75,29 @@ def wide(call: AbstractCall, value: Any, shape: torch.Size) -> Ends:
     return Ends(value.start.expand(shape), value.end.expand(shape), delta, from_inputs=value.from_inputs)
 
 
-def extremum(call: AbstractCall, sign: int) -> Result:
+def extremum(call: Call, sign: int) -> Result:
     """The extreme along some axes, or of all elements; of two tensors, where the second argument is one."""
     if "other" in call.given:
         return of_two(call, sign)
     return best(call, call.args[0], call.given.get("dim", []), sign)
 
 
-def both_extremes(call: AbstractCall) -> Result:
+def both_extremes(call: Call) -> Result:
     """The smallest and the largest."""
     dim = call.given["dim"]
     low, high = (best(call, call.args[0], [] if dim is None else dim, sign) for sign in (-1, 1))
     return low, high
 
 
-def best(call: AbstractCall, value: Ends, dims: int | list[int], sign: int) -> Tensor:
-    """A tournament along some axes, or along all."""
+def best(call: Call, value: Ends, dims: int | list[int], sign: int) -> Tensor:
+    """Δ of the extreme, by a tournament along some axes, or along all."""
     known = Ends(value.start, value.end, call.delta(value))
     found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign))
     return found.change.reshape(call.start.shape)
 
 
-def follow_order(call: AbstractCall) -> Result:
-    """sort, topk and their like, whose second result is the order."""
+def follow_order(call: Call) -> Result:
+    """Δv in the order of sort, topk and their like, which is their second result and the same at both ends."""
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
         raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
@@ -118,31 +121,28 @@ CHOICE: dict[str, Rule] = {
 }
 
 
-# --- Masks: one of two by a truth value, which may change between the ends of a step; what is selected still closes.
-#
-# a < b carries the step's slope where it changes:  Δm = [m₁ − m₀]/[d₁ − d₀] Δd,  d = a − b where(m, a, b) = m a +
-# (1 − m) b:  m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
+# --- Masks: one of two by a truth value, and logic.
 
 
-def where(call: AbstractCall) -> Tensor:
+def where(call: Call) -> Tensor:
     """One of two, by a mask."""
     mask, yes, no = call.args
     return select(call, mask, yes, no)
 
 
-def masked_fill(call: AbstractCall) -> Tensor:
+def masked_fill(call: Call) -> Tensor:
     """A value where the mask is true."""
     no, mask, yes = call.args
     return select(call, mask, yes, no)
 
 
-def index_put(call: AbstractCall) -> Result:
+def index_put(call: Call) -> Result:
     """A value where a mask is true, as in h[h < 0] = 0; elements by their numbers are written linearly."""
     target, indices, value, *accumulate = call.args
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    rows = value.delta is not None and not call.is_cut(value)  # each of an example, which the mask sends to its place
+    rows = value.delta is not None and not call.is_use(value)  # each of an example, which the mask sends to its place
     if rows and mask.delta is not None:
         raise NoRule("a mask that changes between the ends of a step decides where rows are written")
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
@@ -150,7 +150,7 @@ def index_put(call: AbstractCall) -> Result:
     return select(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
 
 
-def combine(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
+def combine(weight: Callable[[Tensor], Tensor], call: Call) -> Tensor:
     """a and b = ab, a or b = 1 − (1 − a)(1 − b), a xor b = a + b − 2ab: each difference times a mean of the other."""
     shape, kind = call.start.shape, next(value.delta.dtype for value in call.args if value.delta is not None)
     if call.start.dtype != torch.bool:
@@ -163,7 +163,7 @@ def combine(weight: Callable[[Tensor], Tensor], call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
-def select(call: AbstractCall, mask: Ends, yes: Any, no: Any) -> Tensor:
+def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes, no = wide(call, yes, shape), wide(call, no, shape)
@@ -189,12 +189,13 @@ def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
-def compare(call: AbstractCall) -> Tensor:
-    """A comparison as a number that steps from 0 to 1."""
+def compare(call: Call) -> Tensor:
+    """Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for m = [a < b], d = a − b."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
     kind = next(value.delta.dtype for value in sides if value.delta is not None)
-    d0, d1 = (difference(left, right, end) for end in ("start", "end"))
+    r0, r1 = (right.start, right.end) if isinstance(right, Ends) else (right, right)
+    d0, d1 = left.start - r0, left.end - r1
     (before, after) = call.ends[0]
     step = quotient(after.to(kind) - before.to(kind), (d1 - d0).to(kind), 0.0)
     shape = before.shape
@@ -204,15 +205,8 @@ def compare(call: AbstractCall) -> Tensor:
     return total(terms, shape)
 
 
-def difference(left: Ends, right: Any, end: str) -> Tensor:
-    """left − right at one end."""
-    other = getattr(right, end) if isinstance(right, Ends) else right
-    result: Tensor = getattr(left, end) - other
-    return result
-
-
-def invert(call: AbstractCall) -> Tensor:
-    """A choice is inverted: not m = 1 − m."""
+def invert(call: Call) -> Tensor:
+    """−Δm: not m = 1 − m."""
     return -call.delta(call.args[0])
 
 
@@ -231,12 +225,13 @@ MASK: dict[str, Rule] = {
 # --- Pooling by maxima: a tournament in every window.
 
 
-def max_pool(call: AbstractCall) -> Result:
+def max_pool(call: Call) -> Result:
     """The largest in each window, from shifted copies."""
     value, window, how = call.args[0], call.args[1], call.given
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
-        spelled_out(numbers, space) for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
+        numbers * space if len(numbers) == 1 else numbers  # one for each dimension
+        for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
     )
     count = call.start.shape[2:]
     reach = [s * (n - 1) + d * (w - 1) + 1 for s, n, d, w in zip(stride, count, dilation, window, strict=True)]
@@ -260,40 +255,30 @@ def max_pool(call: AbstractCall) -> Result:
 
     lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0))
-    return largest(call, windows).change
+    return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
 
 
-def adaptive_max_pool(call: AbstractCall) -> Result:
+def adaptive_max_pool(call: Call) -> Result:
     """The largest in each of so many windows, axis by axis; a shorter window shows its last element again."""
     value = call.args[0]
     best = Ends(value.start, value.end, call.delta(value))
     for axis, count in enumerate(call.args[1], start=value.start.dim() - len(call.args[1])):
-        places = windows_of(value.start.shape[axis], count).to(value.start.device)
-        best = largest(call, best.view(partial(spread, axis, places)))
+        # The places that each window shows
+        size = value.start.shape[axis]
+        ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
+        longest = max(stop - start for start, stop in ends)
+        shown = [[min(start + k, stop - 1) for k in range(longest)] for start, stop in ends]
+        places = torch.tensor(shown).to(value.start.device)
+        # The windows in place of an axis, and what they show along the last
+        windows = best.view(partial(unfold, axis, places))
+        best = fold(windows, lambda left, right: pairwise(call, left, right, 1))
     return best.change
 
 
-def windows_of(size: int, count: int) -> Tensor:
-    """The places that each window shows."""
-    ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
-    wide = max(stop - start for start, stop in ends)
-    return torch.tensor([[min(start + k, stop - 1) for k in range(wide)] for start, stop in ends])
-
-
-def spread(axis: int, places: Tensor, v: Tensor) -> Tensor:
-    """The windows in place of an axis, and what they show along the last."""
+def unfold(axis: int, places: Tensor, v: Tensor) -> Tensor:
+    """Windows [window, place in it] of an axis: the first in its place, the second behind all others."""
     shape = (*v.shape[:axis], *places.shape, *v.shape[axis + 1 :])
     return v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
-
-
-def largest(call: AbstractCall, windows: Ends) -> Ends:
-    """Pooling along the last axis."""
-    return fold(windows, lambda left, right: pairwise(call, left, right, 1))
-
-
-def spelled_out(numbers: list[int], space: int) -> list[int]:
-    """One number for each dimension."""
-    return numbers * space if len(numbers) == 1 else numbers
 
 
 POOL: dict[str, Rule] = {

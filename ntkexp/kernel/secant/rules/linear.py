@@ -1,4 +1,10 @@
-"""Linear operations, Δ(Av) = A Δv, and rows that are picked from a table."""
+"""Linear operations, and rows that are looked up in a table.
+
+    Δ(Av) = A Δv
+
+An operation that is linear in its first argument alone is applied to the difference (`first`); one that is linear in
+several, to all their differences at once, zero standing for what cannot change (`join`). Both close, for A is linear.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +17,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import is_whole
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
+from ntkexp.kernel.secant.rules.base import Result, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
-# --- Linear operations: Δ(Av) = A Δv.
-#
-# Linear in its first argument alone, an operation is applied to the difference; linear in several, it is applied
-# to all their differences at once, zero standing for what cannot change (`joined`).
 
-
-def first(call: AbstractCall) -> Result:
+def first(call: Call) -> Result:
     """op(Δv, …): rearrangements, sums and means, padding, pooling by averages, interpolation."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
@@ -28,22 +30,22 @@ def first(call: AbstractCall) -> Result:
     def arranged(source: Tensor) -> Any:
         return call.entry.op(source, *constants[0], **constants[1])
 
-    if call.is_cut(value):  # indices that depend on the inputs pick from a weight
-        return call.picked(value, arranged)
+    if call.is_use(value):  # indices that depend on the inputs take elements of a weight
+        return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
     return tuple(result) if isinstance(result, list) else result
 
 
-def negative(call: AbstractCall) -> Tensor:
-    """−v, which torch may show as a view of v."""
+def negative(call: Call) -> Tensor:
+    """−Δv; torch may show −v as a view of v."""
     return -call.delta(call.args[0])
 
 
-def select(call: AbstractCall) -> Result:
-    """One place along an axis."""
+def select(call: Call) -> Result:
+    """Δv at one place along an axis."""
     value, dim, place = call.args
-    pieces = None if value.delta is None else call.pieces(value, dim)
-    return first(call) if pieces is None else pieces[place]
+    unbound = None if value.delta is None else call.unbound(value, dim)
+    return first(call) if unbound is None else unbound[place]
 
 
 def constant(value: Any) -> Any:
@@ -55,58 +57,58 @@ def constant(value: Any) -> Any:
     return value.start
 
 
-def reshape(call: AbstractCall) -> Tensor:
-    """A map like `first`, for differences that are not laid out in memory like the values; detached values change as
-    well.
-    """
+def reshape(call: Call) -> Tensor:
+    """Δv in another shape: it may not be laid out in memory like v. Detached values change as well."""
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
-def restride(call: AbstractCall) -> Tensor:
-    """Elements by their place in memory, where the difference may lie in another order."""
+def restride(call: Call) -> Tensor:
+    """Elements of Δv by the places of v in memory, where the difference may lie in another order."""
     value, size, stride = call.args[:3]
     v, offset = value.start, call.given["storage_offset"]
     memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
     memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
     places = memory.as_strided(size, stride, v.storage_offset() if offset is None else offset)
-    if call.is_cut(value):
-        return call.picked(value, lambda source: source.reshape(-1)[places])
+    if call.is_use(value):
+        return call.element_use(value, lambda source: source.reshape(-1)[places])
     return call.delta(value).reshape(-1)[places]
 
 
-def convert(call: AbstractCall) -> Tensor:
-    """Another precision or device."""
+def convert(call: Call) -> Tensor:
+    """Δv in another precision or on another device."""
     if is_whole(call.start):
         raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
-def pad(call: AbstractCall) -> Tensor:
-    """A padded border does not change, whatever it is made of."""
+def pad(call: Call) -> Tensor:
+    """Δv with a border of zeros: what is padded with does not change."""
     value, pad, *_ = call.args
     return torch.constant_pad_nd(call.delta(value), pad)
 
 
-def replaced(call: AbstractCall) -> Tensor:
-    """The second argument in the place and shape of the first."""
+def replaced(call: Call) -> Tensor:
+    """Δb in the place and shape of a."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
     return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
 
 
-def unchanged(call: AbstractCall) -> Tensor:
-    """A constant that takes only its shape from the argument."""
+def unchanged(call: Call) -> Tensor:
+    """Zero: a constant that takes only its shape from the argument."""
     return torch.zeros_like(call.start)
 
 
-def join(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
+def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
     """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
+        if value.delta is not None and is_whole(value.start):
+            raise NoRule("an index or a mask changes between the ends of a step")
         if value.delta is not None:
-            return moving(call, value)
+            return call.delta(value)
         return value.start if is_whole(value.start) else torch.zeros_like(value.start, dtype=call.start.dtype)
 
     args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
@@ -114,52 +116,45 @@ def join(call: AbstractCall, given: tuple[Any, ...] | None = None) -> Result:
     return result
 
 
-def moving(call: AbstractCall, value: Ends) -> Tensor:
-    """The difference of what is joined; an index or a mask steers, and may not have one."""
-    if is_whole(value.start):
-        raise NoRule("an index or a mask changes between the ends of a step")
-    return call.delta(value)
-
-
-def written(call: AbstractCall) -> Result:
-    """A map like `joined`, where a number may be written in the last argument's place: it does not change."""
+def written(call: Call) -> Result:
+    """`join`, where a number may be written, which does not change."""
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
     return join(call, (*call.args[:3], *numbers))
 
 
-def reduce(call: AbstractCall) -> Result:
-    """A map like `joined`, for the reductions that are linear."""
+def reduce(call: Call) -> Result:
+    """`join`, for the reductions that are linear."""
     if call.args[4] not in ("sum", "mean"):
         raise NoRule(f"what is written is reduced by {call.args[4]!r}")
     return join(call)
 
 
-def log_likelihood(call: AbstractCall) -> Result:
-    """−x at the right place; beside it is the sum of the weights of the classes."""
+def log_likelihood(call: Call) -> Result:
+    """−Δx at the right place; the other result is the sum of the weights of the classes."""
     value, *rest = call.args
     delta: Tensor = call.entry.op(call.delta(value), *tree_map(constant, rest))[0]
     return delta
 
 
-def add(call: AbstractCall) -> Tensor:
+def add(call: Call) -> Tensor:
     """Δ(a + αb) = Δa + αΔb."""
     return signed_sum(call, 1, call.given["alpha"])
 
 
-def sub(call: AbstractCall) -> Tensor:
+def sub(call: Call) -> Tensor:
     """Δ(a − αb) = Δa − αΔb."""
     return signed_sum(call, 1, -call.given["alpha"])
 
 
-def rsub(call: AbstractCall) -> Tensor:
+def rsub(call: Call) -> Tensor:
     """Δ(b − αa) = Δb − αΔa."""
     return signed_sum(call, -call.given["alpha"], 1)
 
 
-def signed_sum(call: AbstractCall, *factors: float) -> Tensor:
-    """The sum of the arguments' differences, each with its factor."""
+def signed_sum(call: Call, *factors: float) -> Tensor:
+    """Σ_k c_k Δv_k."""
     shape = call.start.shape
     terms = [
         call.delta(value, shape) if factor == 1 else factor * call.delta(value, shape)
@@ -204,16 +199,16 @@ LINEAR: dict[str, Rule] = {
 }
 
 
-# --- Rows of a table, picked by whole numbers: one by one, or in bags whose rows become one.
+# --- Rows of a table, by whole numbers: one by one, or in bags whose rows become one.
 
 
 SUM, MEAN = 0, 1
 LOG = logging.getLogger("ntkexp")
 
 
-def embedding(call: AbstractCall) -> Result:
-    """One by one. The row of padding has no gradient here, but a tied weight may move it: secants follow the values,
-    and it is said once that autograd's gradients do not.
+def embedding(call: Call) -> Result:
+    """ΔW[index]. The row of padding has no gradient here, but a tied weight may move it: secants follow the values, and
+    a warning says once that autograd's gradients do not.
     """
     table, index = call.args[:2]
     indices, padding = constant(index), call.given["padding_idx"]
@@ -222,29 +217,29 @@ def embedding(call: AbstractCall) -> Result:
         return delta
     if not call.is_point:
         if not torch.equal(table.start[padding], table.end[padding]) and bool((indices == padding).any()):
-            tell_of_padding()
+            warn_of_padding()
         return delta
-    shown = Ends(call.start, call.start, None)
-    trained = call.slope(shown, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
+    result = Ends(call.start, call.start, None)
+    trained = call.slope(result, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
     return trained * delta
 
 
 @cache
-def tell_of_padding() -> None:
-    """Say once where values and gradients part."""
+def warn_of_padding() -> None:
+    """Once, where values and gradients part."""
     LOG.warning(
         "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: secants follow its values, "
         "tangents leave it out, as autograd's gradients do; without padding_idx both are of one function"
     )
 
 
-def rows(call: AbstractCall, table: Ends, indices: Tensor) -> Tensor:
-    """The differences of the rows that are picked."""
-    return call.picked(table, lambda source: source[indices]) if call.is_cut(table) else call.delta(table)[indices]
+def rows(call: Call, table: Ends, indices: Tensor) -> Tensor:
+    """ΔW[index]."""
+    return call.element_use(table, lambda source: source[indices]) if call.is_use(table) else call.delta(table)[indices]
 
 
-def bags(call: AbstractCall) -> Result:
-    """Sums or means of rows, each times a number of its own if there are any; padding does not count."""
+def bags(call: Call) -> Result:
+    """Δ Σ_k g_k W[index_k] over each bag, or of its mean; padding does not count."""
     given = call.given
     mode, padding = given["mode"], given["padding_idx"]
     if mode not in (SUM, MEAN):
@@ -252,22 +247,17 @@ def bags(call: AbstractCall) -> Result:
     table, indices, offsets = given["weight"], constant(given["indices"]), constant(given["offsets"])
     counted = (indices != padding).to(call.start.dtype)
     bag = torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True) - 1
-    terms = weighted(call, table, indices, given["per_sample_weights"]) * counted[:, None]
+    gains, delta = given["per_sample_weights"], None if table.delta is None else rows(call, table, indices)
+    if gains is not None:  # Δ(g_k W[index_k]) by the product rule
+        looked_up = Ends(table.start[indices], table.end[indices], delta)
+        delta = multiply(call, gains.view(lambda v: v[:, None]), looked_up, looked_up.start.shape)
+    assert delta is not None
+    terms = delta * counted[:, None]
     if mode == MEAN:
         size = counted.new_zeros(len(call.start)).index_add(0, bag, counted)
         terms = terms / size[bag][:, None].clamp(min=1)
     summed: Tensor = terms.new_zeros(call.start.shape).index_add(0, bag, terms)
     return summed
-
-
-def weighted(call: AbstractCall, table: Ends, indices: Tensor, gains: Ends | None) -> Tensor:
-    """The differences of the rows, each times its number."""
-    delta = None if table.delta is None else rows(call, table, indices)
-    if gains is None:
-        assert delta is not None
-        return delta
-    picked = Ends(table.start[indices], table.end[indices], delta)
-    return multiply(call, gains.view(lambda v: v[:, None]), picked, picked.start.shape)
 
 
 LOOKUP: dict[str, Rule] = {

@@ -1,15 +1,7 @@
-"""Functions of matrices whose difference has a closed form. A bar is the mean of both ends, V the difference ΔA.
+"""Functions of matrices whose difference has a closed form.
 
-inverse       −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹)               solve   A₁ ΔX = ΔB − V X₀ and A₀ ΔX = ΔB − V X₁, averaged
-Cholesky      A = LLᵀ: ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ the lower triangle with half the diagonal
-QR            V = ΔQ R̄ + Q̄ ΔR, Q̄ᵀΔQ antisymmetric and ΔR triangular: one solution, by a Cholesky factor of Q̄ᵀQ̄
-reflections   a product of I − τvvᵀ, one after the other, by the product rule
-pinv          −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973)
-exp           ∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged
-determinant   ∫ adj(A₀ + sV) ds: a polynomial, which ⌈n/2⌉ Gauss nodes integrate exactly
-eigenvalues   u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, and likewise singular values; see `values`
-
-Each is exact, the same with its ends exchanged, and the derivative where they are one.
+A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends exchanged, and the
+derivative where they are one.
 """
 
 from __future__ import annotations
@@ -20,9 +12,11 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
 from ntkexp.kernel.secant.linear_map import Way
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.rules.base import Result, Rule, total
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
@@ -30,20 +24,20 @@ ROUNDINGS = 100  # times eps: what is beyond has another reason
 OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
 
 
-def coefficient(call: AbstractCall, value: Tensor) -> Tensor:
-    """What the ends decide and multiplies a difference."""
+def coefficient(call: Call, value: Tensor) -> Tensor:
+    """A number of both ends that multiplies a difference."""
     return call.slope(Ends(value, value, None), lambda v, _: v)
 
 
-def matmul(call: AbstractCall, left: Ends, right: Ends) -> Ends:
-    """A product of (batches of) matrices, with its difference."""
+def matmul(call: Call, left: Ends, right: Ends) -> Ends:
+    """A product of (batches of) matrices, with ΔA B̄ + Ā ΔB."""
     terms = [] if left.delta is None else [left.delta @ call.mean(right)]
     terms += [] if right.delta is None else [call.mean(left) @ right.delta]
     start, end = left.start @ right.start, left.end @ right.end
     return Ends(start, end, total(terms, start.shape) if terms else None)
 
 
-def known(call: AbstractCall, value: Ends, shape: torch.Size | None = None) -> Ends:
+def known(call: Call, value: Ends, shape: torch.Size | None = None) -> Ends:
     """An argument with its difference, at the shape at which the operation uses it."""
     shape = value.start.shape if shape is None else shape
     delta = None if value.delta is None else call.delta(value, shape)
@@ -60,15 +54,15 @@ def symmetric(value: Ends) -> Ends:
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
-def inverse(call: AbstractCall) -> Tensor:
-    """The matrix that undoes another one."""
+def inverse(call: Call) -> Tensor:
+    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹."""
     p0, p1 = (coefficient(call, v) for v in call.ends[0])
     v = call.delta(call.args[0])
     return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
 
 
-def solve(call: AbstractCall) -> Tensor:
-    """A X = B, or X A = B, which is AᵀXᵀ = Bᵀ."""
+def solve(call: Call) -> Tensor:
+    """ΔX for A X = B, or X A = B, which is AᵀXᵀ = Bᵀ."""
     matrix, right = call.args
     is_vector = right.start.dim() == 1 or right.start.shape == matrix.start.shape[:-1]
     if is_vector:
@@ -80,7 +74,7 @@ def solve(call: AbstractCall) -> Tensor:
     return delta[..., 0] if is_vector else delta
 
 
-def solve_triangular(call: AbstractCall) -> Tensor:
+def solve_triangular(call: Call) -> Tensor:
     """The same with one triangle of A, whose diagonal may count as ones."""
     matrix, right = call.args
     ones = call.given["unitriangular"]
@@ -97,17 +91,17 @@ def solve_triangular(call: AbstractCall) -> Tensor:
     return solution(call, matrix, right)
 
 
-def cholesky_solve(call: AbstractCall) -> Tensor:
+def cholesky_solve(call: Call) -> Tensor:
     """(LLᵀ)⁻¹ B, from a triangle."""
     right, factor = call.args[:2]
     lower = factor.view(lambda f: f.triu().mT if call.given["upper"] else f.tril())
-    if call.is_cut(lower):
+    if call.is_use(lower):
         raise NoRule("a Cholesky factor of weights solves for what depends on the inputs")
     return solution(call, matmul(call, lower, lower.view(lambda f: f.mT)), right)
 
 
-def solution(call: AbstractCall, matrix: Ends, right: Ends) -> Tensor:
-    """The difference of A⁻¹B: mean(A⁻¹) ΔB − ½ (A₁⁻¹ V X₀ + A₀⁻¹ V X₁)."""
+def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
+    """mean(A⁻¹) ΔB − ½ (A₁⁻¹ V X₀ + A₀⁻¹ V X₁): A₁ ΔX = ΔB − V X₀ and A₀ ΔX = ΔB − V X₁, averaged."""
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
     p0, p1 = (coefficient(call, p) for p in inverses)
@@ -117,12 +111,12 @@ def solution(call: AbstractCall, matrix: Ends, right: Ends) -> Tensor:
     return total(terms, x0.shape)
 
 
-def applied(call: AbstractCall, matrix: Ends, x: Tensor) -> Tensor:
+def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
     """V x; where weights meet inputs, a use of the weights: of a product if there is one matrix, of elements if each
     example has its own.
     """
     n = matrix.start.shape[-1]
-    if call.is_cut(matrix) and matrix.start.numel() == n * n:
+    if call.is_use(matrix) and matrix.start.numel() == n * n:
         columns = x.movedim(-2, 0).reshape(n, -1)
         found = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
         return found.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
@@ -130,23 +124,24 @@ def applied(call: AbstractCall, matrix: Ends, x: Tensor) -> Tensor:
     return delta @ coefficient(call, x)
 
 
-def cholesky(call: AbstractCall) -> Tensor:
-    """The mean factor is triangular with a positive diagonal, as those of both ends are."""
+def cholesky(call: Call) -> Tensor:
+    """ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ(X) the lower triangle of X with half of its diagonal.
+
+    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive diagonal, as both
+    ends are.
+    """
     (l0, l1), upper = call.ends[0], call.given["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
     factor, inverse = coefficient(call, middle).tril(), coefficient(call, torch.linalg.inv_ex(middle)[0]).tril()
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
-    delta = factor @ half(inverse @ symmetric(known(call, value)).change @ inverse.mT)
+    x = inverse @ symmetric(known(call, value)).change @ inverse.mT
+    delta = factor @ ((x.tril() + x.tril(-1)) / 2)
     return delta.mT if upper else delta
 
 
-def half(matrix: Tensor) -> Tensor:
-    """The lower triangle, with half of the diagonal: X = Φ(X) + Φ(X)ᵀ where X is symmetric."""
-    return (matrix.tril() + matrix.tril(-1)) / 2
-
-
-def qr(call: AbstractCall) -> Result:
-    """Of columns that are independent at both ends, and turn to the same sides.
+def qr(call: Call) -> Result:
+    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns that are
+    independent at both ends, and turn to the same sides.
 
     With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper triangular; ΔR = C⁻ᵀUCᵀR̄.
     """
@@ -165,8 +160,10 @@ def qr(call: AbstractCall) -> Result:
     return v - coefficient(call, q) @ turned, turned @ coefficient(call, r).triu()
 
 
-def reflections(call: AbstractCall) -> Tensor:
-    """The first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own."""
+def reflections(call: Call) -> Tensor:
+    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own: one
+    reflection after the other, by the product rule.
+    """
     vectors, gains = (known(call, value) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
@@ -175,20 +172,19 @@ def reflections(call: AbstractCall) -> Tensor:
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
         v = replace(below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1])
         scaled = matmul(call, v, gains.view(lambda g, k=k: g[..., k : k + 1, None]))  # type: ignore[misc]
-        found = less(found, matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found)))
+        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found))  # τ v vᵀ Q
+        delta = None if turned.delta is None else -turned.delta
+        if found.delta is not None:
+            delta = found.delta if delta is None else found.delta + delta
+        found = Ends(found.start - turned.start, found.end - turned.end, delta)
     return found.change
 
 
-def less(left: Ends, right: Ends) -> Ends:
-    """A difference of two, with its own difference."""
-    delta = None if right.delta is None else -right.delta
-    if left.delta is not None:
-        delta = left.delta if delta is None else left.delta + delta
-    return Ends(left.start - right.start, left.end - right.end, delta)
+def pseudo_inverse(call: Call) -> Tensor:
+    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973).
 
-
-def pseudo_inverse(call: AbstractCall) -> Tensor:
-    """Where the rank changes as well, though its derivative has no limit there."""
+    It holds where the rank changes as well, though the derivative has no limit there.
+    """
     value, (p0, p1) = call.args[0], call.ends[0]
     delta = call.delta(value)
     if call.given["hermitian"]:
@@ -199,7 +195,7 @@ def pseudo_inverse(call: AbstractCall) -> Tensor:
     return (wedin(call, delta, *ends) + wedin(call, delta, *ends[::-1])) / 2
 
 
-def wedin(call: AbstractCall, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def wedin(call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
     """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
     (a, p), (b, q) = this, other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
@@ -209,9 +205,11 @@ def wedin(call: AbstractCall, v: Tensor, this: tuple[Tensor, Tensor], other: tup
     return within @ v.mT @ right + left @ v.mT @ beside - middle
 
 
-def exponential(call: AbstractCall) -> Tensor:
-    """Both ways round; and what torch rounds beside. It stops the series of a single small matrix so early that values
-    are off by 1e-12, and that much of the change is taken along V, as ⟨V, ·⟩/⟨V, V⟩.
+def exponential(call: Call) -> Tensor:
+    """∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged.
+
+    torch stops the series of a single small matrix so early that values are off by 1e-12; that much of the change is
+    taken along V, as ⟨V, ·⟩/⟨V, V⟩.
     """
     value, delta = call.args[0], call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
@@ -228,7 +226,7 @@ def exponential(call: AbstractCall) -> Tensor:
     return (ways[0](delta) + ways[1](delta)) / 2 + coefficient(call, torch.where(beyond, missed, 0.0)) * along
 
 
-def between(call: AbstractCall, a: Tensor, b: Tensor) -> Way:
+def between(call: Call, a: Tensor, b: Tensor) -> Way:
     """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are short, and then by
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
@@ -263,8 +261,8 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
 
 
-def determinant(call: AbstractCall) -> Tensor:
-    """⟨mean adjugate, V⟩."""
+def determinant(call: Call) -> Tensor:
+    """⟨∫ adj(A₀ + sV)ᵀ ds, V⟩: a polynomial in s, which ⌈n/2⌉ Gauss nodes integrate exactly."""
     value = call.args[0]
     slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0)))
     return (slope * call.delta(value)).sum((-2, -1))
@@ -287,8 +285,8 @@ def cofactors(matrix: Tensor, scale: Tensor) -> Tensor:
     return found
 
 
-def log_determinant(call: AbstractCall) -> Result:
-    """log|det|, by the slope of the logarithm at determinants that are divided by the larger one; and the sign."""
+def log_determinant(call: Call) -> Result:
+    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign over Δdet."""
     value, ((s0, s1), (l0, l1), *_) = call.args[0], call.ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
         raise NoRule("the logarithm of a determinant that is zero")
@@ -301,16 +299,49 @@ def log_determinant(call: AbstractCall) -> Result:
     return coefficient(call, jump) * change, coefficient(call, logs) * change, None, None
 
 
-def eigenvalues(call: AbstractCall) -> Result:
-    """Of a symmetric matrix."""
+def eigenvalues(call: Call) -> Result:
+    """u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`."""
     value = symmetric(known(call, call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
-    return values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)), None
+    found = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
+    return found, eigenvectors(call, value) if call.ends[1][0].numel() else None
 
 
-def singular_values(call: AbstractCall) -> Result:
+def eigenvectors(call: Call, value: Ends) -> Tensor | None:
+    """Δu by the product rule of Au = λu and uᵀu = 1, whose solution is one where λ is far from other eigenvalues:
+
+        (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
+
+    None where half of the digits or more are lost: where eigenvalues meet, or a vector turns round to its negative.
+    """
+    values, (u0, u1) = (call.ends[0][0] + call.ends[0][1]) / 2, call.ends[1]
+    start, end = value.start.to(u0), value.end.to(u0)
+    mean, half = (u0 + u1) / 2, torch.finfo(u0.dtype).eps ** 0.5
+    size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
+    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, u0.shape[-1])
+    across, n = mean.mT[..., None], u0.shape[-1]
+    above = torch.cat([apart / size[..., None], -across], dim=-1)
+    bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
+    if not bool(bordered.isfinite().all()) or not bool((torch.linalg.cond(bordered) * half < 1).all()):
+        return None
+    inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
+    # what the solution rounds is brought to the change along V, as with values
+    step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
+    if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
+        return None
+    missing = coefficient(call, quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
+    brought = missing * (coefficient(call, step) * value.change).sum((-2, -1), keepdim=True)
+    return solved(coefficient(call, inverses), value.change, coefficient(call, mean)) + brought
+
+
+def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
+    """−M V u for the M of each vector."""
+    return -(inverses @ (v @ vectors).mT[..., None])[..., 0].mT
+
+
+def singular_values(call: Call) -> Result:
     """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
     value = known(call, call.args[0])
     (u0, _, w0), (u1, _, w1) = (torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end))
@@ -321,7 +352,7 @@ def singular_values(call: AbstractCall) -> Result:
 
 
 def values(
-    call: AbstractCall,
+    call: Call,
     value: Ends,
     sizes: tuple[Tensor, Tensor],
     across: tuple[tuple[Tensor, Tensor], ...],
@@ -344,13 +375,13 @@ def values(
     return torch.where(same, directly, forms(call, v, along) + brought)
 
 
-def forms(call: AbstractCall, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
     """The mean of uᵀVw over pairs of directions."""
     terms = [(coefficient(call, left) * (v @ coefficient(call, right))).sum(-2) for left, right in pairs]
     return (terms[0] + terms[1]) / 2
 
 
-RULES: dict[str, Rule] = {
+LINEAR_ALGEBRA: dict[str, Rule] = {
     "_linalg_det": determinant,
     "_linalg_eigh": eigenvalues,
     "_linalg_slogdet": log_determinant,

@@ -1,8 +1,16 @@
-"""Normalisations, and lengths of vectors."""
+"""Normalisations, and lengths of vectors.
+
+    y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
+    Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
+
+Each closes, by the product rule and the slope of v⁻¹ᐟ². So n numbers that are normalised together change by a diagonal
+and two sums, and are pulled back by the same, with k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+
+    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import isinf, prod
@@ -10,39 +18,31 @@ from math import isinf, prod
 import torch
 from torch import Tensor
 
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
 from ntkexp.kernel.secant.linear_map import inner_products, passed
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Result, Rule, fold, last, total
+from ntkexp.kernel.secant.rules.base import Result, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
 from ntkexp.kernel.secant.rules.elementwise import absolute, quotient, real_power
 
-# --- Normalisation: y = c/√(mean c² + ε), c = x − mean x, then a gain and a bias.
-#
-# Δ(mean c²) = 2 mean(c̄ Δc)        Δ(v⁻¹ᐟ²) = −(r₀r₁)²/(r₀ + r₁) Δv,  r = v⁻¹ᐟ²
-#
-# So n numbers that are normalised together change by a diagonal and by two sums, and so they are pulled back:
-#
-#     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean        k = −(2/n) (r₀r₁)²/(r₀ +
-#                                           r₁)
 
-
-def layer_norm(call: AbstractCall) -> Result:
+def layer_norm(call: Call) -> Result:
     """Layer norm over the last axes."""
     x, shape, gain, bias, _ = call.args
     together = (*call.start.shape[: -len(shape)], 1)
-    return affine(call, *normalise(call, x, gain, *recorded(call, together)), gain, bias)
+    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, together)), gain, bias)
 
 
-def group_norm(call: AbstractCall) -> Result:
+def group_norm(call: Call) -> Result:
     """Group norm, over groups of channels."""
     x, gain, bias, examples, _, _, groups, _ = call.args
     gain, bias = (along(p, 1, x) for p in (gain, bias))
-    return affine(call, *normalise(call, x, gain, *recorded(call, (examples, groups, 1))), gain, bias)
+    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, (examples, groups, 1))), gain, bias)
 
 
-def batch_norm(call: AbstractCall) -> Result:
-    """Batch norm is an affine map of each channel in evaluation; of weights, each channel by its own statistics as
-    well.
+def batch_norm(call: Call) -> Result:
+    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule; of weights, each
+    channel by its own statistics as well.
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
@@ -50,8 +50,11 @@ def batch_norm(call: AbstractCall) -> Result:
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
-        found = affine(call, *normalise(call, x, gain, *measured(x, eps)), gain, bias)
-        return found.transpose(0, 1)
+        # mean x and r of each channel, of all examples and pixels
+        rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
+        r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
+        moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
+        return affine(call, *normalise(call, x, gain, *moments), gain, bias).transpose(0, 1)
     scale, centre = (v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start))
     gain, bias = (along(p, 1, x) for p in (gain, bias))
     delta = None if x.delta is None else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
@@ -65,34 +68,29 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
 
-def recorded(call: AbstractCall, shape: tuple[int, ...]) -> tuple[Ends, Ends]:
-    """Mean x and r, as the operation found them."""
+def moments_on_tape(call: Call, shape: tuple[int, ...]) -> tuple[Ends, Ends]:
+    """mean x and r, which the operation gave beside its result."""
     (m0, m1), (r0, r1) = [[v.reshape(shape).to(call.start.dtype) for v in ends] for ends in call.ends[1:]]
     return Ends(m0, m1, None, False, True), Ends(r0, r1, None, False, True)
 
 
-def measured(x: Ends, eps: float) -> tuple[Ends, Ends]:
-    """Mean x and r, of all that the first axis holds apart."""
-    rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
-    scale = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
-    return rows.view(lambda v: v.mean(1, keepdim=True)), scale
-
-
-def normalise(call: AbstractCall, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
-    """c/√(mean c² + ε) at both ends, and its difference times the gain; what shares a mean is normalised together."""
+def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
+    """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
     shape, outer = x.start.shape, mean.start.shape[:-1]
     start, end = (value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end)))
     c = Ends(start, end, x.delta, x.from_weights, x.from_inputs)
     normed = Ends((start * scale.start).view(shape), (end * scale.end).view(shape), x.delta, False, x.from_inputs)
     if x.delta is None:
         return normed, None
-    middle, r, k = call.mean(c), call.slope(scale, halfway), call.slope(scale, partial(turned, c.start.shape[-1]))
+    n = c.start.shape[-1]
+    middle, r = call.mean(c), call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
+    k = call.slope(scale, lambda r0, r1: (r0 * r1).square() / (r0 + r1) * (-2 / n))
     factor = torch.ones_like(middle) if gain is None else call.mean(gain).expand(shape).reshape(middle.shape)
-    return normed, rescaled(call.delta(x).reshape(middle.shape), middle, r, k, factor).view(shape)
+    return normed, normalised_change(call.delta(x).reshape(middle.shape), middle, r, k, factor).view(shape)
 
 
-def rescaled(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
-    """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)."""
+def normalised_change(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
+    """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩), and the way back."""
     n = middle.shape[-1]
     if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
         return delta * 0.0
@@ -114,18 +112,8 @@ def rescaled(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) 
     return passed(delta, there, back)
 
 
-def turned(n: int, r0: Tensor, r1: Tensor) -> Tensor:
-    """What Σ c̄ Δc becomes in the change of r."""
-    return (r0 * r1).square() / (r0 + r1) * (-2 / n)
-
-
-def halfway(r0: Tensor, r1: Tensor) -> Tensor:
-    """The mean of r."""
-    return torch.lerp(r0, r1, 0.5)
-
-
-def affine(call: AbstractCall, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None) -> Tensor:
-    """gain · y + bias, given ḡ Δy."""
+def affine(call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None) -> Tensor:
+    """ḡ Δy + ȳ Δg + Δb for g y + b, given ḡ Δy."""
     shape = y.start.shape
     terms = [] if delta is None else [delta]
     if gain is not None and gain.delta is not None:
@@ -142,14 +130,11 @@ NORM: dict[str, Rule] = {
 }
 
 
-# --- Lengths: of vectors in the sense of some order, of what is left of a mean, and of weights that are brought to
-# one.
-#
-# Δ√(Σx²) = 2 Σ x̄Δx / (l₀ + l₁), with l the lengths at both ends
+# --- Lengths: of vectors in the sense of some order, of deviations from a mean, and of weights that are brought to one.
 
 
-def variance(call: AbstractCall) -> Result:
-    """Σ (x − mean x)² / (n − correction), with the mean if it is asked for."""
+def variance(call: Call) -> Result:
+    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x; var_mean gives the mean as well."""
     value, dims = call.args[0], axes_of(call)
     keep, correction = call.given["keepdim"], call.given["correction"]
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
@@ -158,8 +143,8 @@ def variance(call: AbstractCall) -> Result:
     return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else spread
 
 
-def weight_norm(call: AbstractCall) -> Result:
-    """w = v · g/‖v‖, the length along all axes but one; the lengths come with it."""
+def weight_norm(call: Call) -> Result:
+    """Δ(v · g/‖v‖) by the rules of products and quotients, the length along all axes but one; it comes beside it."""
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
     dims = [d for d in axes if d != axes[call.given["dim"]]]
@@ -170,8 +155,8 @@ def weight_norm(call: AbstractCall) -> Result:
     return multiply(call, direction, scale, call.start.shape), length.delta
 
 
-def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
-    """√Σx², whose difference is 2 Σ x̄Δx over the sum of both lengths."""
+def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
+    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), for Δ(l²) = (l₀ + l₁) Δl; 0 where both are zero."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -181,58 +166,41 @@ def lengths(call: AbstractCall, value: Ends, dims: list[int]) -> Ends:
     return replace(length, delta=inside * scale)
 
 
-def vector_norm(call: AbstractCall) -> Tensor:
+def vector_norm(call: Call) -> Tensor:
     """The length of a vector, in the sense of some order."""
     value, order = call.args[0], call.given.get("ord", call.given.get("p"))
     known = Ends(value.start, value.end, call.delta(value))
     return norm_difference(call, known, axes_of(call), 2.0 if order is None else float(order))
 
 
-def axes_of(call: AbstractCall) -> list[int]:
+def axes_of(call: Call) -> list[int]:
     """The axes along which the operation goes; all, if none are given."""
     dims = call.given.get("dim")
     return list(range(call.args[0].start.dim())) if dims is None else dims
 
 
-def norm_difference(call: AbstractCall, value: Ends, dims: list[int], order: float) -> Tensor:
-    """The difference of (Σ|x|ᵖ)^{1/p}, or of the largest or smallest |x|."""
-    if order == 2:
-        delta = lengths(call, value, dims).delta
-    elif order == 0:
+def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
+    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or smallest |x|."""
+
+    def power(value: Ends, p: float) -> Ends:
+        slope = call.slope(value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1))
+        return Ends(value.start**p, value.end**p, slope * value.change)
+
+    if order == 0:
         raise NoRule("the 0-norm counts numbers")
+    if order == 2:
+        return lengths(call, value, dims).change.reshape(call.start.shape)
+    slope = call.slope(value, partial(absolute, call))
+    size = Ends(value.start.abs(), value.end.abs(), slope * value.change)
+    if isinf(order):
+        norm = fold(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1))
     else:
-        size = map_numbers(call, value, partial(absolute, call), torch.abs)
-        delta = extreme(call, size, dims, order) if isinf(order) else root(call, size, dims, order)
-    assert delta is not None
-    return delta.reshape(call.start.shape)
+        norm = power(power(size, order).view(lambda v: v.sum(dims, keepdim=True)), 1 / order)
+    return norm.change.reshape(call.start.shape)
 
 
-def extreme(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
-    """The norm that is the largest or the smallest."""
-    return fold(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1)).delta
-
-
-def root(call: AbstractCall, size: Ends, dims: list[int], order: float) -> Tensor | None:
-    """The norm (Σxᵖ)^{1/p}."""
-    powers = map_numbers(call, size, partial(power_slope, order), lambda x: x**order)
-    summed = powers.view(lambda v: v.sum(dims, keepdim=True))
-    return map_numbers(call, summed, partial(power_slope, 1 / order), lambda x: x ** (1 / order)).delta
-
-
-def power_slope(p: float, z0: Tensor, z1: Tensor) -> Tensor:
-    """The slope of zᵖ."""
-    return real_power(torch.full_like(z0, p), z0, z1)
-
-
-def map_numbers(
-    call: AbstractCall, value: Ends, slope: Callable[[Tensor, Tensor], Tensor], function: Callable[[Tensor], Tensor]
-) -> Ends:
-    """A function of every number, and its difference."""
-    return Ends(function(value.start), function(value.end), call.slope(value, slope) * value.change)
-
-
-def distances(call: AbstractCall) -> Tensor:
-    """The distances between the rows of two matrices."""
+def distances(call: Call) -> Tensor:
+    """Δ‖a − b‖ for all pairs of rows of two matrices."""
     left, right, order, *_ = call.args
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
     rows, columns = left.view(lambda v: v[..., :, None, :]), right.view(lambda v: v[..., None, :, :])
@@ -242,8 +210,8 @@ def distances(call: AbstractCall) -> Tensor:
     return norm_difference(call, gap, [-1], float(order))
 
 
-def deviation(call: AbstractCall) -> Result:
-    """The root of the variance, and the mean if it is asked for."""
+def deviation(call: Call) -> Result:
+    """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
     found = variance(call)
     delta, *means = (found,) if isinstance(found, Tensor) else found
     start, end = call.ends[0]

@@ -13,19 +13,19 @@ from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as plain_softplus
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.rules.base import AbstractCall, Ends, NoRule, Rule, Slope, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule
+from ntkexp.kernel.secant.rules.base import Rule, Slope, total
 from ntkexp.kernel.secant.rules.elementwise import NEAR, NODES, elementwise, exp, log_mean, quotient, relu
 
-# --- Functions without a closed form for their slope.
-#
-# The quotient, or three Gauss nodes of the derivative where both ends lie near each other on the same analytic
-# piece: closer than `NEAR` times the distance to the nearest break (a kink or a singularity, which a rule has to
-# name), where the quotient would lose the slope's digits and the nodes lose nothing. What is linear between its
-# breaks has the derivative for a slope on each piece, and the quotient across them.
+# --- Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of the derivative
+# where both ends lie near each other on the same analytic piece: closer than `NEAR` times the distance to the nearest
+# break (a kink or a singularity, which a rule has to name), where the quotient would lose the slope's digits and the
+# nodes lose nothing. What is linear between its breaks has the derivative for a slope on each piece, and the quotient
+# across them.
 
 
 def slope(function: Callable[[Tensor], Tensor], breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """(σ(z₁) − σ(z₀))/(z₁ − z₀) with all the digits that the derivative gives."""
+    """Σ_k w_k σ′(m + ½ n_k d) where the ends are near, else (σ(z₁) − σ(z₀))/d."""
     middle, d = (z0 + z1) / 2, z1 - z0
     apart = torch.full_like(middle, inf)
     for point in breaks:
@@ -61,7 +61,7 @@ def derivative(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     return found
 
 
-def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
+def function_of(call: Call) -> Callable[[Tensor], Tensor]:
     """The operation as a function of its first argument."""
 
     def fixed(value: Any) -> Any:
@@ -79,28 +79,30 @@ def function_of(call: AbstractCall) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def analytic(breaks: tuple[float, ...], call: AbstractCall) -> Tensor:
-    """D · Δz for a function that is analytic between its breaks."""
+def analytic(breaks: tuple[float, ...], call: Call) -> Tensor:
+    """D · Δz for a function that is analytic between its breaks; σ′ · Δz on a point."""
     value: Ends = call.args[0]
     function = function_of(call)
     between = partial(at_a_point, function) if call.is_point else partial(slope, function, breaks)
     return call.slope(value, between) * call.delta(value)
 
 
-def logit(call: AbstractCall) -> Tensor:
+def logit(call: Call) -> Tensor:
     """The logit has the breaks of the number that it clamps with."""
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """The slope of log(1 + eᵘ) = log(e⁰ + eᵘ): the share of eᵘ, by logarithmic means of both shares."""
+    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the shares eᵘ/(1 + eᵘ)
+    and 1/(1 + eᵘ), as in softmax.
+    """
     above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
     return above / (above + below)
 
 
-def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    """log(1 + e^βz)/β, and z where βz is beyond a threshold."""
+def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+    """That of log(1 + e^βz)/β, or of z where βz is beyond a threshold; the quotient across it."""
     beta, threshold = call.given["beta"], call.given["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
     jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
@@ -108,30 +110,32 @@ def softplus(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
     return torch.where(beyond0 == beyond1, inside, jump)
 
 
-def log_sigmoid(call: AbstractCall) -> Tensor:
-    """−log(1 + e⁻ᶻ), and what torch keeps for its gradient."""
+def log_sigmoid(call: Call) -> Tensor:
+    """D_softplus(−z) Δz for −log(1 + e⁻ᶻ); the other result serves torch's gradient."""
     value: Ends = call.args[0]
     return call.slope(value, lambda z0, z1: softplus_slope(-z0, -z1)) * call.delta(value)
 
 
-def elu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
-    """scale·(relu(z) + α(e^{s·min(z, 0)} − 1)), with the share of ReLU in the change of z."""
+def elu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+    """That of scale·(relu(z) + α(e^{s·min(z, 0)} − 1))."""
     return exponential_below(call, z0, z1, *(call.given[name] for name in ("alpha", "scale", "input_scale")))
 
 
-def celu(call: AbstractCall, z0: Tensor, z1: Tensor) -> Tensor:
+def celu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """ELU of z/α, times α; torch differentiates it with 1/α in single precision."""
     alpha = call.given["alpha"]
     return exponential_below(call, z0, z1, alpha, 1.0, 1 / alpha)
 
 
-def exponential_below(call: AbstractCall, z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """The slope of scale·z above zero, and of scale·α(e^{rate·z} − 1) below."""
+def exponential_below(call: Call, z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
+    """scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))], D = D_relu: that of scale·z above zero and scale·α(e^{rate·z} −
+    1) below, since Δmin(z, 0) = (1 − D) Δz.
+    """
     on = relu(call, z0, z1)
     return scale * (on + (1 - on) * alpha * rate * exp(call, *(rate * z.clamp(max=0) for z in (z0, z1))))
 
 
-def nan_to_num(call: AbstractCall) -> Tensor:
+def nan_to_num(call: Call) -> Tensor:
     """What is no number at both ends does not change."""
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
@@ -139,16 +143,15 @@ def nan_to_num(call: AbstractCall) -> Tensor:
     return torch.where(both, 0.0, slope) * torch.where(both, 0.0, call.delta(value))
 
 
-def piecewise(call: AbstractCall) -> Tensor:
+def piecewise(call: Call) -> Tensor:
     """D · Δz for a function that is linear between its breaks."""
     value: Ends = call.args[0]
-    return call.slope(value, partial(at_a_point if call.is_point else linear_pieces, function_of(call))) * call.delta(
-        value
-    )
+    slope = partial(at_a_point if call.is_point else linear_pieces, function_of(call))
+    return call.slope(value, slope) * call.delta(value)
 
 
-def prelu(call: AbstractCall) -> Tensor:
-    """relu(z) + a·min(z, 0) with a learned a: D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0))."""
+def prelu(call: Call) -> Tensor:
+    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D = D_relu."""
     value, leak = call.args
     shape = call.start.shape
     terms = []
@@ -207,10 +210,12 @@ SMOOTH: dict[str, Rule] = {
 #
 #     log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
 #
-# exactly, since both ends sum to one. (Decomposed into exp, sum and division it breaks when logits move far.)
+# It closes: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both ends sum to one, so
+# that c = Σ w_j Δz_j = Δlogsumexp. (Decomposed into exp, sum and division it breaks when logits move far.)
 
 
-def softmax(call: AbstractCall) -> Tensor:
+def softmax(call: Call) -> Tensor:
+    """L_i (Δz_i − Σ_j w_j Δz_j)."""
     value, dim = call.args[:2]
     if call.is_point:
         mean = call.slope(value, lambda *_: call.start)
@@ -219,41 +224,44 @@ def softmax(call: AbstractCall) -> Tensor:
     return mean * centre(call, value, mean, dim)
 
 
-def log_softmax(call: AbstractCall) -> Tensor:
+def log_softmax(call: Call) -> Tensor:
+    """Δz_i − Σ_j w_j Δz_j."""
     value, dim = call.args[:2]
     mean = call.slope(value, lambda z0, z1: log_mean(logarithms(z0, dim), logarithms(z1, dim)))
     return centre(call, value, mean, dim)
 
 
-def logsumexp(call: AbstractCall) -> Tensor:
+def logsumexp(call: Call) -> Tensor:
+    """Σ_j w_j Δz_j."""
     value, dim = call.args[:2]
-    mean = call.slope(value, lambda z0, z1: log_mean(normalise(z0, dim), normalise(z1, dim)))
+
+    def log_shares(z: Tensor) -> Tensor:
+        return z - torch.logsumexp(z, dim, keepdim=True)
+
+    mean = call.slope(value, lambda z0, z1: log_mean(log_shares(z0), log_shares(z1)))
     weights = mean / mean.sum(dim, keepdim=True)
     return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
 
 
-def logcumsumexp(call: AbstractCall) -> Tensor:
-    """yₙ = log(e^yₙ₋₁ + e^zₙ), so Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ with the share sₙ of what came before."""
+def logcumsumexp(call: Call) -> Tensor:
+    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at yₙ₋₁ − zₙ."""
     value, dim = call.args
     if value.start.dim() == 0:
         return call.delta(value)
+
+    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
+        before = torch.cat([torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim)
+        return torch.where(before == -inf, -inf, before - z)
+
     y0, y1 = call.ends[0]
-    gap = Ends(ahead(y0, value.start, dim), ahead(y1, value.end, dim), None)
+    gap = Ends(ahead(y0, value.start), ahead(y1, value.end), None)
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     share = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
     return scanned(share, (1 - share) * call.delta(value).movedim(dim, -1)).movedim(-1, dim)
 
 
-def ahead(y: Tensor, z: Tensor, dim: int) -> Tensor:
-    """yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ."""
-    before = torch.cat([torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim)
-    return torch.where(before == -inf, -inf, before - z)
-
-
 def scanned(gain: Tensor, value: Tensor) -> Tensor:
-    """vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: gains and values of n and of what lies a
-    distance before it become those of both.
-    """
+    """vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)."""
     distance, length = 1, value.shape[-1]
     while distance < length:
         late, early = slice(distance, None), slice(None, length - distance)
@@ -264,7 +272,7 @@ def scanned(gain: Tensor, value: Tensor) -> Tensor:
     return value
 
 
-def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
+def centre(call: Call, value: Ends, mean: Tensor, dim: int) -> Tensor:
     """Δz − Σ w Δz; where a mask hides everything there are no weights."""
     delta = call.delta(value)
     weights = quotient(mean, -mean.sum(dim, keepdim=True), 0.0)  # their sign costs less here than in the sum
@@ -274,11 +282,6 @@ def centre(call: AbstractCall, value: Ends, mean: Tensor, dim: int) -> Tensor:
 def logarithms(z: Tensor, dim: int) -> Tensor:
     """The logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
     return torch.where(z == -inf, z, z.log_softmax(dim))
-
-
-def normalise(z: Tensor, dim: int | list[int]) -> Tensor:
-    """z − log Σ exp z."""
-    return z - torch.logsumexp(z, dim, keepdim=True)
 
 
 SOFTMAX: dict[str, Rule] = {

@@ -8,12 +8,12 @@ import torch
 from pydantic import Field
 
 from ntkexp.optimizer import AbstractBatched, AbstractStable
-from ntkexp.optimizer.base import Memory, Recursion, Sizes, filled, moved
+from ntkexp.optimizer.base import LinearStep, Memory, Sizes, moved
 from ntkexp.shapes import Weights
 
 
 class Averaged(AbstractBatched, AbstractStable):
-    """U ← ηJ̄ + βU,  V = (1 − β) U."""
+    """S = η,  α = 1 − β."""
 
     beta: float = Field(0.5, ge=0, lt=1)
 
@@ -27,5 +27,5 @@ class Averaged(AbstractBatched, AbstractStable):
         mean = {name: torch.lerp(before[name], part, 1 - self.beta) for name, part in gradient.items()}
         return moved(weights, mean, sizes), {"mean": mean}
 
-    def recursion(self, step: int, weights: Weights, sizes: Sizes, memory: Memory) -> Recursion:
-        return Recursion(filled(weights, sizes), self.beta, 1 - self.beta)
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        return {name: LinearStep(size, carry=self.beta, intake=1 - self.beta) for name, size in sizes.items()}

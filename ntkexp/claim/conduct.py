@@ -1,0 +1,254 @@
+"""A claim is brought to its end: its runs and trials are planned, carried out, measured, judged and written down.
+
+<name>-<digest>/claim.json       what was said beforehand
+                <look>.csv       the table that was judged, every digit
+                verdict.json     what was found (`ntkexp.records.claim`)
+                picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.judge import judge_protocol
+from ntkexp.claim.picture.base import JudgedClaim
+from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.trial_job import TrialJob
+from ntkexp.config.compose import Composer
+from ntkexp.engine.base import AbstractEngine, Ended, Task, run_jobs
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import to_text, write_atomically
+from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
+from ntkexp.records.folder import command
+from ntkexp.records.results import Took, took, write_timings
+from ntkexp.report.analysis.tables import draws, tabulate
+from ntkexp.report.run import Run, load_tables
+from ntkexp.report.tables import format_csv
+from ntkexp.sweep.definition import Definition
+from ntkexp.sweep.jobs import Conductor
+from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
+from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
+from ntkexp.sweep.plan import plan as sweep_plan
+
+# --- What there is to carry out for a claim: the runs and the trials of all its looks, each of them once.
+
+
+@dataclass(frozen=True)
+class PlannedLook:
+    """The runs of a look by name, and its trials."""
+
+    look: Look
+    plans: Mapping[str, Plan]
+    trials: tuple[TrialJob, ...]
+
+    @property
+    def took(self) -> Took:
+        """What its runs and trials took, one after the other."""
+        runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
+        return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
+
+    def shares_all(self, other: PlannedLook) -> bool:
+        """Whether another look is at the same runs and trials."""
+        mine, theirs = ([(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other))
+        return mine == theirs and self.trials == other.trials
+
+
+@dataclass(frozen=True)
+class PlannedClaim:
+    """A claim whose runs are all known to be valid."""
+
+    claim: Claim
+    out: Path
+    looks: Mapping[str, PlannedLook]
+    options: tuple[str, ...] = ()
+
+    @cached_property
+    def whole(self) -> Plan:
+        """All runs of all looks."""
+        everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
+        runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
+        return Plan(everything, self.out, tuple(runs))
+
+    @property
+    def trials(self) -> tuple[TrialJob, ...]:
+        """All trials, each once."""
+        return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
+
+    @property
+    def folder(self) -> Path:
+        """What was found lies here."""
+        return self.out / self.claim.folder
+
+    @property
+    def parts_took(self) -> dict[str, Took]:
+        """What all of it took, and each look; runs of several looks are counted for each."""
+        runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
+        whole = sum_timings([*runs, *(job.timings for job in self.trials)])
+        return {WHOLE: whole} | {name: look.took for name, look in self.looks.items()}
+
+
+def sum_timings(files: Sequence[Path]) -> Took:
+    """Add up what these files tell."""
+    return sum(map(took, files), start=Took(0.0, 0.0))
+
+
+def plan_claim(
+    claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
+) -> PlannedClaim:
+    """Compose all runs of a claim, and make a job of every seed of its trials."""
+    plans: list[Plan] = []  # each once: most controls look at the runs of the claim itself
+    looks = {}
+    for name, look in claim.looks.items():
+        of_look = {}
+        for run, definition in look.runs.items():
+            found = next((plan for plan in plans if plan.sweep == definition), None)
+            if found is None:
+                plans.append(found := sweep_plan(definition, composer, out))
+            of_look[run] = found
+        trial = None if look.trial is None else look.trial.fields()
+        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds)
+        looks[name] = PlannedLook(look, of_look, jobs)
+    for look in claim.looks.values():
+        if look.trial is None:
+            look.quantity.refuse_early()
+    return PlannedClaim(claim, out, looks, tuple(options))
+
+
+# --- Bring the runs and trials of a claim to their end: what is finished stays, what was killed goes on.
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Who carries claims out, who hears of it, and what is trusted."""
+
+    engine: AbstractEngine
+    listener: AbstractSweepListener
+    trust: tuple[str, ...] = ()
+    retry_failed: bool = False
+
+
+def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
+    """Carry out what is missing of a claim, and find where each of its runs stands then."""
+    ended = carry_out_runs(planned, workshop)
+    carry_out_trials(planned, workshop)
+    return statuses(planned.whole, planned.whole.event_log.failures(), ended)
+
+
+def carry_out_runs(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, Ended]:
+    """Carry out the runs; pictures of each are left to whoever looks at it by itself."""
+    whole = planned.whole
+    before = statuses(whole, whole.event_log.failures(), {})
+    wanted = {"unfinished", "running"} | ({"failed"} if workshop.retry_failed else set())
+    begun = [run for run in whole.distinct if before[run.name].state in wanted]
+    if not begun:
+        return {}
+    conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
+    estimate = Estimator()
+    conductor.conduct(begun, {run.name: estimate(run.experiment) for run in begun})
+    return conductor.ended
+
+
+def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
+    """Carry out the trials; one that fails is a mistake with its reason."""
+    left = [job for job in planned.trials if job.rows is None]
+    home, logs = str(Path.cwd()), str(planned.out / "sweeps")
+    if not left:
+        return
+    done, workers = len(planned.trials) - len(left), workshop.engine.workers
+    clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
+    workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
+    try:
+        for event in run_jobs(workshop.engine, (Task(job.name, job, home, logs) for job in left)):
+            clock.see(event)
+            workshop.listener.see(event, clock.ahead)
+            if isinstance(event, Ended) and event.how not in {"done", "found"}:
+                raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {event.reason or 'no reason given'}")
+    finally:
+        workshop.listener.end()
+
+
+# --- Measure and judge a claim by what its runs and trials have left, and write everything down.
+
+
+def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
+    """Measure all looks at a claim, judge them, and write down what was found."""
+    # Looks at the same runs and trials, such as the claim's own and most controls, are measured once.
+    measured = dict[str, Measured]()
+    for name, planned_look in planned.looks.items():
+        same = next((other for other in measured if planned.looks[other].shares_all(planned_look)), None)
+        measured[name] = measure(planned_look, statuses) if same is None else measured[same]
+
+    claim, folder = planned.claim, planned.folder
+    tables, findings = judge_protocol(claim.protocol, measured)
+    written = ClaimRecord(
+        path=folder,
+        name=claim.name,
+        digest=claim.digest,
+        size=size,
+        statement=claim.statement,
+        source=claim.source.words,
+        refutes=claim.refutes,
+        command=command("claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]),
+        looks={
+            name: Judgement(
+                verdict=found.verdict,
+                figure=found.figure,
+                low=found.low,
+                high=found.high,
+                p=found.p,
+                more_seeds=found.more,
+                expected=claim.looks[name].words(found.part),
+                seeds=claim.looks[name].seeds,
+                draws=measured[name].draws,
+                note=found.note,
+            )
+            for name, found in findings.items()
+        },
+    )
+    write_atomically(folder / "claim.json", to_text(claim.fields))
+    for name, table in tables.items():
+        write_atomically(folder / f"{name}.csv", format_csv(table))
+    draw(JudgedClaim(claim, written, tables))
+    write_timings(folder / TIMINGS, planned.parts_took)
+    write_claim(written)
+    return written
+
+
+def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
+    """Put the runs and the trials of a look into one table."""
+    known: dict[str, Run] = {}
+    frames = []
+    for name, plan in planned.plans.items():
+        sweep = record(plan, statuses)
+        runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
+        known |= {path.name: run for path, run in runs.items()}
+        found = tabulate(sweep, runs).assign(runs=name)
+        frames.append(found.loc[:, ~found.columns.duplicated()])  # an axis may be called like a number, such as loss
+    for job in planned.trials:
+        rows = job.rows
+        if not rows:
+            raise Mistake(f"{job.file} holds no rows; the same command carries the trial out again")
+        frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
+    table = pd.concat(frames, ignore_index=True)
+    axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
+    return Measured(table, known, axes, draws(known.values()) if known else "")
+
+
+def draw(judged: JudgedClaim) -> None:
+    """Draw the claim, and write down what is said of the picture."""
+    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
+    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
+
+    picture, folder = judged.claim.picture, judged.record.path
+    with house_style():
+        write_atomically(folder / PICTURE, svg(picture.figure(judged)))
+    table = picture.table(judged)
+    columns = () if table is None else tuple(map(str, table))
+    rows = () if table is None else tuple(map(tuple, table.astype(object).to_numpy().tolist()))
+    write_exhibit(folder, Exhibit(picture.caption(judged), columns, rows))

@@ -1,0 +1,201 @@
+"""The test error against the number of parameters, through the threshold at which examples are fitted (M. Belkin et al.
+2019, arXiv:1812.11118).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+from torch.func import jacrev
+
+from ntkexp.claim.papers.wide_networks import network_of_width
+from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
+from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.component import Count
+from ntkexp.data.base import AbstractSource
+from ntkexp.effects.trajectory import flat_like
+from ntkexp.init.base import AbstractInit
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import LearningTask
+from ntkexp.model.functional import function_of, weights_of
+from ntkexp.model.networks import MLP
+from ntkexp.records.sweep import Level
+from ntkexp.stream import stream
+from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+WORST = 1e12
+"""No condition number is said beyond: rounding has the last word there."""
+
+
+class WidthSweep(AbstractTrial):
+    """Networks of one hidden layer, from few parameters to many, are trained to the end on noisy targets:
+
+    A network of each width learns the same examples.
+
+        parameters     P of the network at each width
+        test_error     mean (f − y)² on new points without noise, over the variance of y
+        train_error    the same on the training examples, with the noise
+        condition      λ_max/λ_min of the tangent kernel among the training examples, before training; where the
+                       kernel
+                       has no full rank λ_min is what rounding leaves, and the figure is cut at 10¹²
+
+    Training is that of Levenberg and Marquardt: least squares of the linearised network, damped, accepted where
+    the loss falls. Gradient descent would have to be followed for very long near P = M, where the kernel is nearly
+    singular.
+
+    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the classical bias–variance
+    trade-off" (2019), arXiv:1812.11118.
+    """
+
+    model: MLP
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3)
+    steps: Count = 60
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        x, y = data.train.inputs, data.train.target.double()
+        new, truth = data.test.inputs, data.test.target.double()
+        if data.classes or y.shape[1] != 1:
+            raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
+        task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
+        scale = float(truth.var(correction=0))
+
+        def row(width: int) -> Mapping[str, Level]:
+            module = network_of_width(width, self.model, self.init, task, stream("weights", seed, width))
+            function, start = function_of(module), weights_of(module)
+            flat = flat_like(start)
+            first = flat.vector(start)
+
+            def outputs(vector: Tensor, at: Tensor) -> Tensor:
+                return function(flat.weights(vector), at)[:, 0]
+
+            found = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
+            with torch.no_grad():
+                errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
+            jacobian = jacrev(lambda vector: outputs(vector, x))(first)
+            return {
+                "width": width,
+                "parameters": flat.size,
+                "train_error": errors[0] / scale,
+                "test_error": errors[1] / scale,
+                "condition": condition(jacobian),
+            }
+
+        return [row(width) for width in self.widths]
+
+
+def least_squares(
+    missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
+) -> Float[Tensor, " weight"]:
+    """Make the sum of squares small by the steps of Levenberg and Marquardt, as far as so many attempts lead.
+
+        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r    where that lowers ‖r‖², and then μ falls; where it does not, μ rises
+
+    >>> least_squares(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
+    tensor([2.], dtype=torch.float64)
+    """
+    here, damping = start, 1e-2
+    residual, jacobian = missed(here), jacrev(missed)(here)
+    for _ in range(steps):
+        rows, columns = jacobian.shape
+        if rows < columns:  # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹, on the side of the shape that is smaller
+            gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
+            step = jacobian.t() @ torch.linalg.solve(gram, residual)
+        else:
+            gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
+            step = torch.linalg.solve(gram, jacobian.t() @ residual)
+        after = missed(here - step)
+        if after.square().sum() < residual.square().sum():
+            here, damping = here - step, max(damping / 3, 1e-12)
+            residual, jacobian = after, jacrev(missed)(here)
+        else:
+            damping = min(damping * 4, 1e12)
+    return here.detach()
+
+
+def condition(jacobian: Float[Tensor, "train weight"]) -> float:
+    """The condition number of the kernel J Jᵀ, of which there is none beyond `WORST`.
+
+    >>> condition(torch.tensor([[2.0, 0.0], [0.0, 1.0]])), condition(torch.ones(2, 1))
+    (4.0, 1000000000000.0)
+    """
+    values = torch.linalg.svdvals(jacobian)
+    if len(values) < len(jacobian) or values[-1] <= values[0] / WORST**0.5:
+        return WORST
+    return float((values[0] / values[-1]).square())
+
+
+FITTED = 1e-3
+"""Training examples are fitted where the mean error is a smaller share of the targets' variance."""
+
+
+class InterpolationPeak(AbstractPicture):
+    """Test and train error against the number of parameters, with the threshold from which on training examples are
+    fitted.
+
+    A trial of `WidthSweep` is drawn; `threshold` is its number of targets, M·C.
+
+    The axes are those of M. Belkin et al., "Reconciling modern machine-learning practice and the classical
+    bias–variance trade-off" (2019), arXiv:1812.11118, figure 4; the kernel's condition number is on the same axis.
+    """
+
+    threshold: float = Field(gt=0)
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.report.plots.redrawn import draw_interpolation_peak as draw  # noqa: PLC0415  drawing is slow to load
+
+        return draw(measured(judged), self.threshold, self.title(judged))
+
+    def title(self, judged: JudgedClaim) -> str:
+        """Say where the mean test error is largest, and how far it falls beyond."""
+        means = over_seeds(judged)["test_error"]
+        top, last = means.idxmax(), means.index[-1]
+        fall = "the largest number that was tried" if top == last else f"and falls to {short(means.iloc[-1])} at {last}"
+        return (
+            f"The test error is largest at {top} parameters, {short(means.max())}, {fall}; "
+            f"there are {short(self.threshold)} targets"
+        )
+
+    def here(self, judged: JudgedClaim) -> str:
+        means = over_seeds(judged)
+        fitted = means.index[means["train_error"] < FITTED]
+        beyond = f"from {fitted[0]} parameters on" if len(fitted) else "nowhere"
+        return (
+            f"errors are shares of the targets' variance, means over {measured(judged)['seed'].nunique()} seeds; "
+            f"training examples are fitted, to {FITTED}, {beyond}.{before(means, self.threshold)}"
+        )
+
+
+def before(means: pd.DataFrame, threshold: float) -> str:
+    """Say where the test error is least below the threshold, and whether it is less beyond."""
+    errors = means["test_error"]
+    below, beyond = errors[errors.index < threshold], errors[errors.index > threshold]
+    if below.empty or beyond.empty:
+        return ""
+    how = "less" if beyond.min() < below.min() else "not less"
+    return (
+        f" Below the threshold the test error is least at {below.idxmin()} parameters, {short(below.min())}; beyond it "
+        f"is {how} than that: {short(beyond.min())} at {beyond.idxmin()}."
+    )
+
+
+def measured(judged: JudgedClaim) -> pd.DataFrame:
+    """Find the rows that are drawn."""
+    return judged.rows("parameters", "test_error", "train_error", "condition", "seed")
+
+
+def over_seeds(judged: JudgedClaim) -> pd.DataFrame:
+    """Average the errors over seeds, at each number of parameters."""
+    return measured(judged).groupby("parameters")[["test_error", "train_error"]].mean()

@@ -1,0 +1,254 @@
+"""What a run says of its path kernel and of contributions, a number each (P. Domingos 2020, arXiv:2012.00152)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ntkexp.claim.quantity.base import AbstractQuantity, Measured
+from ntkexp.component import Count
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.report.plots.figures.time_profile import profile
+from ntkexp.report.run import Run
+
+EPS = 2.0**-52
+
+
+class MachineError(AbstractQuantity):
+    """The relative error of a kernel machine, beside what rounding explains of it.
+
+    Rows have the error of this machine on this split, of every run.
+
+    bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum whose parts cancel loses as many digits as they exceed it
+    """
+
+    machine: str
+    split: str = "probe"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        errors = [self.error(measured.run(name)) for name in measured.table["run"]]
+        return measured.table.assign(value=[error for error, _ in errors], bound=[bound for _, bound in errors])
+
+    def error(self, run: Run | None) -> tuple[float, float]:
+        """The error in one ladder, and its bound; NaN where the machine did not come to one."""
+        rows = () if run is None else run.ladder
+        row = next((row for row in rows if (row.machine, row.split) == (self.machine, self.split)), None)
+        if run is None or row is None or row.relative_error is None:
+            return math.nan, math.nan
+        facts = run.parts(self.machine).attrs if self.machine in run.rules else {}  # where a rule summed the parts
+        return row.relative_error, max(row.tolerance, 10 * EPS * float(facts.get("cancellation", 0.0)))
+
+
+class PathFact(AbstractQuantity):
+    """What is known of the contributions of a run, by one rule: `cancellation`, `error_bar`, `coefficient_variation`,
+    …
+
+    Rows have this number of the path of their run.
+
+    They are the numbers of `ntkexp.diagnostics.contributions` and the error bar of the parts, as the run has kept
+    them.
+    """
+
+    fact: str
+    rule: str = "secant"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.table.assign(value=[self.number(measured.run(name)) for name in measured.table["run"]])
+
+    def number(self, run: Run | None) -> float:
+        """The number of one run; NaN where it has none."""
+        if run is None or self.rule not in run.rules:
+            return math.nan
+        known = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
+        if self.fact not in known:
+            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(known)}{nearest(self.fact, known)}")
+        return float(known[self.fact])
+
+
+class SymmetryDefect(AbstractQuantity):
+    """How far the path kernel among training examples is from what a kernel must be: symmetric, with no negative
+    values.
+
+    Rows have the defects of these rules' path kernels; the runs read the training examples.
+
+        asymmetry    ‖𝒦 − 𝒦ᵀ‖ / ‖𝒦‖                    over [example, output] × [example, output]
+        negativity   max(0, −λ_min) / λ_max            of (𝒦 + 𝒦ᵀ)/2
+
+    Rows are told apart by the columns `rule` and `defect`.
+    """
+
+    rules: tuple[str, ...] = ("secant",)
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        rows = []
+        for place in measured.table.to_dict("records"):
+            run = measured.run(str(place["run"]))
+            if run is None:
+                continue
+            for rule in self.rules:
+                kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
+                side = kernel.shape[2] * kernel.shape[3]
+                found = defects(kernel.reshape(side, side))
+                rows += [{**place, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
+        return pd.DataFrame(rows)
+
+
+def defects(kernel: NDArray[Any]) -> dict[str, float]:
+    """Find both defects of a matrix.
+
+    >>> defects(np.diag([2.0, -1.0]))
+    {'asymmetry': 0.0, 'negativity': 0.5}
+    """
+    values = np.linalg.eigvalsh((kernel + kernel.T) / 2)
+    return {
+        "asymmetry": float(np.linalg.norm(kernel - kernel.T) / np.linalg.norm(kernel)),
+        "negativity": max(0.0, -float(values[0])) / float(values[-1]),
+    }
+
+
+SMALL = 1e-3
+
+
+class WeightRank(AbstractQuantity):
+    """Whether examples that were badly fitted for long get large coefficients: a rank correlation over training
+    examples.
+
+    Rows have the rank correlation of their run.
+
+        Spearman of  mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ),  with  ∫|ℓ′ᵢ| dt    for a network of one output
+
+    Queries x are the points of a split; where 𝒦 is small against its largest value, nothing is divided by it. The
+    integral goes over the kernels that were kept, by the trapezoidal rule. `lag` compares with the integral of
+    another example.
+    """
+
+    rule: str = "secant"
+    split: str = "probe"
+    lag: int = Field(0, ge=0, le=10**6)
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.table.assign(value=[self.correlation(measured.run(name)) for name in measured.table["run"]])
+
+    def correlation(self, run: Run | None) -> float:
+        """The correlation in one run."""
+        if run is None:
+            return math.nan
+        points = run.points[self.split]
+        parts = run.parts(self.rule).to_numpy()[points]
+        if (outputs := run.predictions.sizes["out"]) != 1:
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and coefficients of one are compared")
+        # mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ)
+        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
+        usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
+        weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
+
+        # ∫|ℓ′ᵢ| dt
+        times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
+        sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
+        misfit = np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
+        return spearman(np.nanmean(weights, axis=0), np.roll(misfit, self.lag))
+
+
+def spearman(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Correlate ranks; ties have their mean rank.
+
+    >>> spearman(np.array([1.0, 5.0, 7.0]), np.array([2.0, 3.0, 90.0]))
+    1.0
+    """
+    return round(float(pd.Series(one).rank().corr(pd.Series(other).rank())), 15)
+
+
+Share = Literal["same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"]
+
+
+class StoredExamples(AbstractQuantity):
+    """Whether a prediction compares a point with stored examples: what its contributors are, point by point,
+    averaged.
+
+    Rows have these shares, told apart by the column `quantity`.
+
+        same_class       share of points whose largest contributor has the label of the prediction
+        nearest_input    share of points whose nearest training example in input space has the label of the
+                         prediction
+        nearest_kernel   the same of the example with the largest 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ)
+        same_example     share of points of which both are the same example
+        top_share        share of Σ|𝒮| that comes from the k largest contributors; if all were equal, k/M
+        chance           share of points whose prediction has the label of an example drawn at random
+
+    of a network of one output on two classes. Labels are those that were trained on; the largest contributor has
+    most |𝒮|.
+    """
+
+    shares: tuple[Share, ...] = ("same_class", "chance")
+    rule: str = "secant"
+    split: str = "probe"
+    top: Count = 5
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.by_run(self.measure, self.shares)
+
+    def measure(self, run: Run) -> Mapping[str, float]:
+        """All shares in one run."""
+        points, train = run.points[self.split], run.points["train"]
+        parts = run.parts(self.rule).to_numpy()[points]
+        targets = run.data["train_targets"]
+        if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes")
+        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
+        predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
+        labels = np.sign(targets[:, 0])
+        likeness = kernel[points] / np.sqrt(np.maximum(np.diag(kernel[train]), np.finfo(float).tiny))
+        # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
+        ones, others = (run.data[f"{split}_inputs"] for split in (self.split, "train"))
+        ones, others = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
+        distance = (ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1)
+        near, like = distance.argmin(axis=1), likeness.argmax(axis=1)
+        largest = np.abs(parts[:, 0]).argmax(axis=1)
+        return {
+            "same_class": float((labels[largest] == predicted).mean()),
+            "nearest_input": float((labels[near] == predicted).mean()),
+            "nearest_kernel": float((labels[like] == predicted).mean()),
+            "same_example": float((near == like).mean()),
+            "top_share": top_share(parts[:, 0], self.top),
+            "chance": float((labels[None] == predicted[:, None]).mean()),
+        }
+
+
+def top_share(parts: NDArray[np.float64], top: int) -> float:
+    """Find the share of the largest, averaged over points.
+
+    >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
+    0.75
+    """
+    sizes = np.sort(np.abs(parts), axis=1)[:, ::-1]
+    return float((sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)).mean())
+
+
+class TimeShare(AbstractQuantity):
+    """When in training something came about: the share of its mass that falls into each tenth of the path's time.
+
+    Rows have the shares of ten tenths.
+
+        mass    `contribution_mass`, Σ|Δ𝒮| of a step; `contribution_sum`, Σ|Σᵢ Δ𝒮ᵢ|; or `kernel_mass`, η‖K‖
+
+    Rows of a run are told apart by `tenth`, 1 … 10; evenly spread, each has a share of 0.1.
+    """
+
+    mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        shares = np.array([self.shares(measured.run(name)) for name in measured.table["run"]])
+        return pd.concat([measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)], ignore_index=True)
+
+    def shares(self, run: Run | None) -> NDArray[np.float64]:
+        """The shares of one run; NaN where the mass was not measured at every step."""
+        steps = None if run is None else run.series("step_size", self.mass)
+        if run is None or steps is None or not len(steps) or len(steps) < len(run.metrics) - 1:
+            return np.full(10, np.nan)
+        return profile(steps["step_size"].to_numpy(), steps[self.mass].to_numpy())

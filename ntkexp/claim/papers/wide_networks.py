@@ -1,0 +1,422 @@
+"""Networks width by width, beside what they are at infinite width: outputs, kernels and training (J. Lee et al. 2019,
+arXiv:1902.06720, and those named below).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from ntkexp.claim.expectation.base import select_rows
+from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
+from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.component import LARGEST, Count
+from ntkexp.config.compose import compose
+from ntkexp.data.base import AbstractSource
+from ntkexp.ensemble.compare import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
+from ntkexp.init.base import NTK, AbstractInit
+from ntkexp.library import tangent_kernel
+from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.loss.base import Squared
+from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
+from ntkexp.model.networks import MLP
+from ntkexp.records.sweep import Level
+from ntkexp.report.analysis.estimate import PowerLaw, power_law
+from ntkexp.report.analysis.laws import number
+from ntkexp.stream import stream
+from ntkexp.text import listed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# --- What trials read at many widths: a network that differs by its width alone.
+
+
+def network_of_width(
+    width: int, model: AbstractArchitecture, init: AbstractInit, task: LearningTask, generator: torch.Generator
+) -> ScaledOutput:
+    """Draw what a model is at this width, before training.
+
+    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.model.networks import MLP
+    >>> given = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1), torch.Generator()
+    >>> [sum(weight.numel() for weight in network_of_width(width, *given).parameters()) for width in (2, 8)]
+    [8, 32]
+    """
+    wide = model.model_copy(update={"width": width})
+    return wide.module(init, task.shape, task.outputs, generator, task.vocabulary).eval()
+
+
+class FirstOutputs(AbstractTrial):
+    """What networks say before training, beside the Gaussian process that they are at infinite width, width by width:
+
+    Networks of one output are drawn at every width, and read at the first points of the data.
+
+        variance_ratio     mean_x E f(x)²/𝒢(x, x)                    1 at every width
+        covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; the sums go over pairs x ≠
+                           x′
+        excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             of one hidden layer 3 Var(v)/(E v)²/width,
+                                                                     v the variance of f given the hidden
+                                                                         units' weights
+
+    over so many networks drawn for each.
+    """
+
+    model: MLP
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
+    networks: Count = 2000
+    points: Count = 8
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        x = self.data.split(seed).train.inputs[: self.points]
+        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
+        every = slice(0, len(x))
+        limit = self.model.limit(self.init, task)
+        process = compute(limit, BlockPlace(every, every, same=True), x, memory_gb=1.0).nngp
+
+        untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            rows.append({"width": width, **moments(untrained.outputs(modules)[..., 0], process)})
+        return rows
+
+
+def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]) -> Mapping[str, float]:
+    """Find all numbers of outputs whose mean is known to be zero.
+
+    >>> import torch
+    >>> moments(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+    {'variance_ratio': 1.0, 'covariance_ratio': 2.0, 'excess_kurtosis': -2.0}
+    """
+    second, fourth = outputs.square().mean(0), outputs.pow(4).mean(0)
+    found, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
+    return {
+        "variance_ratio": float((second / process.diagonal()).mean()),
+        "covariance_ratio": float((found * pairs).sum() / pairs.square().sum()),
+        "excess_kurtosis": float((fourth / second.square()).mean()) - 3,
+    }
+
+
+class FirstKernels(AbstractTrial):
+    """The tangent kernels of networks before training, beside the one that they have at infinite width, width by
+    width:
+
+    Networks of one output are drawn at every width, and their kernels read among the first points of the data.
+
+        distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
+        variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
+
+    over so many networks drawn for each. The distance counts what their mean is off as well.
+    """
+
+    model: AbstractArchitecture
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((64, 128, 256, 512, 1024), min_length=2)
+    networks: int = Field(10, ge=2, le=LARGEST)
+    points: Count = 32
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        x = self.data.split(seed).train.inputs[: self.points]
+        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
+        every = slice(0, len(x))
+        network = self.model.limit(self.init, task)
+        limit = compute(network, BlockPlace(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
+
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            drawn = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            kernels = stacked(drawn).tangent_kernels(x)
+            rows.append({"width": width, **compare_with_limit(kernels, self.init.alpha**2 * limit)})
+        return rows
+
+
+def compare_with_limit(
+    kernels: Float[Tensor, "network point point_"], limit: Float[Tensor, "point point_"]
+) -> Mapping[str, float]:
+    """Find the distance of kernels from the limit, and their variance.
+
+    >>> import torch
+    >>> compare_with_limit(torch.tensor([[[1.0]], [[3.0]]]), torch.ones(1, 1))
+    {'distance': 1.4142135623730951, 'variance': 2.0}
+    """
+    size = float(limit.square().sum())
+    missed = float((kernels - limit).square().sum((1, 2)).mean())
+    return {"distance": (missed / size) ** 0.5, "variance": float(kernels.var(0).sum()) / size}
+
+
+class SummedOutputs(AbstractTrial):
+    """How far the kernel of summed outputs stands for the whole tangent kernel, width by width:
+
+    A network of each width, read before training at the first points of the data.
+
+        error    ‖K − k ⊗ 1‖/‖K‖,    k(x, x′) = Σ_cd K(x, c; x′, d)/C
+
+    with K [point, output] × [point, output], and C outputs.
+    """
+
+    model: MLP
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((32, 64, 128, 256, 512), min_length=2)
+    outputs: Count = 10
+    points: Count = 16
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        x = self.data.split(seed).train.inputs[: self.points]
+        task, generator = LearningTask(tuple(x.shape[1:]), self.outputs), stream("weights", seed)
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            network = network_of_width(width, self.model, self.init, task, generator)
+            rows.append({"width": width, "error": distance(tangent_kernel(network, x, x))})
+        return rows
+
+
+def distance(kernel: Float[Tensor, "point out point_ out_"]) -> float:
+    """Compare a kernel with what its summed outputs make of it.
+
+    >>> distance(torch.eye(3).view(1, 3, 1, 3))
+    0.0
+    """
+    count = kernel.shape[1]
+    summed = kernel.sum((1, 3)) / count
+    stands = torch.einsum("xy,cd->xcyd", summed, torch.eye(count).to(summed))
+    return float((kernel - stands).norm() / kernel.norm())
+
+
+class KernelMovement(AbstractTrial):
+    """How far the tangent kernel moves while networks learn, by the width and by the scale α of their output:
+
+    Networks of each width learn targets of one number at each scale; those of a width are the same at all scales.
+
+        movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        where α is large ∝ 1/α (Chizat, Oyallon & Bach 2019)
+        test_error  mean (f_T − y)²/mean y²          on points that were not learned
+
+    over so many networks, which start as `init` says and take steps of `stable` · 2/λ_max(K_0).
+    """
+
+    model: AbstractArchitecture
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field(min_length=1)
+    alphas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=2)
+    networks: Count = 10
+    steps: Count = 100
+    stable: float = Field(0.5, gt=0, le=1)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
+        task, encoded = LearningTask(tuple(x.shape[1:]), 1), targets(data, Squared())
+        learned, truth = encoded[: len(x)], encoded[len(encoded) - len(data.test.inputs) :]
+
+        rows = list[Mapping[str, Level]]()
+        for width, alpha in product(self.widths, self.alphas):
+            # The networks of a width, the same at every scale.
+            init, generator = self.init.model_copy(update={"alpha": alpha}), stream("weights", seed, width)
+            drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
+            before = drawn.tangent_kernels(x)
+
+            # Training, by steps of `stable` · 2/λ_max(K_0).
+            size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
+            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(drawn)
+
+            # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
+            moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
+            with torch.no_grad():
+                missed = after.outputs(points)[:, len(x) :] - truth
+            error = float(missed.square().mean() / truth.square().mean())
+            movement = float(moved.mean().sqrt())
+            rows.append({"width": width, "alpha": alpha, "movement": movement, "test_error": error})
+        return rows
+
+
+class Fluctuations(AbstractTrial):
+    """How far trained networks differ by their starts, width by width:
+
+    Networks of each width learn targets of one number, and are read at the points that they have not seen.
+
+        fluctuation    √mean_x Var f_T(x)/mean_x f̄_T(x)²
+
+    over networks that all start at zero (of `init.antisymmetric`), trained by the same steps on the same data.
+    """
+
+    model: MLP
+    init: NTK
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((32, 64, 128, 256), min_length=2)
+    networks: Count = 20
+    steps: Count = 200
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        train, generator = len(data.train.inputs), stream("weights", seed)
+        task = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
+        x = torch.cat([data.train.inputs, data.test.inputs])
+        learned = targets(data, Squared())[:train]
+
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
+            size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
+            training = EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False)
+            outputs = training.outputs(modules)[..., 0]
+            rows.append({"width": width, "fluctuation": fluctuation(outputs[:, train:])})
+        return rows
+
+
+def fluctuation(outputs: Float[Tensor, "network point"]) -> float:
+    """Compare the spread over networks with the size of their mean.
+
+    >>> fluctuation(torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
+    0.5
+    """
+    spread, size = outputs.var(0, correction=0).mean(), outputs.mean(0).square().mean()
+    return float((spread / size).sqrt())
+
+
+class TrainingBesideKernels(AbstractTrial):
+    """Networks in training beside regression with kernels that stand still, width by width, at every step alike:
+
+    Networks of each width learn targets of one number, by steps of `stable` · 2/λ_max of the limit.
+
+        f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
+        gap        √(E_t,x (f_t(x) − f̂_t(x))²/E_t,x (f_t(x) − f_0(x))²)
+
+    over points x that were not learned and so many networks. Rows are told apart by `kernel`: `start`, each
+    network's K_0, by which its linearisation trains as well, and `limit`, that of infinite width.
+    """
+
+    model: AbstractArchitecture
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((64, 128, 256, 512, 1024), min_length=2)
+    networks: Count = 4
+    steps: Count = 60
+    stable: float = Field(0.5, gt=0, le=1)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
+        task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
+        network = self.model.limit(self.init, task)
+        place = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
+        limit = self.init.alpha**2 * compute(network, place, points, memory_gb=1.0, threads=1).ntk
+        size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
+        training = EnsembleTraining(
+            points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
+        )
+        found: list[Mapping[str, Level]] = []
+        for width in self.widths:
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            drawn = stacked(modules)
+            kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
+            gaps = train_beside(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            found += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
+        return found
+
+
+def train_beside(
+    training: EnsembleTraining, drawn: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
+) -> dict[str, float]:
+    """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
+    train = len(training.targets)
+    with torch.no_grad():
+        start = drawn.outputs(training.inputs)
+    regressed = dict.fromkeys(kernels, start)
+    moved, missed = 0.0, dict.fromkeys(kernels, 0.0)
+    course = training.course(drawn)
+    next(course)
+    for networks in course:
+        with torch.no_grad():
+            outputs = networks.outputs(training.inputs)
+        moved += float((outputs - start)[:, train:].square().sum())
+        for name, kernel in kernels.items():
+            # f̂ ← f̂ − η K (f̂(X) − y)
+            here = regressed[name]
+            regressed[name] = here - training.size / training.divisor * kernel @ (here[:, :train] - training.targets)
+            missed[name] += float((outputs - regressed[name])[:, train:].square().sum())
+    return {name: (far / moved) ** 0.5 for name, far in missed.items()}
+
+
+class EnsembleBesideProcesses(AbstractTrial):
+    """Networks trained from random starts, all layers or the readout alone, beside both processes of infinite width:
+
+    So many networks of an experiment, which is said in words as `ntkexp train` takes them.
+
+        mean         the ensemble's mean, off in standard errors of it, by root mean square     about 1 where it
+                     follows
+        deviation    the ensemble's deviation over that of the process                           about 1
+
+    Rows are told apart by the columns `networks` and `process` (`ntkexp.ensemble.compare`).
+    """
+
+    words: tuple[str, ...]
+    networks: Count = 100
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        # Seeds of an ensemble follow each other: those of another trial begin behind them.
+        experiment = compose([*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"])
+        given = problem(experiment)
+        found = comparisons(ensemble(experiment, given, self.networks, lambda name, done: None), given.train)
+        return [
+            {"networks": row.networks, "process": row.process, "mean": row.mean, "deviation": row.deviation}
+            for row in found
+        ]
+
+
+class ChangeByWidth(AbstractPicture):
+    """How far weights and kernel move, against width, log–log, beside lines of 1/√n and 1/n.
+
+    Each panel has lines, named columns of the rows that `where` chooses; the last is the one of the title.
+
+    The axes are those of J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
+    descent" (2019), arXiv:1902.06720, figure 1.
+    """
+
+    along: str = "model.width"
+    where: dict[str, Any] = Field(default_factory=dict)
+    panels: dict[str, dict[str, str]] = Field(min_length=1)
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.report.plots.redrawn import draw_change_by_width as draw  # noqa: PLC0415  drawing is slow to load
+
+        return draw(self.rows(judged), self.along, self.panels, self.title(judged))
+
+    def here(self, judged: JudgedClaim) -> str:
+        rows = self.rows(judged)
+        exponents = [
+            listed([f"{line} {number(self.law(rows, name).exponent.value)}" for line, name in lines.items()])
+            for lines in self.panels.values()
+        ]
+        return f"the exponents of width are: {'; '.join(exponents)}, by {rows['seed'].nunique()} seeds."
+
+    def title(self, judged: JudgedClaim) -> str:
+        """Say how the last line goes, and which of the two it is nearer to."""
+        panel, lines = list(self.panels.items())[-1]
+        found = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
+        near, far = ("1/n", "1/√n") if found < -0.75 else ("1/√n", "1/n")
+        return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
+
+    def rows(self, judged: JudgedClaim) -> pd.DataFrame:
+        """Find the rows that are drawn."""
+        columns = [name for lines in self.panels.values() for name in lines.values()]
+        return select_rows(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
+
+    def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
+        """Fit one line."""
+        x, y = (np.asarray(rows[key], dtype=np.float64) for key in (self.along, name))
+        return power_law(x, y, rows["seed"].to_numpy(dtype=np.int64))

@@ -1,0 +1,245 @@
+"""`ntkexp claims`: claims of papers are run, measured, judged and shown."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import (
+    ConfigDir,
+    Engine,
+    Quiet,
+    RetryFailed,
+    Trust,
+    Workers,
+    ensure_writable,
+    offer_claims,
+)
+from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
+from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.records.folder import command
+from ntkexp.text import aligned, short
+
+if TYPE_CHECKING:
+    from ntkexp.claim.conduct import Workshop
+    from ntkexp.claim.read import Size
+    from ntkexp.config.compose import Composer
+    from ntkexp.records.claim import ClaimRecord, Judgement
+
+
+FOLDER = "claims"
+
+
+def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[list|judge|NAME]...",
+            help="Claims by name, all if none is given; list: show them; judge: try the rules of judging.",
+            autocompletion=offer_claims,
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few seeds: more stays undecided.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Larger sizes, where a claim has them.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which claims go into claims/.")
+    ] = OUTPUTS,
+    workers: Workers = None,
+    engine: Engine = "local",
+    retry_failed: RetryFailed = False,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run what decides claims of papers, and judge them: supported, refuted or undecided."""
+    names, trust = names or [], trust or []
+    if names == ["list"]:
+        show_list(config_dir, as_json=as_json)
+        return
+    if names == ["judge"]:
+        show_trials(as_json=as_json)
+        return
+    if quick and full:
+        raise WrongArgument("quick and full are two sizes; give one of them", "quick", "full")
+    size: Size = "quick" if quick else "full" if full else "default"
+    from ntkexp.engine.base import choose
+
+    chosen = choose(engine, workers)
+    chosen.limit_threads()  # before torch is imported, which composing does
+    from ntkexp.claim.conduct import Workshop
+    from ntkexp.cli.progress import listener
+    from ntkexp.config.compose import composer
+
+    repeat = options(out, trust, config_dir)
+    place = ensure_writable(out.expanduser()).absolute() / FOLDER
+    with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+        workshop = Workshop(chosen, listener(quiet), trusted(trust), retry_failed)
+        outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
+    found = [record for record in outcomes if record is not None]
+    show(found, quiet=quiet, as_json=as_json)
+    page = write_page(place, command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat]))
+    if not (quiet or as_json):
+        sys.stdout.write(f"{page}\n")
+    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
+
+
+def write_page(claims: Path, repeat: str) -> Path:
+    """Write the page of all claims that were judged here."""
+    from ntkexp.records.claim import claim_records
+    from ntkexp.report.page.build import write_claims
+
+    return write_claims(claim_records(claims), claims.parent / "report", repeat)
+
+
+def judged(
+    names: Sequence[str],
+    size: Size,
+    composer: Composer,
+    workshop: Workshop,
+    out: Path,
+    repeat: Sequence[str],
+    *,
+    quiet: bool,
+) -> Iterator[ClaimRecord | None]:
+    """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
+    from ntkexp.claim.conduct import carry_out, conclude, plan_claim
+    from ntkexp.claim.read import claim_names, read_claim
+
+    read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
+    for claim in read:
+        try:
+            planned = plan_claim(claim, composer, out, workshop.trust, repeat)
+            record = conclude(planned, carry_out(planned, workshop), size)
+        except Mistake as mistake:
+            if len(read) == 1:
+                raise
+            sys.stderr.write(f"{claim.name}: {mistake}\n")  # the others are judged all the same
+            yield None
+            continue
+        if not quiet and len(read) > 1:
+            sys.stderr.write(f"{line(record)}\n")
+        yield record
+
+
+# --- Claims on the terminal: the list of them, the table of verdicts, and how well the rules judge.
+
+
+HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
+
+
+def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
+    """Show what was found."""
+    from ntkexp.records.atomic import to_text
+    from ntkexp.report.claims import summary
+
+    if as_json:
+        sys.stdout.write(to_text([record.told for record in found]))
+    elif not quiet:
+        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
+
+
+def table(found: Sequence[ClaimRecord]) -> str:
+    """Lay out a line for each claim."""
+    rows = [
+        [
+            *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
+            shortened(record.main.expected),
+            *(record.looks[name].verdict for name in ("control", "second")),
+            minutes(record),
+        ]
+        for record in found
+    ]
+    return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
+
+
+def minutes(record: ClaimRecord) -> str:
+    """Spell how long processors worked for a claim."""
+    return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
+
+
+def interval(judged: Judgement) -> str:
+    """Spell an interval."""
+    return f"{short(judged.low)} to {short(judged.high)}"
+
+
+def shortened(expected: str) -> str:
+    """Leave the parts but the first to the page.
+
+    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
+    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
+    """
+    first, *others = expected.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
+
+
+def line(record: ClaimRecord) -> str:
+    """Say of one claim what came out."""
+    from ntkexp.report.claims import outlook
+
+    main = record.main
+    found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    return f"{record.name}: {'; '.join(filter(None, [found, outlook(record)]))}"
+
+
+def notes(found: Sequence[ClaimRecord]) -> str:
+    """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
+    from ntkexp.report.claims import outlook
+
+    lines = []
+    for record in found:
+        for name, judged in record.looks.items():
+            where = record.name if name == "main" else f"{record.name}, {name}"
+            said = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
+            lines += [f"{where}: {said}\n"] if said else []
+    return "".join(lines) + ("\n" if lines else "")
+
+
+def show_list(config_dir: Path | None, *, as_json: bool) -> None:
+    """Show every claim with its source."""
+    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.plain_yaml import read
+    from ntkexp.records.atomic import to_text
+
+    choices = Choices(folders(config_dir))
+    trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
+    told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
+    if as_json:
+        keys = ("name", "statement", "source")
+        sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
+    else:
+        sys.stdout.write("\n".join(f"{name}\n    {said}\n    {paper}" for name, said, paper in told) + "\n")
+
+
+def source(given: object) -> str:
+    """Spell where a claim was made."""
+    return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+
+
+def show_trials(*, as_json: bool) -> None:
+    """Show how often each rule errs, and how often it decides, where the truth is known."""
+    from ntkexp.claim.synthetic import RULES, try_rule
+    from ntkexp.records.atomic import to_text
+
+    tried = [try_rule(rule) for rule in RULES]
+    if as_json:
+        sys.stdout.write(to_text([one.fields for one in tried]))
+        return
+    header = ("rule", "tables", "false verdicts", "support where true", "refute where false")
+    rows = [[one.rule, str(one.tables), *map(percentage, (one.false, one.support, one.refute))] for one in tried]
+    sys.stdout.write(f"{aligned(header, rows, [False, True, True, True, True])}\n")
+
+
+def percentage(share: float) -> str:
+    """Spell a rate.
+
+    >>> percentage(0.034)
+    '3.4 %'
+    """
+    return f"{100 * share:.1f} %"

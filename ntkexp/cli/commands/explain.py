@@ -1,0 +1,292 @@
+"""`ntkexp explain`: the training examples that made a prediction, as a table, a picture or a page, or trained again
+without some.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import Again, AsJson, Trust
+from ntkexp.cli.surroundings import interruptible
+from ntkexp.mistake import Mistake
+from ntkexp.report.progress import listener
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ntkexp.effects.sweep import MeanName
+    from ntkexp.progress import AbstractProgress
+    from ntkexp.records.contributions import Removal
+    from ntkexp.report.explain import Explanation
+    from ntkexp.report.ledger import LedgerEntry
+    from ntkexp.report.run import Run
+
+
+# --- `ntkexp explain`: the training examples that made a prediction, as a table and as a picture.
+
+
+KINDS = (".svg", ".png")
+FEW, ON_A_PAGE = 3, 12
+"""Points that are explained if nobody says which: on a terminal, and on a page."""
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    probe: Annotated[
+        list[int] | None,
+        typer.Option("--probe", metavar="K", min=0, help="A point by its number in the split; may be repeated."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="SPLIT", help="The split whose points are explained: train, probe or test."),
+    ] = None,
+    worst: Annotated[
+        int | None,
+        typer.Option("--worst", metavar="N", min=1, help="Explain the N points that the network misses most."),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, help="How many training examples to list for each point.")
+    ] = 10,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
+    ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            "--without",
+            metavar="GROUP",
+            help="Train again without some examples, and split over them what that changed: places such as 3,20..29, "
+            "#K for a number in the source, an id, class:NAME or top:N.",
+        ),
+    ] = None,
+    again: Again = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="Write a page on which points can be chosen, with all that is known of each."),
+    ] = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+) -> None:
+    """See which training examples made a prediction, and when; or what changes without some of them."""
+    from ntkexp.report import explain as explanations
+    from ntkexp.report.explain import format_explanations
+    from ntkexp.report.forgetting import format_tasks
+    from ntkexp.report.run import load_run
+    from ntkexp.report.sentence import main_split
+
+    numbers, trust = probe or [], trust or []
+    refuse_both(numbers, worst, picture, page, as_json)
+    if again is not None and without is None:
+        raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
+    loaded = load_run(run.expanduser())
+    chosen = split or ("probe" if numbers else main_split(loaded.ladder))
+    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    if page:
+        sys.stdout.write(f"{write_page(loaded, chosen, wanted, without, trust, again)}\n")
+        return
+    if without is not None:
+        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
+        return
+    found = explanations.explain(loaded, chosen, wanted)
+    if not found:
+        raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
+    if as_json:
+        from ntkexp.records.atomic import to_text
+
+        if picture is not None:
+            draw(found, picture.expanduser())
+        sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
+        return
+    if tasks := format_tasks(loaded, top):
+        sys.stdout.write(f"{tasks}\n")
+    where = picture.expanduser() if picture else place(loaded.path, chosen, wanted)
+    sys.stdout.write(f"{format_explanations(found, top)}\n")
+    draw(found, where)
+    sys.stdout.write(f"{where}\n")
+
+
+def refuse_both(numbers: Sequence[int], worst: int | None, picture: Path | None, page: bool, as_json: bool) -> None:
+    """Refuse options of which only one can be meant."""
+    if numbers and worst is not None:
+        raise Mistake("--probe names points and --worst looks for them; give one of the two")
+    if page and as_json:
+        raise Mistake("--page and --json are two ways to tell the same; give one of the two")
+    if page and picture is not None:
+        raise Mistake("--page has pictures of its own; leave out --picture")
+
+
+def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
+    """Where the picture goes if nobody says: into the report beside the runs."""
+    name = "-".join(["explain", run.name, split, *map(str, numbers[:8])])
+    return run.parent.parent / "report" / f"{name}.svg"
+
+
+def draw(found: Sequence[Explanation], where: Path) -> None:
+    """Draw the picture into its file."""
+    from ntkexp.report.plots.examples import save
+
+    if where.suffix not in KINDS:
+        raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
+    try:
+        save(found, where)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
+
+
+# --- `ntkexp explain RUN --page`: what made the outputs of a run, and what would change them, as a page.
+
+
+def write_page(
+    run: Run, split: str, numbers: list[int], without: str | None, trust: Sequence[str], again: str | None
+) -> Path:
+    """Write the page beside the reports of the runs; its path is given back."""
+    from ntkexp.report.explain import explain
+    from ntkexp.report.page.build import write_explanations
+
+    found = explain(run, split, numbers)
+    if not found:
+        raise Mistake(f"no point of the split {split} of {run.name} can be explained")
+    removed = []
+    if without is not None:
+        made, _ = removal(run, split, numbers, without, trust, again, quiet=False)
+        removed = explained(made)
+    words = [
+        *("ntkexp", "explain", str(run.path), "--page", f"--split={split}"),
+        *(f"--probe={number}" for number in numbers),
+        *([f"--without={without}"] if without else []),
+        *([f"--again={again}"] if again else []),
+        *(f"--trust={entry}" for entry in trust),
+    ]
+    page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    return write_explanations(run, found, removed, page, shlex.join(words))
+
+
+# --- `ntkexp explain RUN --without=…`: trained again without some examples, and what came of it.
+
+
+def leave_out(
+    run: Run,
+    split: str,
+    numbers: list[int],
+    text: str,
+    top: int,
+    *,
+    again: str | None,
+    as_json: bool,
+    trust: Sequence[str],
+) -> None:
+    """Show what leaving out a group changes at these points of a split."""
+    made, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
+    order = order_of(run) if "top:" in text else ""
+    if as_json:
+        from ntkexp.records.atomic import to_text
+
+        ordered = {"top": order} if order else {}
+        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
+        return
+    from ntkexp.report.explain import known_effects
+    from ntkexp.report.ledger import format_ledger
+
+    known = known_effects(run)
+    sys.stdout.write(format_ledger(explained(made), found, None if known is None else known.agreement, top, order))
+
+
+def removal(
+    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
+) -> tuple[list[LedgerEntry], Removal]:
+    """Find what leaving out a group changes, and put it in words of the run."""
+    from ntkexp.report.examples import group
+    from ntkexp.report.explain import numbered
+    from ntkexp.report.ledger import entries
+
+    points = [numbered(run, split, number) for number in numbers]
+    progress = listener(quiet=quiet)
+    chosen = group(run, text, lambda: influences(run, points, progress))
+    with interruptible(lambda: "; nothing was kept of it"):
+        if "follow" in run.config:
+            found = of_a_loop(run, chosen, points, again, trust, progress)
+        else:
+            found = of_an_experiment(run, chosen, points, again, trust, progress)
+    return entries(run, split, numbers, found), found
+
+
+def of_an_experiment(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Train an experiment again without a group."""
+    from ntkexp.config.build import admit
+
+    if again is not None:
+        raise Mistake(
+            f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
+        )
+    admitted = admit(trust)
+    from ntkexp.run.execute import without
+
+    return without(run.path, group, points, progress, admitted)
+
+
+def of_a_loop(
+    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+) -> Removal:
+    """Let the user's function carry a followed loop out without a group."""
+    from ntkexp.cli.commands.attribute import found_in
+    from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.foreign_loop.trace import find_trace
+    from ntkexp.records.contributions import read_removal, write_removal
+
+    if (known := read_removal(run.path, group, points)) is not None:
+        return known
+    if again is None:
+        raise Mistake(
+            f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
+        )
+    files, effect = find_trace(run.path), run.contributions.get("effect")
+    mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
+    function = found_in(again, "again", trust)
+    with files.folder.claim():
+        found = loop_without(files, function, mean, group, points, progress)
+        write_removal(run.path, found)
+    return found
+
+
+def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
+    """How much each training example matters at these points: by its effects, or by what it added; which is said."""
+    from ntkexp.records.contributions import explained_rule
+    from ntkexp.report.explain import effects, influence
+
+    parts = effects(run)
+    if parts is None:
+        rule = explained_rule(run.rules)
+        if rule is None:
+            raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
+        parts = run.parts(rule).isel(probe=list(points)).to_numpy()
+    else:
+        parts = parts[list(points)]
+    progress.say(f"at the top are examples {order_of(run)}")
+    return influence(parts)
+
+
+def order_of(run: Run) -> str:
+    """Say by what examples are at the top, in words that follow 'examples'."""
+    from ntkexp.report.explain import effects
+
+    if effects(run) is None:
+        return "that added most, as this run has no effects (path.effects=true)"
+    return "of the largest effects"
+
+
+def explained(made: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """Choose the output that the network gives a point, where there are several."""
+    best: dict[int, LedgerEntry] = {}
+    for entry in made:
+        if entry.number not in best or entry.before > best[entry.number].before:
+            best[entry.number] = entry
+    return list(best.values())

@@ -1,0 +1,172 @@
+"""`ntkexp kernel ensemble`: many networks on a one-dimensional problem, beside both processes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust, ensure_writable, limit_threads
+from ntkexp.report.progress import listener
+from ntkexp.text import aligned, short
+
+if TYPE_CHECKING:
+    from ntkexp.ensemble.compare import Comparison, EnsembleProblem, TrainedNetworks
+    from ntkexp.experiment.experiment import Experiment
+
+BASIS = (
+    "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
+    "training; 'by chance' is how often draws of the process are as far off, by mean or by covariance."
+)
+USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
+
+
+def ensemble(
+    overrides: Overrides = None,
+    networks: Annotated[
+        int, typer.Option("--networks", metavar="N", min=2, help="How many networks of each kind.")
+    ] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
+        "outputs/ensembles"
+    ),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
+    limit_threads(overrides or [])
+    from ntkexp.config.compose import compose
+
+    experiment = compose([*USUAL, *(overrides or [])], config_dir, trust or [])
+    folder = ensure_writable(out.expanduser())
+    from ntkexp.ensemble.compare import comparisons, problem
+    from ntkexp.ensemble.compare import ensemble as train_networks
+    from ntkexp.run.environment import fix_circumstances
+
+    fix_circumstances(experiment)
+    given, listening = problem(experiment), listener(quiet)
+    listening.start("networks", 2 * networks, 0)
+    before = {"all layers": 0, "readout": networks}
+    try:
+        found = train_networks(
+            experiment, given, networks, lambda name, done: listening.step(before[name] + done, None, None)
+        )
+    finally:
+        listening.stop()
+    table = comparisons(found, given.train)
+    said = answer(table, experiment)
+    files = write_files(folder, experiment, given, found, table)
+    show(table, said, files, quiet=quiet, as_json=as_json)
+
+
+def write_files(
+    folder: Path,
+    experiment: Experiment,
+    given: EnsembleProblem,
+    found: Sequence[TrainedNetworks],
+    table: Sequence[Comparison],
+) -> list[Path]:
+    """Write the picture, its numbers, and the comparison; the files."""
+    from ntkexp.cli.commands.kernel.predict import save
+    from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
+    from ntkexp.report.plots.run_plots import draw_ensemble as draw
+    from ntkexp.report.plots.style import house_style
+
+    name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
+    new = slice(given.train, None)
+    theories = {
+        each.process: Theory(each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy())
+        for each in found
+    }
+    panels = [
+        Panel(
+            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[each.process],
+            each.outputs[:, new].numpy(),
+            theories[each.process],
+            [theory for process, theory in theories.items() if process != each.process],
+        )
+        for each in found
+    ]
+    learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
+    with house_style():
+        figure = draw(given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment))
+        files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
+    columns = ["place", "target"] + [f"{each.name} {what}" for each in found for what in
+                                     ("mean", "sd", "process mean", "process sd")]  # fmt: skip
+    curves = [
+        curve[new].tolist()
+        for each in found
+        for curve in (each.observed.mean, each.observed.deviation, each.theory.mean, each.theory.deviation)
+    ]
+    rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)
+    files.append(save(folder, f"{name}.csv", columns, rows))
+    heads = [field.name for field in fields(table[0])]
+    return [*files, save(folder, f"{name}.comparison.csv", heads, map(astuple, table))]
+
+
+LEARNS = {"all layers": "where all layers learn", "readout": "where the readout alone learns"}
+
+
+def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
+    """What the picture says: of which processes each kind of networks could be draws, and of which not."""
+    kinds = dict.fromkeys(row.networks for row in table)
+    each = [f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}" for kind in kinds]
+    trained = f"{table[0].count} networks of width {experiment.model.width} after {experiment.steps} steps"
+    return f"{trained}: {'; '.join(each)}; draws are off by about 1"
+
+
+def stand(rows: Sequence[Comparison]) -> str:
+    """How one kind of networks stands to the processes."""
+    unknown = [row for row in rows if math.isnan(row.chance)]
+    follows = [row for row in rows if row.follows]
+    others = [row for row in rows if row not in unknown and not row.follows]
+    parts = [
+        f"{verb} {' or '.join(map(distance_in_words, some))}"
+        for verb, some in (
+            ("could be draws of", follows),
+            ("are no draws of", others),
+            ("have no distance to", unknown),
+        )
+        if some
+    ]
+    return " and ".join(parts)
+
+
+def distance_in_words(row: Comparison) -> str:
+    """A process, and how far the networks are from it."""
+    name = f"the {row.process.upper()} process"
+    if math.isnan(row.chance):
+        return f"{name} (it or networks are not finite, or it has no spread)"
+    mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
+    return f"{name} (mean off by {mean}, covariance by {covariance})"
+
+
+def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
+    """Show the comparison and what follows from it, and where the picture is."""
+    from ntkexp.records.atomic import to_text
+
+    if as_json:
+        rows = [asdict(row) for row in table]
+        sys.stdout.write(to_text({"comparison": rows, "answer": said, "files": [str(path) for path in files]}))
+    elif not quiet:
+        header = ["networks train", "process", "networks", "points"]
+        header += [
+            "means apart (standard errors, RMS)",
+            "at worst",
+            "ratio of deviations",
+            "covariances apart",
+            "by chance",
+        ]
+        lines = [
+            [row.networks, row.process.upper(), str(row.count), f"{row.points} of {row.among}"]
+            + [short(number) for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)]
+            for row in table
+        ]
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{said}.\n{BASIS}\n\n")
+        sys.stdout.write("".join(f"{path}\n" for path in files))

@@ -1,0 +1,207 @@
+"""`ntkexp kernel predict`: targets are predicted from a kernel file, as tables."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust
+from ntkexp.mistake import Mistake
+from ntkexp.text import aligned, short
+
+if TYPE_CHECKING:
+    from ntkexp.kernel_file.predict import Answer, Entries, Score
+    from ntkexp.records.kernel_file import KernelMatrix
+
+
+class Solver(StrEnum):
+    """How linear equations are solved."""
+
+    eigen = "eigen"
+    cholesky = "cholesky"
+    cg = "cg"
+
+
+def predict(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A kernel file.")],
+    overrides: Overrides = None,
+    ridge: Annotated[
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to the kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
+    ] = "0",
+    time: Annotated[
+        list[str] | None,
+        typer.Option("--time", metavar="T", help="How long gradient flow trains, or inf; may be repeated."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", min=0, help="Train by so many steps of gradient descent instead."),
+    ] = None,
+    step_size: Annotated[
+        float | None, typer.Option("--step-size", metavar="ETA", help="The size of these steps.")
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            "--folds", metavar="K", min=0, help="Score training examples that are left out, in K parts; 0: one by one."
+        ),
+    ] = None,
+    solver: Annotated[
+        Solver | None,
+        typer.Option(
+            "--solver",
+            metavar="|".join(Solver),
+            help="How equations are solved; the plainest way that fits if not given.",
+        ),
+    ] = None,
+    memory_gb: Annotated[
+        float, typer.Option("--memory-gb", metavar="GB", help="The memory that solving may take.")
+    ] = 4.0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="The folder for the tables; beside the kernel file if not given."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Predict targets from a kernel file: accuracy, error and calibration. KEY=VALUE: its data."""
+    from ntkexp.kernel_file.predict import Entries, Question
+    from ntkexp.kernel_file.predict import predict as predict_from
+    from ntkexp.records.kernel_file import open_matrix
+    from ntkexp.report.progress import listener
+
+    if time and steps is not None:
+        raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
+    question = Question(
+        times=tuple(number("--time", text, "a number ≥ 0, or inf") for text in time or ("inf",)),
+        steps=steps,
+        step_size=step_size,
+        ridge=read_ridge(ridge),
+        folds=folds,
+        solver=None if solver is None else solver.value,
+        memory_gb=memory_gb,
+    )
+    matrix = open_matrix(file.expanduser())
+    if overrides:
+        refuse_other_data(matrix, file, overrides, trust or [], config_dir)
+    entries = Entries(matrix)
+    answers = list(predict_from(entries, question, listener(quiet).say))
+    scores = [score for answer in answers for score in answer.scores]
+    folder = out.expanduser() if out else matrix.path.parent
+    columns = [field.name for field in fields(scores[0])]
+    written = [
+        save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
+        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, answers)),
+    ]
+    if as_json:
+        from ntkexp.records.atomic import to_text
+
+        rows = [asdict(score) for score in scores]
+        sys.stdout.write(to_text({"scores": rows, "files": [str(path) for path in written]}))
+    elif not quiet:
+        sys.stdout.write(f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written))
+
+
+def read_ridge(text: str) -> float | None:
+    """Read a ridge; None asks for the best one."""
+    return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
+
+
+def number(option: str, text: str, allowed: str) -> float:
+    """Read a number that is not negative."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not found >= 0:
+        raise Mistake(f"{option}={text}: it takes {allowed}")
+    return found
+
+
+def refuse_other_data(
+    matrix: KernelMatrix, file: Path, overrides: Sequence[str], trust: Sequence[str], config_dir: Path | None
+) -> None:
+    """Refuse a file that is of other data than is named."""
+    from ntkexp.config.compose import compose
+    from ntkexp.kernel_file.kernel import data_digest
+
+    if data_digest(compose(overrides, config_dir, trust).draw()) != matrix.description["data_sha256"]:
+        raise Mistake(
+            f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
+        )
+
+
+# --- Scores and predictions as tables: every digit in a file, few on the terminal.
+
+
+def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Iterable[Sequence[object]]]:
+    """Tabulate predictions: a row for each kernel, way to train and point."""
+    columns = entries.targets.shape[1]
+    names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
+    header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
+    index = entries.matrix.array("index")
+    rows = []
+    for answer in answers:
+        for split, points in entries.matrix.splits.items():
+            found, places = answer.predicted[split], range(points.start, points.stop)
+            deviation = [None] * len(places) if found.deviation is None else found.deviation.tolist()
+            head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
+            for k, (place, values, spread) in enumerate(zip(places, found.mean.tolist(), deviation, strict=True)):
+                told = (int(index[place]), int(entries.labels[place]))
+                rows.append((*head, *told, *entries.targets[points.start + k].tolist(), *values, spread))
+    return header, rows
+
+
+def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a table as a file, with every digit."""
+    import csv
+
+    from ntkexp.records.atomic import write_atomically
+    from ntkexp.records.results import cell
+
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([cell(name) for name in header])
+    table.writerows([cell(value) for value in row] for row in rows)
+    try:
+        write_atomically(folder / name, text.getvalue())
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+    return folder / name
+
+
+def table(scores: Sequence[Score]) -> str:
+    """Lay scores out as a reader wants them."""
+    header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
+    rows = [
+        [
+            *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
+            rate(score.accuracy),
+            *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
+            score.solver,
+        ]
+        for score in scores
+    ]
+    return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
+
+
+def rate(share: float | None) -> str:
+    """Spell an accuracy as papers print it.
+
+    >>> rate(0.98765), rate(None)
+    ('98.8 %', '–')
+    """
+    return "–" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,90 @@
+"""`ntkexp kernel study`: kernels of infinite width that are computed, solved with, and shown in one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.commands.kernel.predict import rate, read_ridge, save
+from ntkexp.cli.kernel_files import FOLDER, Filling, compose_for_tiles, default_path, tiles_at_once
+from ntkexp.cli.options import AsJson, ConfigDir, Engine, Overrides, Quiet, Tiles, Trust
+from ntkexp.text import aligned, short
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images.")],
+    overrides: Overrides = None,
+    ridge: Annotated[
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to each kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
+    ] = None,
+    workers: Tiles = None,
+    engine: Engine = "local",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Compare several kernels of infinite width in one table of accuracies."""
+    from ntkexp.config.choices import Choices, folders
+    from ntkexp.engine.base import choose
+    from ntkexp.kernel_file.kernel import InfiniteKernel
+    from ntkexp.kernel_file.predict import Entries, Question, predict
+    from ntkexp.kernel_file.predict import study as read_study
+
+    found = read_study(name, Choices(folders(config_dir)))
+    question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
+    chosen, rows = choose(engine, workers), list[list[str | float | None]]()
+    for each, words in found.overrides(overrides or []).items():
+        experiment = compose_for_tiles(words, config_dir, trust or [])
+        kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
+        filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
+        entries = Entries(filling.carry_out(trust or [], quiet=quiet))
+        answers = list(predict(entries, question, lambda text: None))
+        for score in (score for answer in answers for score in answer.scores if score.split == "test"):
+            beside = found.published.get(each) if score.kernel == "ntk" else None
+            source = found.published_with if beside else None
+            numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
+            rows.append([each, score.kernel, score.points, *numbers, beside, source])
+    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]
+    file = save(place, f"{name}.study.csv", header, rows)
+    show_study([dict(zip(header, row, strict=True)) for row in rows], file, quiet=quiet, as_json=as_json)
+
+
+def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool) -> None:
+    """Show one line for each kernel."""
+    from ntkexp.records.atomic import to_text
+
+    if as_json:
+        sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
+    elif not quiet:
+        known = any(row["published"] for row in rows)
+        source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
+        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if known else [])]
+        lines = [
+            [
+                *(str(row["name"]), str(row["kernel"]).upper(), short(as_number(row["ridge"]))),
+                rate(None if row["accuracy"] is None else as_number(row["accuracy"])),
+                *(short(as_number(row["rmse"])), short(as_number(row["r2"]))),
+                *([f"{row['published']} %" if row["published"] else ""] if known else []),
+            ]
+            for row in rows
+        ]
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")
+
+
+def as_number(value: str | float | None) -> float:
+    """Read a cell that holds a number."""
+    assert isinstance(value, int | float)
+    return float(value)

@@ -1,0 +1,179 @@
+"""`ntkexp sweep`: many experiments, those that are not finished yet; with `--dry-run` what would run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import (
+    AsJson,
+    ConfigDir,
+    Engine,
+    Events,
+    Quiet,
+    RetryFailed,
+    RunsFolder,
+    SweepWords,
+    Trust,
+    Workers,
+    ensure_writable,
+    keep_events,
+)
+from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
+from ntkexp.engine.base import Ended
+from ntkexp.records.folder import command
+from ntkexp.text import counted
+
+if TYPE_CHECKING:
+    from ntkexp.engine.base import AbstractEngine
+    from ntkexp.sweep.plan import Plan, PlannedRun, RunStatus
+
+
+def sweep(
+    words: SweepWords = None,
+    out: RunsFolder = OUTPUTS,
+    workers: Workers = None,
+    engine: Engine = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
+    ] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
+    retry_failed: RetryFailed = False,
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
+    from ntkexp.engine.base import choose
+
+    chosen = choose(engine, workers)
+    chosen.limit_threads()  # before torch is imported, which composing does
+    from ntkexp.sweep.plan import statuses
+
+    trust = trust or []
+    repeat = options(out, trust, config_dir)
+    plan = compose_plan(words or [], out, trust, config_dir)
+    before = statuses(plan, plan.event_log.failures(), {})
+    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
+    begun = [run for run in plan.distinct if before[run.name].state in states]
+    if dry_run:
+        show_plan(plan, before, begun, chosen)
+        return
+    ensure_writable(plan.out)
+    write_down(plan, before, changed=False)
+    found, ended = before, dict[str, Ended]()
+    if begun:  # else nothing is loaded that carries runs out
+        from ntkexp.cli.progress import listener
+        from ntkexp.sweep.jobs import Conductor
+        from ntkexp.sweep.plan import Estimator
+
+        conductor = Conductor(plan, chosen, listener(quiet), trusted(trust), fail_fast)
+        estimate, ended = Estimator(), conductor.ended
+        costs = {run.name: estimate(run.experiment) for run in begun}
+        with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+            try:
+                conductor.conduct(begun, costs)
+            finally:
+                found = statuses(plan, plan.event_log.failures(), ended)
+                write_down(plan, found, changed=True)
+    for run in plan.distinct:
+        keep_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
+    # each failure with its reason and the command that repeats it
+    for run in plan.distinct:
+        if reason := found[run.name].reason:
+            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, repeat)}\n")
+    if as_json:
+        from ntkexp.records.atomic import to_text
+        from ntkexp.sweep.plan import record
+
+        sys.stdout.write(to_text({**record(plan, found).fields, "record": str(plan.record)}))
+    elif not quiet:
+        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
+    raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
+
+
+def compose_plan(words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None) -> Plan:
+    """Compose the runs of the sweep, all of them valid."""
+    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.compose import composer
+    from ntkexp.sweep.definition import define
+    from ntkexp.sweep.plan import plan
+
+    definition = define(words, Choices(folders(config_dir)))
+    repeated = replace(definition, options=tuple(options(out, trust, config_dir)))
+    return plan(repeated, composer(config_dir, trust), out.expanduser().absolute())
+
+
+def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
+    """Write the record of the sweep, and its tables as soon as there is a run to put into them."""
+    from ntkexp.records.atomic import waited_for
+    from ntkexp.records.sweep import write_sweep
+    from ntkexp.sweep.plan import record
+
+    with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
+        write_sweep(record(plan, statuses))
+        tables = plan.record.with_suffix(".runs.csv")
+        if any(status.state == "done" for status in statuses.values()) and (changed or not tables.is_file()):
+            from ntkexp.report.analysis.tables import write_tables
+
+            write_tables(plan.record)
+
+
+def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
+    """Say how many runs there are, and what became of them."""
+    counts = {
+        "done": sum(status.state == "done" for status in statuses.values()),
+        "done just now": sum(end.how == "done" for end in ended.values()),
+        "failed": sum(status.state == "failed" for status in statuses.values()),
+        "running elsewhere": sum(status.state == "running" for status in statuses.values()),
+        "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
+    advice += "; the same command goes on" if counts["unfinished"] else ""
+    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {told}{advice}"
+
+
+# --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.
+
+
+def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> None:
+    """Show what would run, for how long, and how much memory it takes."""
+    from ntkexp.config.plain_yaml import spelled
+    from ntkexp.sweep.plan import Estimator
+    from ntkexp.text import aligned, counted, duration
+
+    estimate = Estimator()
+    costs = {run.name: estimate(run.experiment) for run in plan.distinct}
+    rows = [
+        [
+            run.name,
+            *(spelled(value) for value in run.point.values.values()),
+            str(run.point.seed),
+            before[run.name].state,
+            duration(costs[run.name].seconds),
+            f"{costs[run.name].bytes / 1e9:.1f} GB",
+        ]
+        for run in plan.runs
+    ]
+    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
+    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
+    seconds = [costs[run.name].seconds for run in begun]
+    total = max([sum(seconds) / engine.workers, *seconds])
+    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    # shapes do not tell when a loss will be reached
+    sooner = any(run.experiment.stop_at_loss is not None for run in begun)
+    early = ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
+    sys.stdout.write(
+        f"{plan.sweep.name}: {len(begun)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
+        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early}\n"
+    )
+    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
+        sys.stderr.write(f"ntkexp: would fail: {mistake}\n")

@@ -1,1 +1,0 @@
-"""`ntkexp kernel …`: a kernel by itself."""

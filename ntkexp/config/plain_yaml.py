@@ -1,0 +1,185 @@
+"""YAML text → plain data: mappings, lists, texts, numbers; and plain data → YAML.
+
+Whatever else a text may hold is a YAML error with its line. A date is a text, as it is to Hydra, whose files these are.
+
+>>> parsed("a: [1, 2020-13-45]")
+{'a': [1, '2020-13-45']}
+>>> parsed("a: !!int 1x")
+Traceback (most recent call last):
+yaml.constructor.ConstructorError: '1x' is no int
+  in "<unicode string>", line 1, column 4:
+    a: !!int 1x
+       ^
+
+A value as it would be written on the command line.
+
+>>> spelled([1, None, "a"]), spelled(True), spelled("x")
+('[1, null, a]', 'true', 'x')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from ntkexp.mistake import Mistake, refuse_special
+
+DEEPEST = 50
+MOST = 100_000
+"""Entries, an anchor's counted wherever they are referred to: who copies what is here must not run out of memory."""
+
+LETTER = 10  # entries that a letter of a text with ${…} counts as: a slow grammar looks at each
+
+DATE = "tag:yaml.org,2002:timestamp"
+PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+"""What values are: sets, dates, bytes and pairs, which tags can ask for, are in no JSON that a run leaves."""
+
+
+class Loader(yaml.SafeLoader):
+    """Knows no dates, and says of a value that is none where it stands."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  as its base declares it
+        key: [(tag, pattern) for tag, pattern in resolvers if tag != DATE]
+        for key, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1  # goes down by calls, of which there cannot be many
+        if self.depth > DEEPEST:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings lie in each other", mark)
+        found = super().compose_node(parent, index)
+        self.depth -= 1
+        return found
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in PLAIN:
+            kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
+            advice = "write it as text, a number, a list or KEY: VALUE lines"
+            raise ConstructorError(None, None, f"{kind} is no kind of value here; {advice}", node.start_mark)
+        try:
+            found = super().construct_object(node, deep)
+            if isinstance(found, str):
+                found.encode()  # half a character, which YAML can spell, is in no file that can be written
+            return found
+        except (ValueError, ArithmeticError, AttributeError, LookupError, TypeError):
+            kind, shown = str(node.tag).rpartition(":")[2], brief(node.value)
+            raise ConstructorError(None, None, f"{shown} is no {kind}", node.start_mark) from None
+
+
+def parsed(text: str) -> Any:
+    """Parse the one document in a text; None if there is none."""
+    loader = Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        refuse_growth(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def refuse_growth(root: yaml.Node) -> None:
+    """An anchor stands for a copy, and a few of them in each other for more copies than there is memory."""
+    known: dict[int, tuple[int, int]] = {}
+
+    def extent(node: yaml.Node) -> tuple[int, int]:
+        """How many entries a node has with all copies, and how deep it is."""
+        if id(node) not in known:
+            known[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
+            match node:
+                case yaml.MappingNode():
+                    children = [part for pair in node.value for part in pair]
+                case yaml.SequenceNode():
+                    children = list(node.value)
+                case _:
+                    children = []
+            own = 1 + (LETTER * len(node.value) if isinstance(node, yaml.ScalarNode) and "${" in node.value else 0)
+            parts = [extent(child) for child in children]
+            known[id(node)] = (
+                own + sum(part[0] for part in parts),
+                1 + max((part[1] for part in parts), default=0),
+            )
+        entries, depth = known[id(node)]
+        if entries > MOST or depth > DEEPEST:
+            found = f"{MOST} entries" if entries > MOST else f"{DEEPEST} levels"
+            raise ComposerError(None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark)
+        return entries, depth
+
+    extent(root)
+
+
+# --- A file of YAML.
+
+
+LARGEST = 1 << 24
+"""Bytes of a YAML file."""
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A YAML file, which must be a mapping."""
+    try:
+        refuse_special(file, str(file), LARGEST)
+        found = deepcopy(known(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise Mistake(f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise unparsed(error, file) from None
+    if not isinstance(found, dict | None):
+        raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
+    return found or {}
+
+
+@lru_cache(maxsize=1000)
+def known(text: str) -> Any:
+    """What a text says, parsed once: a list of all choices reads the same few files again and again."""
+    return parsed(text)
+
+
+def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
+    """What is wrong with a YAML file, and where."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
+    mark = error.problem_mark or error.context_mark
+    where = f", line {mark.line + 1}" if mark else ""
+    return Mistake(f"{file}{where} cannot be read as YAML: {error.problem or error.context}")
+
+
+# --- Plain data as YAML.
+
+
+def spelled(value: object) -> str:
+    """Spell a value as YAML on one line, and text as it stands."""
+    if isinstance(value, str):
+        return value
+    text = str(yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True))
+    return text.removesuffix("\n...\n").strip()
+
+
+def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
+    """Plain data in its own order, a line per key.
+
+    >>> print(as_yaml({"a": {"b": [1, None], "c": "x: y"}}), end="")
+    a:
+      b: [1, null]
+      c: 'x: y'
+    """
+    lines = []
+    for key, item in tree.items():
+        if isinstance(item, dict) and item:
+            lines.append(f"{indent}{key}:\n{as_yaml(item, indent + '  ')}")
+        else:
+            listed = str(yaml.safe_dump([item], default_flow_style=True, width=float("inf"), allow_unicode=True))
+            lines.append(f"{indent}{key}: {listed.strip()[1:-1]}\n")
+    return "".join(lines)

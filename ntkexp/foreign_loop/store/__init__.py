@@ -1,0 +1,12 @@
+"""The steps of a followed loop are stored, in memory or in a folder, and replayed from there.
+
+    events.py    what is stored of a step, wherever that is
+    memory.py    in memory
+    disk.py      in a folder, where a killed training leaves all of its steps; resume.py: where a trace goes on
+    files.py     the files of that folder, and the bytes of tensors
+    shards.py    what each of several processes stored that trained together, joined
+    replay.py    weights are stored every few steps; those between are replayed, and proved, from there
+
+An *event* is a step of one optimizer; several of them may be one step. A *checkpoint* are the weights, and the states
+of the optimizers, before an event, and a *segment* the steps between two of them.
+"""

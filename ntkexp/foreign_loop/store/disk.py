@@ -1,0 +1,337 @@
+"""Steps are stored in a folder as they happen: a killed training leaves all that were written, and goes on there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from shutil import disk_usage
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall
+from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.rule import Signatures, Signed
+from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
+from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event, event_of
+from ntkexp.foreign_loop.store.files import TraceFolder, written
+from ntkexp.foreign_loop.store.replay import (
+    CheckpointPlan,
+    ReplayedSteps,
+    numbers_per_weight,
+    optimizer_states,
+    states_at_end,
+)
+from ntkexp.foreign_loop.store.resume import PlaceInTrace, begin_anew, drop_later, find_place, join_at
+from ntkexp.foreign_loop.store.shards import Processes, Shards, refuse_absent
+from ntkexp.kernel.record.tape import map_tensors
+from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.atomic import Damaged, Json
+from ntkexp.records.folder import RunFolder
+from ntkexp.shapes import Inputs, Weights
+
+LOG = logging.getLogger("ntkexp.follow")
+
+
+# --- Writing: an event for every step, before the next begins, and a checkpoint every few steps.
+
+
+@dataclass
+class BackgroundWriter:
+    """Writes by a thread, while the loop goes on, what need not be on disk before a step ends: one thing at a time.
+
+    A kill may leave the latest of these files out, and no half of it. A write that failed is reported at the next step.
+
+    >>> writer, done = BackgroundWriter(), []
+    >>> for number in range(3):
+    ...     writer.write(lambda number=number: done.append(number))
+    >>> writer.wait()
+    >>> done
+    [0, 1, 2]
+    """
+
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow"))
+    pending: Future[object] | None = None
+
+    def write(self, task: Callable[[], object]) -> None:
+        """Begin a write, once the one before is done."""
+        self.wait()
+        self.pending = self.thread.submit(task)
+
+    def wait(self) -> None:
+        """Wait for the write that is under way; raise what it raised."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def raise_errors(self) -> None:
+        """Raise what a write raised that is done by now."""
+        if self.pending is not None and self.pending.done():
+            self.wait()
+
+
+@dataclass
+class StoredCall:
+    """A call that an event holds already, by its `key`, and the gradient that was stored of it."""
+
+    key: int
+    inputs: Inputs
+    gradient: Tensor | None = None
+
+
+@dataclass
+class DiskStore(AbstractStore):
+    """Writes a trace; `config` says what is followed, `start` is stored of it once. Where several processes train
+    together, each writes what it sees, and the first also the weights, which are those of all."""
+
+    files: TraceFolder
+    processes: Processes
+    config: Mapping[str, Json]
+    start: Mapping[str, object]
+    output: str | int | None
+    every: int | None
+    memory_gb: float
+    plan: CheckpointPlan = field(init=False)
+    moved: frozenset[str] = frozenset()  # by the latest step, as far as it was taken
+    steps: int = 0
+    calls: int = 0
+    stored_calls: dict[int, StoredCall] = field(default_factory=dict)  # of the latest event
+    size_reported: bool = False
+    lock: ExitStack = field(default_factory=ExitStack)
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter)
+    checkpoints: dict[int, int] = field(default_factory=dict)  # the steps before which they are, by event
+    waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since the latest checkpoint
+
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
+        kinds = [type(each).__name__ for each in self.optimizers]
+        loop = LoopOnDisk(TraceFolder(self.files.folder))
+        return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.files.folder
+
+    @property
+    def count(self) -> int:
+        return self.steps
+
+    # --- The beginning: of a new trace, or where one goes on
+
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.optimizers, self.names, self.latest = optimizers, names, weights
+        self.moved = frozenset(weights)  # whatever comes next is a step of its own
+        place = PlaceInTrace(**self.processes.decided(str(self.files.folder.path.resolve()), self.begin_first))
+        self.steps = place.steps
+        if self.processes.rank:
+            self.lock.enter_context(self.files.own.claim())
+            join_at(self.files, place, weights)
+        self.calls = sum(len(event["calls"]) for event in self.files.events())
+
+    def begin_first(self) -> dict[str, int]:
+        """Begin the trace, or go on with it, at the latest weights, in the first process; what lies before."""
+        self.lock.enter_context(self.files.own.claim())
+        place = find_place(self.files, self.config, Signatures().of(self.latest))
+        at_end: dict[str, object] = {}
+        if place is None:
+            begin_anew(self.files, self.config, self.start)
+        else:
+            drop_later(self.files, place)
+            self.steps = place.steps
+            LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
+            if place.events:  # the states that the optimizers had there before, which they may not have now
+                path = self.files.weights_at(place.events)
+                at_end = {"ended": states_at_end(self.files.read(path)) if self.files.whole(path) else None}
+        steps = [0, *(event["step"] + 1 for event in self.files.events())]
+        self.checkpoints = {event: steps[event] for event in self.files.checkpoints}
+        self.plan = self.checkpoint_plan(self.latest)
+        self.add_checkpoint(self.latest, at_end)
+        self.writer.wait()  # a trace begins with these
+        return {"events": len(self.files.log), "steps": self.steps}
+
+    def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
+        """How often there is a checkpoint."""
+        size = sum(part.nbytes for part in weights.values())
+        free = disk_usage(self.files.path).free
+        copies = 1 + max(numbers_per_weight(optimizer) for optimizer in self.optimizers)
+        plan = CheckpointPlan.of(self.every, size, copies * size, free, self.memory_gb)
+        if plan.most < plan.every:
+            raise Mistake(
+                f"every={plan.every}: to replay so many steps takes more than memory_gb={self.memory_gb:g}; raise "
+                f"that, or keep weights every {plan.most or 1}"
+            )
+        if free < 3 * plan.size:
+            raise NoPlace(
+                f"the trace takes {plan.size / 1e6:.3g} MB each time that weights are kept and {self.files.path} has "
+                f"{free / 1e6:.3g} MB free; choose another place"
+            )
+        return plan
+
+    # --- A step
+
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        self.writer.raise_errors()
+        index, self.moved = placed(step, self.moved, self.steps)
+        calls = [self.call_content(call) for call in step.calls]
+        self.stored_calls = {id(call.inputs): self.stored_calls[id(call.inputs)] for call in step.calls}
+        event = event_of(step, index, which, self.optimizers[which], self.names, signed)
+        entry = written({**event, "calls": calls})
+        if not self.size_reported and not self.processes.rank:
+            refuse_absent(self.files)
+            self.report_size(after, sum(map(len, entry)))
+        self.files.log.append(*entry)
+        self.steps, self.latest = index + 1, after
+        self.waiting.discard(which)
+        since = self.steps - max(self.checkpoints.values(), default=0)
+        if not self.processes.rank and not self.waiting and self.plan.due(since):
+            self.add_checkpoint(after)
+
+    def call_content(self, call: ModelCall) -> dict[str, object]:
+        """What an event holds of a call: all of it the first time, later its key, and a gradient that is another."""
+        stored = self.stored_calls.get(id(call.inputs))
+        content: dict[str, object] = {}
+        if stored is None:
+            stored = self.stored_calls[id(call.inputs)] = StoredCall(self.calls, call.inputs)
+            self.calls += 1
+            named = {} if call.called is None else {"names": list(call.called)}
+            rows = self.files.rows.add(digests(call.inputs), call.inputs)
+            content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
+        if call.gradient is not stored.gradient:
+            stored.gradient = call.gradient
+            content["gradient"] = call.gradient
+        return {"key": stored.key, **content}
+
+    def report_size(self, weights: Weights, entry: int) -> None:
+        """Say how large the trace grows, before it does."""
+        self.size_reported = True
+        each = self.plan.size / sum(part.numel() for part in weights.values())
+        often = f"after every {self.plan.every} steps{'' if self.plan.fixed else ', or as seldom as fits,'}"
+        disk = disk_usage(self.files.path).free
+        by = f" in each of {self.processes.world} processes" if self.processes.world > 1 else ""
+        limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
+        LOG.warning(  # nobody who has not asked for a log would see anything less
+            "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes per parameter, "
+            "%.3g MB; %s%.3g GB are free",
+            *(self.files.folder.path, entry / 1e6, by, often, each, self.plan.size / 1e6, limit, disk / 1e9),
+        )
+
+    # --- A checkpoint
+
+    def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
+        """Store the weights, and the states of the optimizers; every second checkpoint goes where they are too many."""
+        copies = {name: weight.clone() for name, weight in weights.items()}  # a thread writes them
+        memories = optimizer_states(self.optimizers, self.names)
+        self.write_checkpoint({"weights": copies, "memories": memories, **(more or {})})
+        self.waiting = set(range(len(self.optimizers)))
+        if self.plan.too_many(len(self.checkpoints)):
+            self.plan.every *= 2
+            self.writer.wait()
+            for dropped in sorted(self.checkpoints)[1::2]:
+                self.files.weights_at(dropped).unlink(missing_ok=True)
+                del self.checkpoints[dropped]
+
+    def write_checkpoint(self, content: Mapping[str, object]) -> None:
+        """Write a checkpoint after the latest event; its tensors are not to change any more."""
+        event, parts = len(self.files.log), written(content)
+        self.writer.write(partial(self.files.write_parts, self.files.weights_at(event), parts))
+        self.plan.size, self.checkpoints[event] = max(self.plan.size, sum(map(len, parts))), self.steps
+
+    # --- The end
+
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        with self.lock, suppress(NoPlace), self.writer.thread:  # steps that are on disk are of use without
+            self.writer.wait()
+            if self.steps and not self.processes.rank and len(self.files.log) not in self.checkpoints:
+                # without the optimizers' states, which by now may be of a step that was refused
+                self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
+                self.writer.wait()
+            if whole:
+                self.files.log.secure()
+                self.files.rows.log.secure()  # before it is said how many entries there are
+                counts = {"steps": self.steps, "events": len(self.files.log), "rows": len(self.files.rows.log)}
+                tensors = {} if self.processes.rank else outside.tensors
+                self.files.write(self.files.ended, {**counts, "names": outside.names, "tensors": tensors})
+
+
+# --- Reading.
+
+
+@dataclass(frozen=True)
+class LoopOnDisk(AbstractStoredLoop):
+    """All that stood in the folder when it was last read."""
+
+    files: TraceFolder
+
+    @cached_property
+    def shards(self) -> Shards:
+        """What each process wrote."""
+        return Shards(self.files)
+
+    def refresh(self) -> None:
+        self.files.forget()
+        for name in ("shards", "events", "firsts", "checkpoints"):
+            vars(self).pop(name, None)
+
+    @property
+    def processes(self) -> int:
+        return self.files.processes
+
+    @property
+    def outside(self) -> Outside:
+        if not self.files.ended.exists():
+            return Outside()
+        end = self.files.read(self.files.ended)
+        return Outside(tuple(end["names"]), end["tensors"])
+
+    @cached_property
+    def events(self) -> Sequence[Event]:  # each with all that was stored of its calls
+        return self.shards.events()
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        steps = [event["step"] for event in self.events]
+        return [place for place, step in enumerate(steps) if place == 0 or steps[place - 1] < step]
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        begin = set(self.firsts)
+        found = [event for event in self.files.checkpoints if event in begin]
+        if found[:1] != self.firsts[:1]:
+            raise Damaged(f"{self.files.path} is damaged: its first weights are missing; follow anew")
+        return found
+
+    def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
+        if event not in self.files.checkpoints:
+            return None
+        content = self.files.read(self.files.weights_at(event))
+        return dict(tree_map_only(Tensor, lambda tensor: tensor.to(device), content))
+
+    def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
+        return tuple(
+            ModelCall(
+                at=call["at"],
+                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards.find(call)),
+                called=example_names(call),
+                how=Circumstances.read(call.get("how", {})),
+                gradient=call["gradient"].clone().to(device),
+                signed=call.get("signed"),  # traces of before have none
+            )
+            for call in event["calls"]
+        )
+
+    def names(self, event: Event) -> Iterator[str]:
+        return (name for call in event["calls"] for name in example_names(call))
+
+    def autocasts(self, event: Event) -> Iterator[Autocast | None]:
+        return (Circumstances.read(call.get("how", {})).autocast for call in event["calls"])
+
+
+def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the examples of a stored call: those that were given, or the digests of its rows."""
+    return tuple(call["names"] if "names" in call else (key.partition(" ")[0] for key in call["rows"]))

@@ -1,0 +1,291 @@
+"""A trace on disk: its files in a run folder, tensors as bytes that run no code when they are read, and examples, each
+once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ntkexp.kernel.record.tape import map_tensors, tensors
+from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, being_sealed, read_object, seal
+from ntkexp.records.atomic import sealed_for as is_sealed_for
+from ntkexp.records.folder import CONFIG, RunFolder
+from ntkexp.shapes import Inputs
+
+# --- The files of a trace, in its run folder:
+#
+#     config.json              what is followed: the model, its optimizers, the queries
+#     trace/start.bin          the queries, and what the model holds besides the weights that move
+#     trace/rows.log           the examples, each once
+#     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
+#     trace/weights/<n>.bin    the weights and the optimizers' states before event n, for some n
+#     trace/asked.bin          what the model itself gave at the queries, at both ends
+#     trace/ended.bin          that the loop came to its end
+#     trace/sweep.bin          how far a sweep back for effects has come
+#
+# An event is a step of one optimizer; several of them may be one step. Everything is sealed for this trace. Where
+# several processes train together, each after the first has rows, steps and an end of its own, in
+# trace/rank-<r>/.
+
+
+PLACE, START = "trace", "start.bin"
+
+
+@dataclass(frozen=True)
+class TraceFolder:
+    """The files of a trace; of what each process writes by itself, those of the process of this `rank`."""
+
+    folder: RunFolder
+    rank: int = 0
+
+    @property
+    def path(self) -> Path:
+        """Where the files lie that only a trace has."""
+        return self.folder.path / PLACE
+
+    @property
+    def own(self) -> RunFolder:
+        """What one process alone writes, and locks: the first the whole, any other its part."""
+        return RunFolder(self.path / f"rank-{self.rank}") if self.rank else self.folder
+
+    @property
+    def shard(self) -> Path:
+        """Where that lies which one process saw."""
+        return self.own.path if self.rank else self.path
+
+    @property
+    def ended(self) -> Path:
+        """The file that says that the loop came to its end in this process."""
+        return self.shard / "ended.bin"
+
+    @property
+    def processes(self) -> int:
+        """How many trained together."""
+        return int(read_object(self.folder.path / CONFIG)["follow"]["processes"])
+
+    @cached_property
+    def sealed_for(self) -> str:
+        """What the files are sealed for: this trace."""
+        return seal((self.folder.path / CONFIG).read_bytes()).hex()
+
+    @cached_property
+    def rows(self) -> ExampleLog:
+        """The examples."""
+        return ExampleLog(SealedLog.opened(self.shard / "rows.log", f"rows of {self.sealed_for} rank {self.rank}"))
+
+    @cached_property
+    def log(self) -> SealedLog:
+        """The events."""
+        return SealedLog.opened(self.shard / "steps.log", f"steps of {self.sealed_for} rank {self.rank}")
+
+    def refuse_lost(self) -> None:
+        """Refuse a trace that has come to its end, and has not as many entries as it had then."""
+        if not self.ended.exists():
+            return
+        end = self.read(self.ended)
+        for log, count in ((self.log, end["events"]), (self.rows.log, end["rows"])):
+            if len(log) != count:
+                raise Damaged(f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow anew")
+
+    def forget(self) -> None:
+        """Forget what was read of the folder, which holds something else by now."""
+        for name in ("sealed_for", "rows", "log"):
+            vars(self).pop(name, None)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The content of each event."""
+        return map(read, self.log.entries())
+
+    def weights_at(self, event: int) -> Path:
+        """The file of the weights before an event."""
+        return self.path / "weights" / f"{event:08d}.bin"
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The events before which there is one, whole or not."""
+        return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
+
+    @property
+    def outputs_at_ends(self) -> Path:
+        """The file of what the model itself gave at the queries."""
+        return self.path / "asked.bin"
+
+    @property
+    def sweep(self) -> Path:
+        """The file of a sweep that is under way."""
+        return self.path / "sweep.bin"
+
+    def write(self, path: Path, content: Mapping[str, object]) -> int:
+        """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
+        return self.write_parts(path, written(content))
+
+    def write_parts(self, path: Path, parts: Sequence[bytes | memoryview]) -> int:
+        """Write a file of these parts; how many bytes it has."""
+        size = sum(map(len, parts))
+        free = disk_usage(self.folder.path).free
+        try:
+            if free < size:
+                raise OSError(None, f"{size / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
+            with being_sealed(path, f"{path.name} of {self.sealed_for}") as file:
+                for part in parts:
+                    file.write(part)
+        except OSError as error:
+            raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from error
+        return size + WIDTH
+
+    def read(self, path: Path) -> Any:
+        """The content of a file, which has to be as it was written."""
+        if not self.whole(path):
+            raise Damaged(f"{path} is missing, or not as it was written; follow anew, into another folder")
+        return read(path.read_bytes()[:-WIDTH])
+
+    def whole(self, path: Path) -> bool:
+        """Whether a file is as it was written."""
+        return path.is_file() and is_sealed_for(path, f"{path.name} of {self.sealed_for}")
+
+
+# --- Tensors in lists, tuples and dicts as bytes, and back, without running any code on reading.
+#
+#     length of the head (8 bytes)   head: JSON, with the kind, shape and place of each tensor   the tensors' bytes
+
+
+LENGTH, ALIGNED = 8, 16
+SMALL = 1 << 14  # bytes, which are copied sooner than written by themselves
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class Tensors:
+    """The bytes of tensors one behind another; those of large ones where they are, and not copied."""
+
+    parts: list[bytes | memoryview] = field(default_factory=list)
+    size: int = 0
+
+    def put(self, tensor: Tensor) -> int:
+        """Put a tensor behind the others; its place."""
+        place, flat = self.size, tensor.detach().cpu().reshape(-1).contiguous()
+        if flat.numel():
+            found = flat.view(torch.uint8).numpy().data
+            self.parts += [found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)]
+            self.size += len(found) + len(self.parts[-1])
+        return place
+
+
+def written(content: object) -> list[bytes | memoryview]:
+    """The bytes of some content, in parts; those of large tensors are their own, until they are written to.
+
+    >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
+    >>> content["x"].tolist(), content["more"]
+    ([1.0, 1.0], (1, None, 'text'))
+    """
+    tensors = Tensors()
+    head = json.dumps(described(content, tensors)).encode()
+    head += b" " * (-(LENGTH + len(head)) % ALIGNED)
+    parts = [len(head).to_bytes(LENGTH, "little"), head, *tensors.parts]
+    runs = groupby(parts, lambda part: len(part) > SMALL)
+    return [part for large, run in runs for part in (run if large else [b"".join(run)])]
+
+
+def described(content: object, tensors: Tensors) -> object:
+    """The content with every tensor put among the tensors, and its place in its stead."""
+    if type(content) in PLAIN:  # most of it is, at every step of somebody's training
+        return content
+    if isinstance(content, Tensor):
+        place = tensors.put(content)
+        return {"tensor": [str(content.dtype).removeprefix("torch."), list(content.shape), place]}
+    if isinstance(content, Mapping):
+        return {"dict": [[described(key, tensors), described(value, tensors)] for key, value in content.items()]}
+    if isinstance(content, list | tuple):
+        return {type(content).__name__: [described(part, tensors) for part in content]}
+    if not isinstance(content, PLAIN):
+        raise Mistake(f"a {type(content).__name__} cannot be kept in a file; follow without to=")
+    return content
+
+
+def read(content: bytes | memoryview) -> Any:
+    """The content that these are the bytes of; its tensors lie in those bytes, and are not to be written to."""
+    view = memoryview(content)
+    view = memoryview(bytearray(view)) if view.readonly else view  # torch wants to be able to write
+    length = int.from_bytes(view[:LENGTH], "little")
+    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])), view[LENGTH + length :])
+
+
+def restored(head: Any, tensors: memoryview) -> Any:
+    """The content that a head describes."""
+    if not isinstance(head, dict):
+        return head
+    ((kind, parts),) = head.items()
+    if kind == "tensor":
+        dtype, shape, place = getattr(torch, parts[0]), parts[1], parts[2]
+        if not (count := torch.Size(shape).numel()):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(tensors, dtype=dtype, count=count, offset=place).reshape(shape)
+    if kind == "dict":
+        return {restored(key, tensors): restored(value, tensors) for key, value in parts}
+    found = [restored(part, tensors) for part in parts]
+    return tuple(found) if kind == "tuple" else found
+
+
+# --- Examples on disk, each once by what it holds, however often and in whatever batch the model is called with it.
+
+
+@dataclass
+class ExampleLog:
+    """A log of batches of examples that had not been seen before, by their digests and the kinds of their tensors."""
+
+    log: SealedLog
+
+    @cached_property
+    def entries(self) -> list[Any]:
+        """The content of those that were there when this was first read."""
+        return [read(entry) for entry in self.log.entries()]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """The entry and the row of every example."""
+        keys = [(place, entry["keys"]) for place, entry in enumerate(self.entries)]
+        return {key: (place, row) for place, here in keys for row, key in enumerate(here)}
+
+    def add(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
+        """Add those that are new; what an event holds of the inputs of a call."""
+        kinds = row_kinds(inputs)
+        keys = [f"{digest} {kinds}" for digest in digests]
+        new = {key: row for row, key in enumerate(keys) if key not in self.places}
+        if new:
+            rows = torch.tensor(list(new.values()))
+            chosen = [tensor[rows.to(tensor.device)] for tensor in tensors(inputs)]
+            place = self.log.append(*written({"keys": list(new), "tensors": chosen}))
+            self.places.update({key: (place, row) for row, key in enumerate(new)})
+        return {"rows": keys, "form": map_tensors(lambda tensor: tensor[:0], inputs)}
+
+    def find(self, call: Mapping[str, Any]) -> Inputs:
+        """The inputs of a call, from what an event holds of it."""
+        if lost := [key for key in call["rows"] if key not in self.places]:
+            raise Damaged(
+                f"{self.log.path} is damaged: {len(lost)} of the {len(call['rows'])} examples of a call are missing; "
+                "follow anew"
+            )
+        places = [self.places[key] for key in call["rows"]]
+        rows = [[tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]] for entry, row in places]
+        found = iter([torch.cat(list(column)) for column in zip(*rows, strict=True)])
+        return map_tensors(lambda _: next(found), call["form"])
+
+
+def row_kinds(inputs: Inputs) -> str:
+    """The kinds of the tensors of one example.
+
+    >>> row_kinds({"x": torch.ones(2, 3), "mask": torch.ones(2)})
+    'float32[3] float32[]'
+    """
+    return " ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape[1:])}" for each in tensors(inputs))

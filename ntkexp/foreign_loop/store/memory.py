@@ -1,0 +1,153 @@
+"""Steps are stored in memory, as they are on disk: some of their weights, and what the steps between took in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+
+from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
+from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event, event_of
+from ntkexp.foreign_loop.store.replay import CheckpointPlan, ReplayedSteps, optimizer_states
+from ntkexp.kernel.record.tape import tensors
+from ntkexp.mistake import Mistake
+from ntkexp.records.folder import RunFolder
+from ntkexp.shapes import Weights
+
+
+@dataclass
+class LoopInMemory(AbstractStoredLoop):
+    """The events so far, of which the `begin` begin a step, and the contents of checkpoints by the event after them;
+    all of it takes `nbytes`."""
+
+    added: list[Event] = field(default_factory=list)
+    begin: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # of segments
+    contents: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    nbytes: int = 0
+    changed_after: Outside = field(default_factory=Outside)
+
+    @property
+    def outside(self) -> Outside:
+        return self.changed_after
+
+    @property
+    def events(self) -> Sequence[Event]:
+        return self.added
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        return self.begin
+
+    @property
+    def checkpoints(self) -> Sequence[int]:
+        return self.ends
+
+    def add(self, event: Event) -> None:
+        """Add an event behind the others."""
+        place = len(self.added)
+        if not self.added or self.added[-1]["step"] < event["step"]:
+            self.begin.append(place)
+            self.ends += [place] if place in self.contents else []
+        self.added.append(event)
+        for call in event["calls"]:
+            states = list(call.how.states.values())
+            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states])
+        self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
+
+    def add_checkpoint(self, content: Mapping[str, Any]) -> None:
+        """Add a checkpoint before the next event."""
+        self.contents[len(self.added)] = content
+        self.nbytes += bytes_in(content)
+
+    def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
+        return self.contents.get(event)
+
+    def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
+        return tuple(event["calls"])
+
+    def names(self, event: Event) -> Iterator[str]:
+        return (name for call in event["calls"] for name in call.names)
+
+    def autocasts(self, event: Event) -> Iterator[Autocast | None]:
+        return (call.how.autocast for call in event["calls"])
+
+
+def bytes_in(content: object) -> int:
+    """What the tensors of some content take in memory.
+
+    >>> bytes_in({"a": torch.ones(2), "b": [1, torch.ones(1)]})
+    12
+    """
+    return sum(part.nbytes for part in tree_iter(content) if isinstance(part, Tensor))
+
+
+@dataclass
+class MemoryStore(AbstractStore):
+    """All steps are held, up to `memory_gb`."""
+
+    output: str | int | None
+    every: int | None
+    memory_gb: float
+    loop: LoopInMemory = field(default_factory=LoopInMemory)
+    moved: frozenset[str] = frozenset()  # by the latest step, as far as it was taken
+    latest: Weights = field(default_factory=dict)
+    checkpoint_at: int = 0  # the step before which the latest checkpoint is
+    waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since then
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return None
+
+    @property
+    def count(self) -> int:
+        return len(self.loop.firsts)
+
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
+        kinds = [type(each).__name__ for each in self.optimizers]
+        return ReplayedSteps(self.loop, module, self.output, kinds, same_kernels)
+
+    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.optimizers, self.names = optimizers, names
+        self.moved = frozenset(weights)  # whatever comes next is a step of its own
+        size = sum(weight.nbytes for weight in weights.values())
+        self.plan = CheckpointPlan.of(self.every, size, size, inf, self.memory_gb)
+        self.add_checkpoint(weights)
+
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        index, self.moved = placed(step, self.moved, self.count)
+        event = event_of(step, index, which, self.optimizers[which], self.names, signed)
+        self.loop.add({**event, "calls": step.calls, "whole": cloned(event["whole"])})
+        self.latest = after
+        if self.loop.nbytes > 1e9 * self.memory_gb:
+            raise Mistake(
+                f"step {index}: the steps followed so far take more than memory_gb={self.memory_gb:g}, about "
+                f"{self.loop.nbytes / 1e6 / self.count:.3g} MB each; raise it, follow fewer, or give a folder, to=…"
+            )
+        self.waiting.discard(which)
+        if not self.waiting and self.plan.due(self.count - self.checkpoint_at):
+            self.add_checkpoint(after)
+
+    def add_checkpoint(self, weights: Weights) -> None:
+        """Store the weights, and the states of the optimizers."""
+        memories = optimizer_states(self.optimizers, self.names)
+        self.loop.add_checkpoint({"weights": cloned(weights), "memories": memories})
+        self.checkpoint_at, self.waiting = self.count, set(range(len(self.optimizers)))
+
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        self.loop.changed_after = outside
+        if self.latest:  # the optimizers' states by now may be of a step that was refused
+            self.loop.add_checkpoint({"weights": cloned(self.latest), "memories": None, "ended": None})
+
+
+def cloned(weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies of some weights, or gradients."""
+    return {name: weight.clone() for name, weight in weights.items()}

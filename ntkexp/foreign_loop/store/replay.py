@@ -1,0 +1,329 @@
+"""Steps between checkpoints are taken again, by the optimizer's own code, and held against what was recorded."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import sqrt
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ntkexp.foreign_loop.attribution import AGREES, factors_between
+from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
+from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event
+from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import IDLE
+from ntkexp.shapes import Weights
+
+# --- How often there is a checkpoint: after every few steps, and more seldom when they take more than their share.
+#
+# Whenever the share of the disk is used up, every second checkpoint is dropped, and so the trace of a loop of any
+# length fits.
+
+
+SHARE, MOST = 0.25, 50e9  # of what is free on the disk, and in bytes
+FIRST = 8  # steps: to seal and write a checkpoint costs more time than a small step of training
+IN_MEMORY = 3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
+
+
+@dataclass
+class CheckpointPlan:
+    """A checkpoint of `size` bytes after `every` steps; `most` is the largest such number that memory is enough for
+    when the steps between are replayed."""
+
+    every: int
+    fixed: bool
+    most: int
+    size: float
+    share: float
+
+    @classmethod
+    def of(cls, every: int | None, weights: float, size: float, free: float, memory_gb: float) -> CheckpointPlan:
+        """The plan for weights of so many bytes, which take `size` with the optimizers' states.
+
+        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, memory_gb=0.03).most
+        10
+        """
+        most = int(1e9 * memory_gb / (IN_MEMORY * weights)) if weights else 1
+        return cls(every or max(1, min(FIRST, most)), every is not None, most, size, min(SHARE * free, MOST))
+
+    def due(self, since: int) -> bool:
+        """Whether a checkpoint is due, so many steps after the last."""
+        return since >= self.every
+
+    def too_many(self, count: int) -> bool:
+        """Whether every second one is to be dropped, of so many."""
+        return not self.fixed and 2 * self.every <= self.most and count > 2 and count * self.size > self.share
+
+
+# --- What optimizers hold of the parameters of a model, by the names of these.
+
+
+OptimizerState: TypeAlias = dict[str, dict[str, Any]]
+"""What an optimizer remembers of each parameter."""
+
+
+def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[OptimizerState]:
+    """Copies of what they remember."""
+    return [{names[id(weight)]: copied(state) for weight, state in each.state.items()} for each in optimizers]
+
+
+def numbers_per_weight(optimizer: torch.optim.Optimizer) -> int:
+    """How many numbers an optimizer may remember for each weight.
+
+    >>> weights = [torch.ones(1, requires_grad=True)]
+    >>> numbers_per_weight(torch.optim.SGD(weights)), numbers_per_weight(torch.optim.AdamW(weights))
+    (0, 2)
+    """
+    return 0 if isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups) else 2
+
+
+# --- Steps between checkpoints are taken again, by the optimizer's own code, and held against what was recorded.
+#
+#     gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors that its signature tells: proof (a)
+#     step       by the optimizer, with its settings of then; the signature of the weights after it has to be the same
+#
+# Where there is a checkpoint on both sides of a step, nothing of it is taken again but the gradient.
+
+
+@dataclass
+class ReplayedLoop:
+    """The loop as it was before an event: its weights, and the states of its optimizers, of these `kinds`."""
+
+    called: CalledModule
+    kinds: Sequence[str]
+    weights: Weights
+    states: list[OptimizerState]
+    signatures: Signatures
+    events: int = 0  # since the checkpoint
+
+    def replay(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
+        """Replay the next event, of a step that began at `start`; where the checkpoint `then` after it is given,
+        weights and states are those from there."""
+        rule, _ = named(self.kinds[event["optimizer"]])
+        settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
+        before = self.states[event["optimizer"]]
+        has_momentum = {n for n in before if n in settings and rule.remembered(settings[n], before[n]) is not None}
+
+        gradient = self.gradient(event, calls, start)
+        error = 0.0
+        if then is not None:
+            self.weights, self.states = then["weights"], states_at_end(then)
+        else:
+            self.step(event, gradient)
+            self.events += 1
+            after = self.signatures.of({name: self.weights[name] for name in settings})
+            error = distance(after, event["after"])
+            self.refuse_astray(event["step"], error, after)
+
+        # the linear map of each parameter, from its settings and state after the step
+        linear = dict.fromkeys(settings, IDLE)
+        for name in linear.keys() - event["idle"]:
+            state = self.states[event["optimizer"]].get(name, {})
+            step = rule.step(settings[name], state, int(name in has_momentum))
+            linear[name] = step if name in has_momentum else replace(step, carry=0.0)
+        return FollowedStep(
+            index=event["step"],
+            calls=tuple(calls),
+            start=start,
+            gradient=gradient,
+            linear=linear,
+            silent=frozenset(event["silent"]),
+            settings=settings,
+            rule_error=max(event["rule_error"], error),
+        )
+
+    def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
+        """The gradient that was consumed, and zeros where there was none."""
+        whole, signature = event["whole"], event["gradient"]
+        zeros = {name: torch.zeros_like(self.weights[name]) for name in names_of(event)}
+        stored = {name: part.to(zeros[name]) for name, part in whole.items()}
+        if signature.keys() <= whole.keys():
+            return zeros | stored
+        found = zeros | self.called.gradient(calls, [start] * len(calls))
+        ours = self.signatures.of({name: found[name] for name in signature})
+        room = max(map(self.called.room, (call.how for call in calls)), default=0.0)
+        factors, _ = factors_between(ours, signature, event["step"], calls, room)
+        if all(torch.equal(ours[name], signature[name]) for name in signature):
+            factors = dict.fromkeys(signature, 1.0)
+        return zeros | stored | {name: factors[name] * found[name] for name in signature}
+
+    def step(self, event: Event, gradient: Weights) -> None:
+        """Let the optimizer take its step."""
+        _, kind = named(self.kinds[event["optimizer"]])
+        state = self.states[event["optimizer"]]
+        moved = {name: nn.Parameter(self.weights[name].clone()) for name in names_of(event)}
+        for name in moved.keys() - event["idle"]:
+            moved[name].grad = gradient[name].clone()
+        optimizer = kind([{**g["settings"], "params": [moved[name] for name in g["names"]]} for g in event["groups"]])
+        optimizer.state.update({moved[name]: copied(each) for name, each in state.items() if name in moved})
+        optimizer.step()
+        self.states[event["optimizer"]] = state | {
+            name: dict(optimizer.state[weight]) for name, weight in moved.items() if weight in optimizer.state
+        }
+        self.weights = self.weights | {name: weight.detach() for name, weight in moved.items()}
+
+    def meet(self, step: int, then: Any) -> float:
+        """Hold weights and states against the checkpoint that follows; how far the weights are off."""
+        ours, theirs = ({n: w.flatten() for n, w in each.items()} for each in (self.weights, then["weights"]))
+        error = distance(ours, theirs)
+        self.refuse_astray(step, error, then["weights"])
+        for kind, here, there in zip(self.kinds, self.states, then["memories"] or (), strict=False):
+            rule, _ = named(kind)
+            both = [name for name in here if name in there]
+            found = [(name, rule.remembered({}, here[name]), rule.remembered({}, there[name])) for name in both]
+            pairs = [(name, one, other) for name, one, other in found if one is not None and other is not None]
+            typical = root_mean_square(other for _, _, other in pairs)
+            for name, one, other in pairs:
+                # to rounding of itself, or of what is typical of all, as a gradient that is zero by symmetry, such as
+                # that of the keys' bias in attention, holds nothing else
+                rounds = torch.finfo(one.dtype).eps * max(1, self.events)
+                bound = AGREES * float(other.norm()) + ROUNDING * typical * sqrt(other.numel())
+                if not float((one - other).norm()) <= rounds * bound:
+                    raise Mistake(
+                        f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
+                        "the loop was resumed; load its state with the weights, or follow anew"
+                    )
+        return error
+
+    def refuse_astray(self, step: int, error: float, like: Mapping[str, Tensor]) -> None:
+        """Refuse a replay that leads to other weights, but for the rounding of the events since the checkpoint."""
+        eps = max(torch.finfo(part.dtype).eps for part in like.values())
+        if not error <= AGREES * eps * max(1, self.events):
+            raise Mistake(
+                f"step {step}: the steps replayed up to here lead to other weights than those that were trained, off "
+                f"by {error:.2g} of them; replay on the machine and with the threads of the training, or follow with "
+                "every=1"
+            )
+
+
+def root_mean_square(tensors: Iterable[Tensor]) -> float:
+    """The root of the mean square of all elements.
+
+    >>> root_mean_square([torch.tensor([3.0, -3.0]), torch.tensor([3.0])])
+    3.0
+    """
+    found = [(float(each.square().sum()), each.numel()) for each in tensors]
+    return sqrt(sum(square for square, _ in found) / max(1, sum(count for _, count in found)))
+
+
+def names_of(event: Event) -> list[str]:
+    """The parameters that an event may move."""
+    return [name for group in event["groups"] for name in group["names"]]
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is remembered of a parameter, to be written to."""
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
+    """The optimizers' states after the event before a checkpoint, where a loop was resumed there with others."""
+    return checkpoint.get("ended", checkpoint["memories"])
+
+
+# --- The steps of a stored loop, a segment between checkpoints at a time.
+
+
+Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
+"""Steps, each with the weights after it."""
+
+LATEST = 2
+"""How many segments are held: the latest, and one with calls that it used."""
+
+
+@dataclass
+class ReplayedSteps(AbstractSteps):
+    """The steps of a stored loop, of a module of this kind; segments go by the events at their ends."""
+
+    loop: AbstractStoredLoop
+    module: nn.Module
+    output: str | int | None
+    kinds: Sequence[str]
+    same_kernels: bool = False
+    segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    signatures: Signatures = field(default_factory=Signatures)
+
+    @cached_property
+    def called(self) -> CalledModule:
+        """The module as the calls had it."""
+        return CalledModule(self.module, self.output, same_kernels=self.same_kernels)
+
+    @property
+    def outside(self) -> Outside:
+        return self.loop.outside
+
+    @property
+    def processes(self) -> int:
+        return self.loop.processes
+
+    def refresh(self) -> None:
+        self.loop.refresh()
+        self.segments.clear()
+
+    def __len__(self) -> int:
+        return len(self.loop.firsts)
+
+    @property
+    def end(self) -> Weights:
+        return self.segment(len(self.loop.checkpoints) - 1)[-1][1]
+
+    def names(self) -> Iterator[str]:
+        return (name for first in self.loop.firsts for name in self.loop.names(self.loop.events[first]))
+
+    @property
+    def autocast(self) -> Autocast | None:
+        found = (each for event in self.loop.events for each in self.loop.autocasts(event))
+        return next((each for each in found if each is not None), None)
+
+    def start(self, index: int) -> Weights:
+        if index >= len(self):
+            return self.end
+        place = bisect_right(self.loop.checkpoints, self.loop.firsts[index]) - 1
+        return next(step.start for step, _ in self.segment(place) if step.index == index)
+
+    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
+        return (found for place in range(len(self.loop.checkpoints)) for found in self.segment(place))
+
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        stop = len(self) if before is None else before
+        places = range(bisect_right(self.loop.checkpoints, self.loop.firsts[stop - 1])) if stop else range(0)
+        found = (each for place in reversed(places) for each in reversed(self.segment(place)))
+        return (each for each in found if each[0].index < stop)
+
+    def segment(self, place: int) -> Segment:
+        """The steps from one checkpoint to the next, replayed."""
+        begin, stop = [*self.loop.checkpoints, len(self.loop.events)][place : place + 2]
+        if (begin, stop) not in self.segments:
+            self.segments[begin, stop] = self.replayed(begin, stop)
+            for oldest in list(self.segments)[:-LATEST]:
+                del self.segments[oldest]
+        return self.segments[begin, stop]
+
+    def replayed(self, begin: int, stop: int) -> Segment:
+        """Replay a segment, up to the checkpoint at its end, if there is one."""
+        device = next(self.module.parameters()).device
+        first, then = (self.loop.checkpoint(event, device) for event in (begin, stop))
+        assert first is not None
+        loop = ReplayedLoop(self.called, self.kinds, first["weights"], list(first["memories"]), self.signatures)
+        only = stop - begin == 1 and then is not None and states_at_end(then) is not None
+        steps: list[FollowedStep] = []
+        for event in self.loop.events[begin:stop]:
+            joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
+            calls = steps[-1].calls if joins else self.loop.calls(event, device)
+            start = steps[-1].start if joins else loop.weights
+            step = loop.replay(event, calls, start, then if only else None)
+            steps = [*steps[:-1], steps[-1].joined(step)] if joins else [*steps, step]
+        end = loop.weights
+        if then is not None:
+            last, end = steps[-1], then["weights"]
+            steps[-1] = replace(last, rule_error=max(last.rule_error, loop.meet(last.index + 1, then)))
+        return list(zip(steps, [*(step.start for step in steps[1:]), end], strict=True))

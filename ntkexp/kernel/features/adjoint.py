@@ -1,0 +1,199 @@
+"""The accumulated adjoint U of the sum backwards: what the steps to come make of a gradient, a dense vector per output.
+
+It takes in Jacobians, each scaled weight by weight, U ← scale ⊙ J + carry · U, and is multiplied with others:
+
+    ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
+
+either as it stands there or with the gradients multiplied out, whichever takes fewer operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, Rows, split_bias
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel.secant.uses import View
+from ntkexp.shapes import Weights
+
+CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """U of a weight and its bias, in the order in which products use them: the bias, then the weight."""
+
+    total: Float[Tensor, "probe out in_ features"]
+    weight: View | None
+    bias: View | None
+    biases: int
+
+    def accumulate(self, block: Factored, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U, a few probes at a time."""
+        ordered = self.in_order(scale)
+        for part in turns(len(self.total), self.total[0].numel()):
+            some = Factored(block.inputs[part], block.outputs[part], block.weight, block.bias, block.shift)
+            total = self.total[part]
+            torch.add(some.dense().mul_(ordered), total, alpha=carry, out=total)
+
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U, each parameter by its own."""
+        for view, part in zip((self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True):
+            if view is not None:
+                part.mul_(factors[view.name])
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        return self.total.flatten(2) @ self.in_order(weights).flatten()
+
+    def in_order(self, weights: Weights) -> Float[Tensor, "in_ features"]:
+        """What `weights` holds for the weight and its bias, in the order of U."""
+        rows = []
+        if self.bias is not None:
+            rows.append(self.bias.of(weights[self.bias.name].contiguous()).reshape(1, -1))
+        if self.weight is not None:
+            rows.append(self.weight.of(weights[self.weight.name].contiguous()))
+        return torch.cat(rows)
+
+    def kernel(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩."""
+        if not left_first_is_cheaper(self.total, right):
+            return inner(self.total.flatten(2), right.dense().flatten(2))
+        each = self.total.shape[1] * right.inputs.shape[:2].numel() * self.total.shape[3]
+        return torch.cat([left_first(self.total[part], right) for part in turns(len(self.total), each)])
+
+    def by_name(self) -> list[Vector]:
+        """U of each parameter by itself, up to the last element that is used."""
+        return [Vector(r.rows, r.name) for r in split_bias(self.total, self.weight, self.bias, self.biases)]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """U of a parameter, up to the last element that is used."""
+
+    total: Float[Tensor, "probe out size"]
+    name: str
+
+    def accumulate(self, block: Rows, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U."""
+        self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U."""
+        self.total.mul_(factors[self.name])
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
+
+    def kernel(self, right: Rows) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩, where elements that one side lacks count as zero."""
+        size = min(self.total.shape[2], right.size)
+        return inner(self.total[..., :size], right.rows[..., :size])
+
+    def by_name(self) -> list[Vector]:
+        return [self]
+
+
+Part: TypeAlias = Matrix | Vector
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """U, part by part, for assembled Jacobians of one function at the same inputs."""
+
+    parts: Mapping[Key, Part]
+
+    def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
+        """U ← scale ⊙ J + carry · U."""
+        if set(jacobian.keys) != self.parts.keys():
+            raise ValueError("Jacobians of different functions have no common adjoint")
+        for block in jacobian.blocks:
+            match self.parts[block.key], block:
+                case Matrix() as matrix, Factored():
+                    matrix.accumulate(block, scale, carry)
+                case Vector() as vector, Rows():
+                    vector.accumulate(block, scale, carry)
+
+    def shrink(self, factors: Mapping[str, float]) -> None:
+        """U ← factor · U, each parameter by its own."""
+        for part in self.parts.values():
+            part.shrink(factors)
+
+    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+        """⟨U, v⟩, for a v in the shape of the weights."""
+        first, *rest = (part.applied(weights) for part in self.parts.values())
+        return sum(rest, start=first)
+
+    def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩."""
+        found: list[Tensor] = []
+        if set(right.keys) == self.parts.keys():
+            blocks = dict(zip(right.keys, right.blocks, strict=True))
+            for key, part in self.parts.items():
+                match part, blocks[key]:
+                    case Matrix(), Factored() as factored:
+                        found.append(part.kernel(factored))
+                    case Vector(), Rows() as rows:
+                        found.append(part.kernel(rows))
+        else:  # torch computed a few examples in another way than many
+            ones = [vector for part in self.parts.values() for vector in part.by_name()]
+            others = [rows for block in right.blocks for rows in block.by_name()]
+            found = [one.kernel(other) for one in ones for other in others if one.name == other.name]
+        return sum(found[1:], start=found[0])
+
+
+def zero_adjoint(jacobian: Jacobian) -> Adjoint:
+    """U = 0, for Jacobians like this one."""
+    return Adjoint({block.key: zero_part(block) for block in jacobian.blocks})
+
+
+def zero_part(block: Block) -> Part:
+    """U = 0 over the parameters of one block."""
+    match block:
+        case Factored():
+            shape = (*block.gradients, block.rows, block.outputs.shape[3])
+            return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
+        case Rows():
+            return Vector(torch.zeros_like(block.rows), block.name)
+        case Copies():
+            raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
+
+
+def inner(
+    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "probe out train out_"]:
+    """All inner products, as one product of matrices."""
+    return (left.flatten(0, 1) @ right.flatten(0, 1).t()).view(*left.shape[:2], *right.shape[:2])
+
+
+def left_first(
+    total: Float[Tensor, "probe out in_ features"], right: Factored
+) -> Float[Tensor, "probe out train out_"]:
+    """Σ_u (a_uᵀ U) β_u."""
+    (train, uses, _), (_, outputs, _, _) = right.inputs.shape, right.outputs.shape
+    products = right.shifted.flatten(0, 1) @ total.flatten(0, 1)  # [probe·out, train·use, features]
+    rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
+    found = rows @ right.outputs.reshape(train, outputs, -1).mT  # [train, probe·out, out_]
+    return found.transpose(0, 1).reshape(*total.shape[:2], train, outputs)
+
+
+def turns(probes: int, each: int) -> list[slice]:
+    """Probes in turns, so many at a time that what is made of them, `each` numbers of one, stays in the cache."""
+    step = max(1, CACHED // each)
+    return [slice(at, at + step) for at in range(0, probes, step)]
+
+
+def left_first_is_cheaper(total: Float[Tensor, "probe out in_ features"], right: Factored) -> bool:
+    """Multiplications of Σ_u (a_uᵀ U) β_u, against those of multiplying out and one inner product."""
+    probe, out, inputs, features = total.shape
+    (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
+    left_first = probe * out * train * uses * features * (inputs + outputs)
+    multiplied_out = train * outputs * inputs * features * (uses + probe * out)
+    return left_first <= 2 * multiplied_out  # what is multiplied out has to be written and read as well

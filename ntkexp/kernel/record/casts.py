@@ -1,0 +1,117 @@
+"""Precision: casts inside a module to shorter numbers than its weights have, and products of full float32 numbers.
+
+A secant through a cast to shorter numbers, as some modules have in norms or rotary positions, closes to the rounding of
+these alone. Without the cast the module is another one, whose outputs differ by that rounding, and a secant closes to
+the rounding of its weights:
+
+    keep     the module as it is; float32 inside leaves an error of 1e-7 of the outputs at every step
+    ignore   an operation with a shorter dtype among its arguments gives that of the weights; outputs move by 1e-7, once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+
+Casts: TypeAlias = Literal["keep", "ignore"]
+
+
+class Uncast(DispatchMode):
+    """An operation with a shorter dtype among its arguments gives numbers of `kind`."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        dtype = kwargs.get("dtype")
+        if dtype is not None and dtype.is_floating_point and torch.finfo(dtype).eps > torch.finfo(self.kind).eps:
+            kwargs = kwargs | {"dtype": self.kind}
+        return func(*args, **kwargs)
+
+
+def without_casts(function: Function) -> Function:
+    """The function computed in the numbers of its weights throughout."""
+
+    def uncast(weights: Weights, inputs: Inputs) -> Tensor:
+        with Uncast(next(iter(weights.values())).dtype):
+            return function(weights, inputs)
+
+    return uncast
+
+
+def with_casts(function: Function, casts: Casts) -> Function:
+    """The function as it is, or without its casts."""
+    if casts not in ("keep", "ignore"):
+        raise Mistake(f"casts={casts!r}: give 'keep' or 'ignore'")
+    return without_casts(function) if casts == "ignore" else function
+
+
+def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
+    """One line on what the choice costs, for a function as it is and its tape as chosen; None if it costs nothing."""
+    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    if casts == "keep":
+        if tape.eps == torch.finfo(next(iter(weights.values())).dtype).eps:
+            return None
+        return (
+            f"the module casts to shorter numbers than its weights have, so a secant closes to {tape.eps:.0e} of its "
+            "outputs; casts=ignore leaves these casts out"
+        )
+    with torch.no_grad(), plain_kernels():
+        kept = columns(function, weights, tape.given)
+    moved = float((kept - tape.outputs).abs().max() / tape.outputs.abs().max())
+    if not moved > 100 * tape.eps:
+        return None
+    return (
+        f"the module is read without its casts to shorter numbers, which moves its outputs by {moved:.0e} of their size"
+    )
+
+
+# --- Products of full float32 numbers. Torch may multiply them in shorter ones (TF32, by default in convolutions on a
+# GPU, or bfloat16), which keep three of their seven digits: a secant could not close, for no reason that shows.
+
+
+NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
+MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
+
+
+def keep_full_precision() -> list[str]:
+    """Multiply full numbers in every product from now on; returns the precisions of before.
+
+    >>> with full_precision():
+    ...     torch.backends.cudnn.conv.fp32_precision
+    'ieee'
+    """
+    return set_precisions(["ieee"] * len(MULTIPLYING))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of full numbers inside the context; the precisions of before come back afterwards."""
+    before = keep_full_precision()
+    try:
+        yield
+    finally:
+        set_precisions(before)
+
+
+def set_precisions(precisions: list[str]) -> list[str]:
+    """Set the precision of each kind of product; returns those of before."""
+    found = [kind.fp32_precision for kind in MULTIPLYING]
+    for kind, before, precision in zip(MULTIPLYING, found, precisions, strict=True):
+        if before != precision:
+            kind.fp32_precision = precision
+    return found

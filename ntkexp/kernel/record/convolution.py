@@ -1,0 +1,209 @@
+"""Convolutions a few images at a time: forward, back to the input, and as patches that a weight is multiplied with.
+
+In double precision torch multiplies the kernel with patches of the input, which it first brings together for all
+examples: nine times the input of a 3×3 kernel, in memory that the system clears first, every time. The patches of a few
+examples stay in the cache from when they are written to when they are multiplied. The bits are the same, for torch
+multiplies one example after the other.
+
+The way back to the input is a convolution again, with the kernel turned around, if the window moves pixel by pixel:
+
+    x[i, p] = Σ_or k[o, i, r] w[o, p − r]        over features o and offsets r in the window, zeros around w
+
+torch multiplies the kernel with every pixel instead and adds what patches share number by number, which takes two to
+three times as long as the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+CACHED = 2**20  # bytes of patches or copies at a time, for every thread: about half of its cache
+PATCHES = 2**22  # bytes of patches that are brought together for a product with a weight
+
+
+def convolve(
+    x: Float[Tensor, "example channel *pixels"],
+    kernel: Float[Tensor, "_ _ *window"],
+    bias: Float[Tensor, " features"] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    extra: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "example features *pixels_"]:
+    """What `torch.convolution` gives for these arguments.
+
+    >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
+    >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
+    >>> torch.equal(convolve(x, kernel, None, *how), torch.convolution(x, kernel, None, *how))
+    True
+    """
+    how = (kernel, bias, stride, padding, dilation, transposed, extra, groups)
+    by_patches = x.dtype == torch.float64 and x.device.type == "cpu" and prod(kernel.shape[2:]) > 1
+    if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
+        return torch.convolution(x, *how)
+    patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
+    step = max(1, CACHED // max(1, patches)) * torch.get_num_threads()
+    if len(x) <= step:
+        return torch.convolution(x, *how)
+    first = torch.convolution(x[:step], *how)
+    whole = first.new_empty(len(x), *first.shape[1:])
+    whole[:step] = first
+    for at in range(step, len(x), step):
+        whole[at : at + step] = torch.convolution(x[at : at + step], *how)
+    return whole
+
+
+def convolve_back(
+    w: Float[Tensor, "image feature *pixels_"],
+    shape: Sequence[int],
+    kernel: Float[Tensor, "_ _ *window"],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    extra: Sequence[int],
+    groups: int,
+) -> Float[Tensor, "image channel *pixels"]:
+    """The transpose in the input, whose images have this shape, applied to cotangents w of the result.
+
+    Several threads would wait for each other at every small product, so they go torch's way, as strided, grouped and
+    transposed convolutions do.
+
+    >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
+    >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    tensor([[[[1., 3., 2.]]]], dtype=torch.float64)
+    """
+    border = [d * (size - 1) - p for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)]
+    if set(stride) == {1} and groups == 1 and not transposed and len(w):
+        if prod(kernel.shape[2:]) == 1 and not any(padding):  # a window of one pixel: kᵀ w
+            found = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
+            return found.view(len(w), *shape)
+        alone = w.device.type == "cpu" and torch.get_num_threads() == 1
+        if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
+            plane, window = (each if each.dim() == 4 else each.unsqueeze(2) for each in (w, kernel))
+            return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(len(w), *shape)
+    blank = w.new_empty(len(w), *shape)  # torch reads its shape alone
+    how = (stride, padding, dilation, transposed, extra, groups)
+    result: Tensor = torch.ops.aten.convolution_backward(w, blank, kernel, None, *how, [True, False, False])[0]
+    return result
+
+
+def convolve_turned(
+    w: Float[Tensor, "image feature height_ width_"],
+    kernel: Float[Tensor, "feature channel rows columns"],
+    border: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "image channel height width"]:
+    """The convolution of w, with zeros around it, with the kernel turned around.
+
+    Copies of w moved along the last axis are all that it takes: in each of them an offset along the axis before is
+    another place to begin at.
+    """
+    features, channels, rows, columns = kernel.shape
+    (before, side), (down, across), (high, wide) = border, dilation, w.shape[2:]
+    height, width = high + 2 * before - down * (rows - 1), wide + 2 * side - across * (columns - 1)
+    turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
+    each = features * columns * (high + 2 * before) * width
+    step = min(len(w), max(1, CACHED // (each * w.element_size())))
+    copies = w.new_zeros(step, features, columns, high + 2 * before, width)
+    found = w.new_empty(len(w), channels, height * width)
+    for at in range(0, len(w), step):
+        part, result = w[at : at + step], found[at : at + step]
+        for column in range(columns):
+            moved = column * across - side  # a pixel of the copy shows the one of w so many pixels on
+            seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
+            copy = copies[: len(part), :, column, before : before + high, seen]
+            copy.copy_(part[..., seen.start + moved : seen.stop + moved])
+        flat = copies[: len(part)].view(len(part), features * columns, -1)
+        for row, factor in enumerate(turned):  # Σ_r k_r w_r, a product of matrices for every row r of the window
+            pixels = flat.narrow(2, row * down * width, height * width)
+            factors = factor.expand(len(part), -1, -1), pixels
+            result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
+    return found.view(len(w), channels, height, width)
+
+
+# It is one operation to programs, because it writes into memory of its own.
+LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
+    "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
+    "bool transposed, int[] extra, int groups) -> Tensor"
+)
+LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
+CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
+
+
+# --- Patches: to its weights a convolution is a product of matrices, a row of patches for every output pixel times the
+# kernel. Pixels follow each other in memory, as in x: to bring a patch together takes longer than to multiply it.
+
+
+def patches(
+    x: Float[Tensor, "example channel *pixels"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "example use size"]:
+    """What the window of a convolution shows at each output pixel, channel by channel."""
+    padded = nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
+    windows = sliding_windows(padded, window, stride, dilation)
+    return windows.reshape(len(x), x.shape[1] * prod(window), -1).mT
+
+
+def sliding_windows(
+    image: Float[Tensor, "example channel *pixels"],
+    window: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Float[Tensor, "example channel *offsets_and_pixels"]:
+    """A view of an image with its border: for every offset in the window, what it shows from every pixel."""
+    for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
+        image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
+    axes = len(window)
+    return image.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The patches of a convolution's input, brought together when they are multiplied."""
+
+    x: Float[Tensor, "example channel *pixels"]
+    size: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    @property
+    def rows(self) -> Float[Tensor, "example use size"]:
+        """All patches."""
+        return patches(self.x, self.size, self.stride, self.padding, self.dilation)
+
+    def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
+        """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        how = (self.size, self.stride, self.dilation)
+        pixel = [1] * len(self.size)
+        if list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding):
+            yield slice(None), self.x.flatten(2)  # a pixel is its own patch
+            return
+        padded = [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
+        border = self.x.new_empty(1, self.x.shape[1], *padded)
+        one = sliding_windows(border, *how)
+        step = min(max(1, PATCHES // (one.numel() * one.element_size())), len(self.x))
+        if step == len(self.x):  # nothing is overwritten, so that a program can be made of it
+            yield slice(None), self.rows.mT
+            return
+        border = self.x.new_zeros(step, *border.shape[1:])
+        memory = self.x.new_empty(step, *one.shape[1:])
+        for at in range(0, len(self.x), step):
+            part = self.x[at : at + step]
+            inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
+            border[(slice(len(part)), slice(None), *inner)] = part
+            rows = memory[: len(part)].copy_(sliding_windows(border[: len(part)], *how))
+            yield slice(at, at + step), rows.view(len(part), part.shape[1] * prod(self.size), -1)
