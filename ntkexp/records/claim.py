@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,6 @@ class Judgement:
         found: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
         found |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
         return found | {"draws": self.draws, "note": self.note}
-
-    def doubted(self, reason: str) -> Judgement:
-        """The figure stays, and nothing is concluded from it."""
-        note = "; ".join(filter(None, [self.note, reason]))
-        return replace(self, verdict="undecided", p=None, more_seeds=None, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
