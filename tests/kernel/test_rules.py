@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
@@ -46,6 +46,15 @@ BREAKS = (
     *("trunc", "where"),
 )
 """Rules of what is not smooth, or that are written in two ways: the length of a step says which side is met."""
+
+
+@pytest.fixture(autouse=True)
+def all_operations() -> Iterator[None]:
+    """Some have no form that torch calls deterministic, which a run asks for that another test carries out."""
+    asked = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(asked)
 
 
 @dataclass(frozen=True)
