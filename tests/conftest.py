@@ -5,6 +5,7 @@ No test fails because a machine is slow.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -52,3 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
     yield  # pytest leaves out what is not to be run
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path] * (1 if item.get_closest_marker("slow") else -1))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the thousands of tests that stay until the end whenever garbage is looked for."""
+    gc.freeze()

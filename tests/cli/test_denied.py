@@ -58,6 +58,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "one", digits(counts=(8, 4, 4), steps=2))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_one_rule(words: tuple[str, ...], denied: Path, command: Command) -> None:
     status, out, err = command(*(word.format(place=denied) for word in words))
@@ -83,6 +84,7 @@ WRITING = (
 )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("words", WRITING, ids=" ".join)
 @pytest.mark.parametrize(
     "place", [pytest.param(place, id=place[:10], marks=() if place in FAST else pytest.mark.slow) for place in NOWHERE]

@@ -53,6 +53,7 @@ def _impatient() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("words", READ, ids=" ".join)
 def test_a_pipe_that_nobody_writes_to(words: tuple[str, ...], tmp_path: Path, command: Command) -> None:
     file = tmp_path / words[0]

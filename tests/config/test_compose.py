@@ -47,6 +47,7 @@ def test_the_fields_of_an_experiment_build_it_again(command: list[str]) -> None:
     assert build(experiment.fields()) == experiment
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_what_is_shown_composes_to_the_same(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(resolve(command).as_yaml())

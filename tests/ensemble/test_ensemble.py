@@ -103,6 +103,7 @@ class Twice(Squared):
         return 2 * super().output_gradient(outputs, targets)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("loss", "size"), [(Squared(reduction="sum"), 0.06), (Twice(), 0.15)], ids=["sum", "twice"])
 @pytest.mark.parametrize("given_size", [True, False], ids=["size", "stable"])
 def test_steeper_losses_are_the_same_by_shorter_steps(loss: AbstractLoss, size: float, given_size: bool) -> None:

@@ -21,6 +21,7 @@ def ran(outside: Outside, *overrides: str) -> Ran:
     return Ran(setting, run(setting, memory), memory)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loss", ["doubled", "log_cosh"])
 @pytest.mark.parametrize("optimizer", ["in_turn", "averaged"])
 def test_new_losses_and_optimizers_close_by_a_new_rule(outside: Outside, loss: str, optimizer: str) -> None:

@@ -149,6 +149,7 @@ def attributing() -> None:
     again(loops.momentum, loops.plain).attribute()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("train", "said"),
     [

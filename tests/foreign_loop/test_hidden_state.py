@@ -354,6 +354,7 @@ def thrown_away(net: nn.Linear, step: int) -> None:
     net.bias.grad.zero_()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "change",

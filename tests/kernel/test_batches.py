@@ -32,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(chapter, name, value)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("outputs", ["all", "trace"])
 def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:

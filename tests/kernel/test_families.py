@@ -147,6 +147,7 @@ KINDS = {name: SAMPLES[name] for name in NAMES} | {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
     reader, start, end, other = read(KINDS[name], 0.6)

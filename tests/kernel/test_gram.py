@@ -48,6 +48,7 @@ def test_the_cost_model_takes_either_way() -> None:
     assert chosen == {"one product", "double sum", "multiplied out"}
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("examples", [1, STRIP, 2 * STRIP + 3])
 @pytest.mark.parametrize("uses", [1, 2, 9])

@@ -33,6 +33,7 @@ def test_the_trace_is_the_sum_of_the_diagonal_blocks(name: str) -> None:
     agree(found, diagonal(network.kernel[:, :, 5:]), 100 * EPS, network.kernel.abs().max())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["gelu", "called twice", "convolution", "encoder, norm before", "lstm"])
 def test_the_trace_of_a_secant(name: str) -> None:
     given = problem(name)

@@ -37,6 +37,7 @@ def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name:
     agree(tangent_kernel(other, b, a), whole[5:, :, :5], 100 * EPS)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
     """f(end; x) − f(start; x) = −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ for a gradient step, in both orders on one module."""

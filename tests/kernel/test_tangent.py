@@ -45,7 +45,7 @@ def test_the_kernel_in_single_precision(name: str) -> None:
     agree(tangent_kernel(given.module, given.x), expected, ROUNDING * torch.finfo(torch.float32).eps)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", READ)
 def test_both_readings_of_a_tangent_agree(name: str) -> None:
     """Autograd along the recorded graph, where it can be asked, and the replay at length zero."""

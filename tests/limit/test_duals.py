@@ -104,6 +104,7 @@ def test_two_equal_variables_are_the_limit_of_two_alike(layer: AbstractPointwise
         torch.testing.assert_close(near_slope, slope, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(slope=0.3), Abs(), *SMOOTH], ids=named)
 def test_derivatives_by_all_arguments(layer: AbstractPointwise) -> None:
     arguments = [value.requires_grad_() for value in numbers(0.8, 0.5, 1.5)]

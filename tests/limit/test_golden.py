@@ -25,7 +25,7 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) == 30
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 @pytest.mark.parametrize("engine", ["torch", "fused"])
 def test_kernels_are_those_of_the_reference(case: Path, engine: Engine) -> None:

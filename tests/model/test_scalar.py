@@ -149,6 +149,7 @@ def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(finite_step_kernel(module, x, x[:2], 0.5), expected, rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(SCALAR))
 def test_a_few_steps_are_exact(name: str) -> None:
     run = ran(*ON_INTEGERS, f"model={name}", "optimizer.step_size=0.002", "steps=3", "ladder.machine=[secant]")

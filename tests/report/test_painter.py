@@ -37,6 +37,7 @@ def test_another_process_draws_the_same(
     assert len(found) == len(drawn)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_had_not_drawn_is_drawn_here(
     finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from tests.run.small import ran
 QUICK = ("model.activation=tanh", "steps=4", "path.rule=[secant]", "ladder.machine=[secant]")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(  # all pairs
     ("reading", "optimizer", "fraction"),
     [

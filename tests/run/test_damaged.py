@@ -59,6 +59,7 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(out)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [*RELIED_ON, *(pytest.param(name, marks=pytest.mark.slow) for name in AND_ON)])
 def test_a_bit_is_seen_and_said(places: Path, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     folder = only_run(Path(shutil.copytree(places / "begun", tmp_path / "out")))

@@ -75,6 +75,7 @@ def test_there_is_a_row_for_every_step_and_one_for_the_end(case: tuple[str, ...]
     assert [row["time"] for row in found.memory.rows] == pytest.approx(times, rel=1e-14)
 
 
+@pytest.mark.sample(2)
 @case
 def test_losses_and_accuracies(case: tuple[str, ...]) -> None:
     found = run(case)

@@ -33,6 +33,7 @@ def slope(found: tuple[float, ...]) -> float:
     return float(np.polyfit(list(map(log, STEP_SIZES)), list(map(log, found)), 1)[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]

@@ -32,6 +32,7 @@ def test_intervals_hold_the_exponent_as_often_as_they_say(name: str, seeds: int)
     assert 0.93 <= tried(name, seeds).coverage() <= 0.975
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 def test_a_straight_law_is_seldom_called_curved(name: str, seeds: int) -> None:
     assert tried(name, seeds).bends() <= 0.05 + CHANCE
