@@ -355,7 +355,8 @@ class RunFolder:
     def clear(self) -> None:
         """Remove everything but the lock; DONE.json first and config.json last: a kill in between leaves a dead run."""
         entries = {entry.name: entry for entry in self.path.iterdir() if entry.name != LOCK}
-        if CONFIG not in entries and not all(name.endswith(PARTIAL) for name in entries):
+        # a run that lost its configuration is known by what says that it ended, or began
+        if entries.keys().isdisjoint((CONFIG, DONE, BEGUN)) and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
         self.refuse_strangers()
         order = [DONE, *sorted(entries.keys() - {DONE, CONFIG}), CONFIG]

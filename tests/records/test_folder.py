@@ -99,6 +99,14 @@ def test_clearing_leaves_the_lock_alone(folder: RunFolder) -> None:
         folder.clear()
 
 
+def test_a_run_that_lost_its_configuration_is_cleared(folder: RunFolder) -> None:
+    finish(folder)
+    (folder.path / "config.json").unlink()
+    with folder.claim():
+        folder.clear()
+    assert [entry.name for entry in folder.path.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("name", ["thesis.tex", "plots/thesis.tex", "kernels.zarr/thesis.tex", "removal/mine.json"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_nothing_is_removed_that_no_run_wrote(folder: RunFolder, name: str, *, finished: bool) -> None:
