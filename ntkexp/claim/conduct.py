@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -164,11 +165,14 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
     workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
     try:
-        for event in run_jobs(workshop.engine, (Task(job.name, job, home, logs) for job in left)):
-            clock.see(event)
-            workshop.listener.see(event, clock.ahead)
-            if isinstance(event, Ended) and event.how not in {"done", "found"}:
-                raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {event.reason or 'no reason given'}")
+        tasks = (Task(job.name, job, home, logs) for job in left)
+        with closing(run_jobs(workshop.engine, tasks)) as events:  # after a failure no other trial goes on
+            for event in events:
+                clock.see(event)
+                workshop.listener.see(event, clock.ahead)
+                if isinstance(event, Ended) and event.how not in {"done", "found"}:
+                    reason = event.reason or "no reason given"
+                    raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {reason}")
     finally:
         workshop.listener.end()
 

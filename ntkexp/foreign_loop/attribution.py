@@ -123,7 +123,7 @@ class Backwards:
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
-        room = max(map(self.calls.called.room, (call.how for call in step.calls)), default=0.0)
+        room = self.calls.called.room_of(step.calls)
         factors, missed = factors_between(found, consumed, step.index, step.calls, room)
         hold_calls(step, replayed)
         factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))

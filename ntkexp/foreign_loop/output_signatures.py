@@ -145,7 +145,7 @@ def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inp
                 some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))
                 placed, named = arguments(some)
                 found.append(signature(choose_output(model(*placed, **named), output)))
-    except Exception as error:
+    except Exception as error:  # the model's own, and no reason to lose a training
         LOG.warning(
             "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
         )

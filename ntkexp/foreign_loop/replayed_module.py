@@ -59,6 +59,10 @@ class CalledModule:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
         return 0.0 if how.autocast is None or self.same_kernels else how.autocast.eps
 
+    def room_of(self, calls: Sequence[ModelCall]) -> float:
+        """The most of that of any of these calls."""
+        return max((self.room(call.how) for call in calls), default=0.0)
+
     @property
     def under_casts(self) -> Function:
         """The module in evaluation, under casts."""

@@ -355,7 +355,7 @@ class FirstStepProof:
         if all(call.at == step.index for call in step.calls):
             nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
-            room = max(map(self.called.room, (call.how for call in step.calls)), default=0.0)
+            room = self.called.room_of(step.calls)
             factors_between(found, {name: step.gradient[name] for name in step.heard}, step.index, step.calls, room)
             for weight in self.called.module.parameters():
                 weight.grad = None

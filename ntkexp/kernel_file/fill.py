@@ -244,7 +244,7 @@ class TileJob(AbstractJob):
             left = matrix.unmarked(self.tiles)
             for count in fill_tiles(kernel, matrix, left):
                 tell(Stepped(name, count, len(left)))
-        except Exception as error:
+        except Exception as error:  # whatever it is, with a word more
             error.add_note("computed by a single worker on this machine, it says where")
             raise
         return "done" if left else "found"

@@ -64,7 +64,7 @@ class TakenBack(NamedTuple):
 class BackwardSum:
     """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on."""
 
-    bracket: Adjoint | None = None  # made when the first features are seen, and filled with `saved`
+    adjoint: Adjoint | None = None  # made when the first features are seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
     saved: Sequence[Tensor] = ()  # U of a checkpoint
 
@@ -72,14 +72,14 @@ class BackwardSum:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
         now = self.take_jacobian(step, linear, pieces)
-        assert self.bracket is not None
+        assert self.adjoint is not None
 
         # V = α U + N ⊙ J̄; where α, or αc, is one number for all parameters, it multiplies what U gives
         intake = {name: each.intake for name, each in linear.items()}
         factor = step.factor or {}
         into = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
         alike = common(into)
-        found = [self.bracket.kernel(each if alike is not None else each.scaled(into)) for each in step.right]
+        found = [self.adjoint.kernel(each if alike is not None else each.scaled(into)) for each in step.right]
         kernel = now.kernel + (1.0 if alike is None else alike) * side_by_side(found, now.pushed)
         decay, beside = now.decay, now.beside
         if coupled := times({name: each.coupled for name, each in linear.items()}, step.start):
@@ -97,13 +97,13 @@ class BackwardSum:
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
         carry = common(self.carry)
-        if carry is None and self.bracket is not None:
-            self.bracket.shrink(self.carry)
+        if carry is None and self.adjoint is not None:
+            self.adjoint.shrink(self.carry)
         kernel = decay = pushed = beside = next(iter(step.start.values())).new_zeros(())
         for weight, features in pieces:
-            self.bracket = self.bracket or self.begun(features)
+            self.adjoint = self.adjoint or self.begun(features)
             scaled = {name: weight * each for name, each in scale.items()}
-            self.bracket.accumulate(features, scaled, 1.0 if carry is None else carry)
+            self.adjoint.accumulate(features, scaled, 1.0 if carry is None else carry)
             carry = 1.0
             pushed = torch.add(pushed, features.applied(step.difference), alpha=weight)
             if lost:
@@ -120,23 +120,23 @@ class BackwardSum:
 
     def through(self, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
         """⟨αU, v⟩."""
-        assert self.bracket is not None
+        assert self.adjoint is not None
         if (alike := common(intake)) is not None:
-            return alike * self.bracket.applied(vector)
-        return self.bracket.applied({name: intake[name] * part for name, part in vector.items()})
+            return alike * self.adjoint.applied(vector)
+        return self.adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
     def begun(self, features: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
-        bracket = zero_adjoint(features)
-        for part, total in zip(bracket.parts.values(), self.saved, strict=False):
+        adjoint = zero_adjoint(features)
+        for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
             part.total.copy_(total)
         self.saved = ()
-        return bracket
+        return adjoint
 
     @property
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
-        return [part.total for part in self.bracket.parts.values()] if self.bracket else list(self.saved)
+        return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
 
 
 def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:

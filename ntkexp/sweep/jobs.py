@@ -50,7 +50,7 @@ class RunJob(AbstractJob):
         try:
             experiment, out = self.experiment(name), Path(self.out)
             execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
-        except Exception as error:
+        except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
         return "done" if relay.begun else "found"

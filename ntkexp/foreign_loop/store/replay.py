@@ -150,7 +150,7 @@ class ReplayedLoop:
             return zeros | stored
         found = zeros | self.called.gradient(calls, [start] * len(calls))
         ours = self.signatures.of({name: found[name] for name in signature})
-        room = max(map(self.called.room, (call.how for call in calls)), default=0.0)
+        room = self.called.room_of(calls)
         factors, _ = factors_between(ours, signature, event["step"], calls, room)
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)

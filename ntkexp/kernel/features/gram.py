@@ -141,7 +141,7 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     for block in (*left.blocks, *(() if right is left else right.blocks)):
         for name in block.extents:
             ways.setdefault(name, set()).add(block.key)
-    both = dict.fromkeys(left.keys).keys() & set(right.keys)
+    both = set(left.keys) & set(right.keys)
     found: dict[Key, Sizes | None] = {}
     for block in left.blocks:
         if block.key in both and block.key not in found and all(len(ways[name]) == 1 for name in block.extents):
@@ -294,10 +294,7 @@ def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, lef
 # shares are in it.
 
 
-STRIP, STRIPS = (
-    64,
-    12,
-)  # columns of a strip at least, and strips at most: thinner ones are slower by more than they save
+STRIP, STRIPS = 64, 12  # columns of a strip at least, and strips at most: thinner ones cost more than they save
 BLOCK = 2**17  # numbers of a strip that are summed over all weights while they are in the cache
 
 
@@ -329,7 +326,7 @@ class Total:
         for strip, rows, columns in self.strips:
             factors = narrow(left, 0, rows), narrow(right, 1, columns)
             if left.dtype != self.matrix.dtype:
-                self.write(strip, torch.mm(*factors), begun=self.begun)
+                write(strip, torch.mm(*factors), begun=self.begun)
             elif self.begun:
                 strip.addmm_(*factors)
             else:
@@ -365,7 +362,7 @@ class Total:
                         features = features.view(block.shape)
                         inputs = inputs[:, None, :, None].expand(-1, 1, -1, out_).reshape(len(inputs), 1, -1)
                     if block.dtype != features.dtype:
-                        self.write(block, features * inputs, begun=self.begun or k > 0)
+                        write(block, features * inputs, begun=self.begun or k > 0)
                     elif self.begun or k:
                         block.addcmul_(features, inputs)
                     else:
@@ -374,12 +371,8 @@ class Total:
 
     def add(self, share: Float[Tensor, "row row_"]) -> None:
         """A share as it is."""
-        self.write(self.matrix, share, begun=self.begun)
+        write(self.matrix, share, begun=self.begun)
         self.begun = True
-
-    def write(self, place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
-        """Add to what is there, or begin with it."""
-        place.add_(share) if begun else place.copy_(share)
 
     def whole(self) -> Float[Tensor, "row row_"]:
         """The kernel, when all shares are in it."""
@@ -389,6 +382,11 @@ class Total:
             above = slice(columns.start), slice(columns.start, columns.stop)
             self.matrix[above[::-1]] = self.matrix[above].t()
         return self.matrix
+
+
+def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
+    """Add to what is there, or begin with it."""
+    place.add_(share) if begun else place.copy_(share)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class Trial:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
-        except Exception as error:
+        except Exception as error:  # the module's own, of inputs that it did not expect
             if is_out_of_memory(error):
                 raise
             return None
