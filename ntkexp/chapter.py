@@ -1,6 +1,7 @@
-"""A chapter is a folder of this package: its classes go by the folder, whichever of its files they stand in.
+"""A chapter is a file of this package, or a folder: then its classes go by the folder, in whichever file they stand.
 
-    ntkexp.model.MLP    the class MLP of one of the files in ntkexp/model
+    ntkexp.loss.Squared    the class Squared of ntkexp/loss.py
+    ntkexp.model.MLP       the class MLP of one of the files in ntkexp/model
 
 Configurations spell components so, and identities of runs hash it: a file can be moved within its chapter.
 """
@@ -25,16 +26,21 @@ START = re.compile(r"(?<=.)(?=[A-Z][a-z])")
 """Where a word begins inside the name of a class."""
 
 
+FOLDERS: set[str] = set()
+"""The chapters that are folders, as far as they are imported."""
+
+
 def public(kind: type) -> str:
     """Find the path of a class: its chapter and its name; of one from elsewhere, its module and its name.
 
     >>> from fractions import Fraction
-    >>> from ntkexp.records.results import Result
-    >>> public(Result), public(Fraction)
-    ('ntkexp.records.Result', 'fractions.Fraction')
+    >>> from ntkexp.loss import Squared
+    >>> from ntkexp.model import MLP
+    >>> public(MLP), public(Squared), public(Fraction)
+    ('ntkexp.model.MLP', 'ntkexp.loss.Squared', 'fractions.Fraction')
     """
-    package, _, _ = kind.__module__.rpartition(".")
-    return f"{package if is_own(kind.__module__) else kind.__module__}.{kind.__qualname__}"
+    folder, _, _ = kind.__module__.rpartition(".")
+    return f"{folder if folder in FOLDERS else kind.__module__}.{kind.__qualname__}"
 
 
 def is_own(path: str) -> bool:
@@ -80,6 +86,7 @@ def homes(folders: tuple[str, ...]) -> dict[str, str]:
 
 def classes_of(chapter: str) -> Callable[[str], object]:
     """The `__getattr__` of a chapter, which imports the file of a class when the class is first asked for."""
+    FOLDERS.add(chapter)
 
     def found(name: str) -> object:
         known = homes(tuple(sys.modules[chapter].__path__))

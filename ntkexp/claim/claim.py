@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ntkexp.claim.expectation.base import AbstractExpectation
-from ntkexp.claim.quantity.base import AbstractQuantity
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.expectation import AbstractExpectation
+from ntkexp.claim.quantity import AbstractQuantity
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
 from ntkexp.config.override import split
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.sweep.definition import Definition
 
 if TYPE_CHECKING:
-    from ntkexp.claim.picture.base import AbstractPicture
+    from ntkexp.claim.picture import AbstractPicture
 
 MAIN, CONTROL, SECOND = "main", "control", "second"
 PAPERS = "ntkexp.claim.papers"

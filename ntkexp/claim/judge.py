@@ -33,9 +33,21 @@ import numpy as np
 import pandas as pd
 
 from ntkexp.claim.claim import CONTROL, MAIN, Look, Protocol
-from ntkexp.claim.expectation.base import AbstractExpectation, Errors, Interval, select_rows
-from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.expectation import (
+    AbstractExpectation,
+    Bound,
+    Equality,
+    Errors,
+    Identity,
+    Interval,
+    Location,
+    Order,
+    Slope,
+    select_rows,
+)
+from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import Json
 from ntkexp.report.analysis.estimate import CHANCE, MOST, missing, place
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
@@ -168,3 +180,66 @@ def judge_protocol(
     if found[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
         found[MAIN] = found[MAIN].doubted("the control comes out supported too, so this look decides nothing")
     return {name: table for name, (table, _) in judged.items()}, found
+
+
+# --- The judge is tried: rules judge invented tables whose truth is known, inside, outside and at the edge.
+#
+# false verdicts        the worst share, over places of the truth, of verdicts that are wrong; at the edge, of any
+# support, refute       the share of tables that are decided, well inside and outside of what was expected
+
+
+TABLES = 500
+WRONG = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
+"""The verdicts that are wrong, by where the truth is."""
+
+RULES: tuple[AbstractExpectation, ...] = (
+    Identity(),
+    Slope(along="width", value=-1.0, margin=0.2),
+    Slope(along="width", value=-0.5, margin=0.2, bound="upper"),
+    Bound(limit=1.0, margin=0.1, side="upper"),
+    Order(along="rule", above="left", below="secant", margin=0.1),
+    Order(along="rule", above="left", below="secant", margin=0.5, scale="log"),
+    Equality(value=1.0, margin=0.1),
+    Location(along="width", value=64.0, margin=0.25),
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A rule was tried on so many tables at each place."""
+
+    rule: str
+    tables: int
+    false: float
+    support: float
+    refute: float
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        """The rates are plain data."""
+        return {
+            "rule": self.rule,
+            "tables": self.tables,
+            "false_verdicts": self.false,
+            "power_to_support": self.support,
+            "power_to_refute": self.refute,
+        }
+
+
+def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
+    """Try one rule."""
+    generator = np.random.default_rng(seed)
+    rates = {place: verdicts(rule, place, tables, generator) for place in rule.places}
+    false = max(rates[place].count(word) for place in rule.places for word in WRONG[place]) / tables
+    return Tried(
+        rule=f"{rule.option}: {rule.words}",
+        tables=tables,
+        false=false,
+        support=rates[-1.0].count("supported") / tables,
+        refute=rates[1.0].count("refuted") / tables,
+    )
+
+
+def verdicts(rule: AbstractExpectation, place: float, tables: int, generator: np.random.Generator) -> Sequence[str]:
+    """Judge tables whose truth is at a place."""
+    return [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)]

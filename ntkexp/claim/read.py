@@ -33,10 +33,10 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Protocol, Published
-from ntkexp.claim.expectation.base import AbstractExpectation
-from ntkexp.claim.picture.base import AbstractPicture, JudgedRows
-from ntkexp.claim.quantity.base import AbstractQuantity
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.expectation import AbstractExpectation
+from ntkexp.claim.picture import AbstractPicture, JudgedRows
+from ntkexp.claim.quantity import AbstractQuantity
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices

@@ -15,8 +15,7 @@ from ntkexp.mistake import Mistake
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
     """What the shell offers for KEY=VALUE. Nobody can read an error there, so a mistake offers nothing."""
-    from ntkexp.config.choices import Choices, folders
-    from ntkexp.config.completion import complete
+    from ntkexp.config.choices import Choices, complete, folders
 
     given = context.params.get("config_dir")
     try:
@@ -27,8 +26,7 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
 
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
     """Offer in the shell what a sweep takes: its name first, then KEY=VALUE."""
-    from ntkexp.config.choices import Choices, folders
-    from ntkexp.config.completion import complete
+    from ntkexp.config.choices import Choices, complete, folders
 
     given, words = context.params.get("config_dir"), context.params.get("words") or []
     try:

@@ -8,13 +8,13 @@ goes by its module, `package.module.Class`.
 
 Importing runs code, so only this package is imported unasked; others, a package or a file my_net.py, if trusted.
 
->>> from ntkexp.loss.base import AbstractLoss
+>>> from ntkexp.loss import AbstractLoss
 >>> component("ntkexp.loss.Squared", AbstractLoss, "loss")
-<class 'ntkexp.loss.base.Squared'>
+<class 'ntkexp.loss.Squared'>
 
 Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
 
->>> from ntkexp.loss.base import AbstractLoss
+>>> from ntkexp.loss import AbstractLoss
 >>> Builder().component({"_target_": "ntkexp.loss.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
 Squared(reduction='sum')
 """
@@ -38,12 +38,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ntkexp.chapter import HOME, homes, is_own, public
+from ntkexp.chapter import FOLDERS, HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
 from ntkexp.config.choices import Choices, folders
-from ntkexp.config.field_types import bases, is_list, kinds, refusal, takes
+from ntkexp.config.field_types import KEYS, bases, is_list, kinds, refusal, takes
 from ntkexp.config.plain_yaml import read, spelled
-from ntkexp.config.synonyms import KEYS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import layer, names_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
@@ -68,17 +67,18 @@ def component(target: object, base: type[Component], key: str, trusted: Collecti
     try:
         found = getattr(module, name)
     except AttributeError as error:
-        raise Mistake(f"{given}: {error}") from None
+        hint = "" if module_name in FOLDERS else nearest(name, dir(module))  # a folder's chapter says it by itself
+        raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(found, type) and issubclass(found, base) and can_be_built(found)):
         raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
     return found
 
 
 def refuse_file(module_name: str, name: str, given: str) -> None:
-    """A file of this package is never imported by its name, only by that of a class in its chapter."""
+    """A file in a chapter's folder is never imported by its name, only by that of a class in its chapter."""
     parent, _, file = module_name.rpartition(".")
     chapter = ROOT.joinpath(*parent.split("."))
-    if (chapter / f"{file}.py").is_file():
+    if (chapter / f"{file}.py").is_file() and import_module(parent).__name__ in FOLDERS:
         known = [f"{parent}.{kind}" for kind in homes((str(chapter),))]
         raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
 
@@ -106,7 +106,11 @@ def imported(name: str, given: str) -> ModuleType:
 def beside(name: str) -> list[str]:
     """The chapters of this package in the folder where this one would lie."""
     parent = name.rpartition(".")[0]
-    return [f"{parent}.{file.parent.name}" for file in ROOT.joinpath(*parent.split(".")).glob("*/__init__.py")]
+    folder = ROOT.joinpath(*parent.split("."))
+    chapters = [file.parent.name for file in folder.glob("*/__init__.py")] + [
+        file.stem for file in folder.glob("[!_]*.py")
+    ]
+    return [f"{parent}.{name}" for name in chapters]
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:

@@ -39,11 +39,10 @@ from pydantic.fields import FieldInfo
 
 from ntkexp.config.build import Builder, admit, keys, unknown
 from ntkexp.config.choices import Choices, folders
-from ntkexp.config.field_types import takes
+from ntkexp.config.field_types import OPTIONS, takes
 from ntkexp.config.override import Override, assemble, split
 from ntkexp.config.override import value as override_value
 from ntkexp.config.plain_yaml import as_yaml
-from ntkexp.config.synonyms import OPTIONS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import HIDDEN, SHORTEST, Mistake, first_line, nearest, without_secrets
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ntkexp.data.images import AbstractImages as AbstractImages
     from ntkexp.data.images import Digits as Digits
     from ntkexp.data.images import FashionMnist as FashionMnist
+    from ntkexp.data.sequence import AbstractTokens as AbstractTokens
+    from ntkexp.data.sequence import ModularAddition as ModularAddition
     from ntkexp.data.sequence import Sequence as Sequence
+    from ntkexp.data.sequence import Text as Text
     from ntkexp.data.synthetic import AbstractSynthetic as AbstractSynthetic
     from ntkexp.data.synthetic import Circle as Circle
     from ntkexp.data.synthetic import Cued as Cued
@@ -25,8 +28,5 @@ if TYPE_CHECKING:
     from ntkexp.data.table import Diabetes as Diabetes
     from ntkexp.data.table import Table as Table
     from ntkexp.data.table import Wine as Wine
-    from ntkexp.data.tokens import AbstractTokens as AbstractTokens
-    from ntkexp.data.tokens import ModularAddition as ModularAddition
-    from ntkexp.data.tokens import Text as Text
 else:
     __getattr__ = classes_of(__name__)

@@ -1,21 +1,234 @@
-"""Sets of labelled images, of which some classes are chosen by number."""
+"""Sets of labelled images, of which some classes are chosen by number, and the files of MNIST (IDX) and CIFAR-10.
+
+The files of MNIST (IDX) and of CIFAR-10, and pickles that hold nothing but plain values and arrays of bytes.
+
+Pickles that hold nothing but plain values and arrays of bytes.
+
+A pickle is a program. The few names that an array of bytes needs are answered here by inert stand-ins, every other
+name is refused, so nothing that a file says is ever called:
+
+    numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
+    numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
+    _codecs.encode(text, 'latin1')                                  bytes, before protocol 3
+
+>>> import pickle
+>>> plain(pickle.dumps({"labels": [1, 2]}))
+{'labels': [1, 2]}
+>>> plain(pickle.dumps(print))
+Traceback (most recent call last):
+ntkexp.data.images.Forbidden: builtins.print
+"""
 
 from __future__ import annotations
 
+import gzip
+import pickle
+import zlib
 from abc import abstractmethod
+from collections.abc import Callable
+from io import BytesIO
+from math import prod
 from pathlib import Path
-from typing import ClassVar, Literal
+from struct import unpack
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Integer, UInt8
 from torch import Tensor
 
 from ntkexp.component import CountOrNone
 from ntkexp.data.base import AbstractSource, Examples, Standardise
-from ntkexp.data.format import image
-from ntkexp.data.format.user_path import UserPath
 from ntkexp.data.table import read_bundled
+from ntkexp.data.user_path import UserPath, contents, is_there, quoted
 from ntkexp.mistake import Mistake
+
+# --- IDX, the format of MNIST: bytes in an array of any number of axes, gzipped or not.
+#
+#     0 0 type axes | one big-endian 32-bit length per axis | the data, last axis fastest
+#
+# Only the training pair is read (60,000 images in MNIST and its likes): the splits are cut from it, and the
+# official test pair stays unseen.
+
+
+IMAGES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
+LABELS = ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte")
+BYTE = 0x08
+
+
+def pair(folder: Path, advice: str) -> tuple[Path, Path]:
+    """Find the files with the training images and their labels."""
+    return find(folder, IMAGES, advice), find(folder, LABELS, advice)
+
+
+def find(folder: Path, names: tuple[str, ...], advice: str) -> Path:
+    """Find the file of one of these names, gzipped or not."""
+    for name in (*names, *(f"{name}.gz" for name in names)):
+        if is_there(folder / name):
+            return folder / name
+    raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
+
+
+def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
+    """Read images of one channel, with their labels."""
+    shown, classes = array(images, axes=3), array(labels, axes=1)
+    if len(shown) != len(classes):
+        raise Mistake(f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels")
+    return shown[:, None], classes
+
+
+def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
+    """The array of bytes in a file, which must be exactly what its header says."""
+    raw = inflated(path)
+    if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
+        raise Mistake(f"{quoted(path)} is no IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
+    if raw[2] != BYTE or raw[3] != axes:
+        raise Mistake(
+            f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes ({BYTE:#04x}) with "
+            f"{axes} axes are expected"
+        )
+    shape, body = unpack(f">{axes}I", raw[4 : 4 + 4 * axes]), raw[4 + 4 * axes :]
+    if len(body) != prod(shape) or not body:
+        raise Mistake(f"{quoted(path)} is cut short or damaged: {prod(shape)} bytes announced, {len(body)} found")
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(shape)
+
+
+def inflated(path: Path) -> bytes:
+    """The bytes of a file, unzipped if need be."""
+    raw = contents(path)
+    try:
+        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, OSError, zlib.error) as error:
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
+
+
+# --- The files of CIFAR-10, in both versions that its authors publish; an image is 3 × 32 × 32 bytes.
+#
+#     binary    data_batch_1.bin …   records of a label and 3072 bytes
+#     python    data_batch_1 …       a pickle of {b"data": bytes [n, 3072], b"labels": list of n}
+#
+# The batches that are in the folder are read, the official test batch is not.
+
+
+PIXELS = 3 * 32 * 32
+Records = UInt8[np.ndarray, "example 1+3*32*32"]
+
+
+def batches(folder: Path) -> tuple[Path, ...]:
+    """Find the training batches in a folder; the binary ones, should both versions be there."""
+    for ending in (".bin", ""):
+        found = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
+        if found:
+            return found
+    raise Mistake(
+        f"{quoted(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
+        "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
+    )
+
+
+def pictures(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
+    """Read images and labels of all batches, one after the other."""
+    records = np.concatenate([binary(path) if path.suffix == ".bin" else pickled(path) for path in paths])
+    together = torch.from_numpy(records)
+    return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
+
+
+def binary(path: Path) -> Records:
+    """Read the records of a file in the binary version."""
+    raw = contents(path)
+    if not raw or len(raw) % (1 + PIXELS):
+        raise Mistake(f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records of {1 + PIXELS}")
+    return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
+
+
+def pickled(path: Path) -> Records:
+    """Read the records of a file in the python version."""
+    raw = contents(path)
+    try:
+        return joined(plain(raw))
+    except Forbidden as error:
+        raise Mistake(f"{quoted(path)} is no CIFAR-10 batch: it asks for {str(error)!r}, not for an array") from error
+    except Exception as error:  # a damaged pickle can make its reader raise anything
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
+
+
+def joined(batch: Any) -> Records:
+    """Put labels in front of their images; a batch that was written anew may name them by texts."""
+    named = {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}
+    match named:
+        case {b"data": Array(values=pixels), b"labels": [*labels]} if labels and pixels.shape == (len(labels), PIXELS):
+            return np.column_stack([np.array(labels, np.uint8), pixels])
+    raise ValueError("no images with labels")
+
+
+class Forbidden(pickle.UnpicklingError):
+    """A pickle asks for a name that no array needs."""
+
+
+class Type:
+    """A stand-in for numpy.dtype, which remembers its name."""
+
+    def __init__(self, name: bytes | str, *flags: int) -> None:
+        self.name = name.decode("ascii") if isinstance(name, bytes) else name
+
+    def __setstate__(self, state: object) -> None:
+        """The byte order and the like are forgotten, which bytes do not have."""
+
+
+class Array:
+    """A stand-in for numpy.ndarray, which keeps its bytes."""
+
+    def __init__(self, *empty: object) -> None:
+        self.values: UInt8[np.ndarray, "..."] = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], Type, bool, bytes]) -> None:
+        _, shape, kind, column_order, raw = state
+        if kind.name != "u1":
+            raise ValueError(f"an array of {kind.name}, not of bytes")
+        self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_order else "C")
+
+
+def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
+    """A stand-in for the function of this name, which keeps the bytes."""
+    array = Array()
+    array.__setstate__((1, shape, kind, order == "F", raw))
+    return array
+
+
+def encoded(text: str, encoding: str) -> bytes:
+    """A stand-in for the codec that bytes come in."""
+    if encoding != "latin1":
+        raise Forbidden(f"_codecs.encode to {encoding}")
+    return text.encode("latin1")
+
+
+STAND_INS: dict[str, Callable[..., object]] = {
+    "numpy.dtype": Type,
+    "numpy.ndarray": Array,
+    "numpy.core.multiarray._reconstruct": Array,
+    "numpy._core.multiarray._reconstruct": Array,
+    "numpy.core.numeric._frombuffer": from_buffer,
+    "numpy._core.numeric._frombuffer": from_buffer,
+    "_codecs.encode": encoded,
+}
+
+
+class Restricted(pickle.Unpickler):
+    """An unpickler that knows the stand-ins, and no other name."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        if f"{module}.{name}" not in STAND_INS:
+            raise Forbidden(f"{module}.{name}")
+        return STAND_INS[f"{module}.{name}"]
+
+
+def plain(raw: bytes) -> object:
+    """What the pickle holds; texts of Python 2 come as bytes."""
+    return Restricted(BytesIO(raw), encoding="bytes").load()
+
+
+# --- Sets of labelled images, of which some classes are chosen by number.
+
 
 # --- Sets of labelled images, of which some classes are chosen by number.
 #
@@ -97,10 +310,10 @@ class MNIST(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return image.pair(self.path, ADVICE)
+        return pair(self.path, ADVICE)
 
     def pictures(self) -> Pictures:
-        return image.idx_pictures(*image.pair(self.path, ADVICE))
+        return idx_pictures(*pair(self.path, ADVICE))
 
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -135,10 +348,10 @@ class FashionMnist(AbstractImages):
     path: UserPath | None = None
 
     def files(self) -> tuple[Path, ...]:
-        return image.pair(self.path or DEBIAN, FASHION_MNIST_ADVICE)
+        return pair(self.path or DEBIAN, FASHION_MNIST_ADVICE)
 
     def pictures(self) -> Pictures:
-        return image.idx_pictures(*image.pair(self.path or DEBIAN, FASHION_MNIST_ADVICE))
+        return idx_pictures(*pair(self.path or DEBIAN, FASHION_MNIST_ADVICE))
 
 
 class CIFAR10(AbstractImages):
@@ -166,7 +379,7 @@ class CIFAR10(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return image.batches(self.path)
+        return batches(self.path)
 
     def pictures(self) -> Pictures:
-        return image.pictures(image.batches(self.path))
+        return pictures(batches(self.path))

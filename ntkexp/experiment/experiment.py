@@ -20,16 +20,16 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.init.base import AbstractInit
-from ntkexp.kernel.record.memory import MemoryLimit
-from ntkexp.loss.base import AbstractLoss
+from ntkexp.init import AbstractInit
+from ntkexp.kernel.record.taping import MemoryLimit
+from ntkexp.loss import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.integration import AbstractIntegration, choose_integration
 from ntkexp.path.settings import AbstractTimetable, Kernel, Path
-from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.schedule import AbstractSchedule
 
 
 class Experiment(Component):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel.record.memory import MemoryLimit
+from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.base import DoesNotApply, LimitKernels

@@ -1,19 +1,21 @@
-"""What `follow` is given, before a loop begins: what does not fit is refused then, not after hours of training."""
+"""The parameters that followed optimizers move, by name, and what lies inside the wrappers of libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import get_world_size
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ntkexp.foreign_loop.calls import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
-from ntkexp.foreign_loop.output_signatures import left_alone
-from ntkexp.foreign_loop.parameters import refuse_short
-from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
@@ -21,6 +23,157 @@ from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs
+
+# --- The parameters that optimizers move, by the names that the model gives them.
+
+
+Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
+"""The settings of a group of parameters, and these."""
+
+SHORTEST = 32  # bits
+
+
+@dataclass
+class ParameterGroups:
+    """The groups of each optimizer; they are named again where a group has come, grown or been loaded."""
+
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    known: dict[int, tuple[list[int], list[Group]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = {id(weight): name for name, weight in self.model.named_parameters()}
+
+    def groups(self, optimizer: torch.optim.Optimizer) -> list[Group]:
+        """The settings and parameters of each group of an optimizer.
+
+        >>> net = nn.Linear(2, 1)
+        >>> sgd = torch.optim.SGD([net.weight])
+        >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
+        [['weight']]
+        """
+        present = [id(part) for group in optimizer.param_groups for part in (group, *group["params"])]
+        known = self.known.get(id(optimizer))
+        if known is None or known[0] != present:
+            for weight in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(weight) not in self.names:
+                    raise Mistake(
+                        f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the "
+                        "model; follow the module that holds all of them"
+                    )
+            groups: list[Group] = [
+                (group, {self.names[id(weight)]: weight for weight in group["params"]})
+                for group in optimizer.param_groups
+            ]
+            known = self.known[id(optimizer)] = (present, groups)
+        return known[1]
+
+    def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+        """The parameters of one optimizer."""
+        return {name: weight for _, members in self.groups(optimizer) for name, weight in members.items()}
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of all."""
+        for optimizer in self.optimizers:
+            for _, members in self.groups(optimizer):
+                yield from members.items()
+
+
+def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
+    """The parameters of the model that some optimizer moves."""
+    moved = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
+    return {name for name, weight in model.named_parameters() if id(weight) in moved}
+
+
+def refuse_short(name: str, weight: Tensor) -> None:
+    """Refuse weights in numbers so short that no proof of a step says anything.
+
+    >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: 'b' is in bfloat16, to whose rounding nothing can be proved; train float32 under autocast
+    """
+    if weight.is_floating_point() and torch.finfo(weight.dtype).bits < SHORTEST:
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise Mistake(f"'{name}' is in {kind}, to whose rounding nothing can be proved; train float32 under autocast")
+
+
+# --- What lies inside the wrappers that libraries put around models and optimizers.
+
+
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+"""Classes that need not be imported, which takes a while, to be recognised."""
+
+
+def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """One optimizer, or several, without what is around them. A wrapper that moves weights itself is found out by that.
+
+    >>> from types import SimpleNamespace
+    >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    >>> unwrapped_optimizers([SimpleNamespace(optimizer=sgd)]) == unwrapped_optimizers(sgd) == [sgd]
+    True
+    """
+    found = [given] if not isinstance(given, Sequence) else list(given)
+    while any(isinstance(inner_of(each), torch.optim.Optimizer) for each in found):
+        found = [inner_of(each) or each for each in found]
+    return found
+
+
+def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+    """What an optimizer is wrapped around, as accelerate and Lightning do it."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
+def unwrapped_model(model: nn.Module) -> nn.Module:
+    """The module whose parameters are trained.
+
+    >>> net = nn.Linear(1, 1)
+    >>> unwrapped_model(net) is net
+    True
+    """
+    inner = getattr(called_model(model), "_orig_mod", None)
+    return unwrapped_model(inner) if isinstance(inner, nn.Module) else called_model(model)
+
+
+def runs_as_it_is(model: nn.Module) -> bool:
+    """Whether the model runs on processors alone, and nothing of it was compiled.
+
+    >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
+    (True, False)
+    """
+    compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl is not None for each in model.modules())
+    return not compiled and all(weight.device.type == "cpu" for weight in model.parameters())
+
+
+def called_model(model: nn.Module) -> nn.Module:
+    """The module that calls reach in this process, without what averages gradients of several.
+
+    >>> called_model(DataParallel(nn.Linear(1, 1)))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel
+    """
+    if isinstance(model, DataParallel):
+        raise Mistake("the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel")
+    for name, layer in model.named_modules():
+        if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
+            where = f"layer '{name}'" if name else "the model"
+            raise Mistake(
+                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the processes (FSDP), and "
+                "none sees a whole step; wrap the model in DistributedDataParallel, or follow one process"
+            )
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    if (size := model.process_group.size()) < get_world_size():
+        raise Mistake(
+            f"gradients are averaged over {size} of {get_world_size()} processes, and those of others are not known "
+            "here; follow where all of them train one model"
+        )
+    inner: nn.Module = model.module
+    return inner
+
+
+# --- What `follow` is given, before a loop begins: what does not fit is refused then, not after hours of training.
+
 
 ONE_NUMBER = (
     "the model gives one number for all examples of a call, such as their loss; follow one that gives a row for each, "

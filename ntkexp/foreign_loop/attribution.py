@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import ADDED, Factors, factor_between
-from ntkexp.foreign_loop.output_signatures import CHANGED, Replayed
-from ntkexp.foreign_loop.replayed_module import CallReaders
+from ntkexp.foreign_loop.replayed_module import CHANGED, CallReaders, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape

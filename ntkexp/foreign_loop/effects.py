@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.diagnostics.units import kinks
+from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName, kind_of
 from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing

@@ -16,13 +16,19 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
-from ntkexp.foreign_loop.arguments import checked_queries, refuse_unusable, refuse_without_rules
+from ntkexp.foreign_loop.arguments import (
+    checked_queries,
+    moved_names,
+    refuse_unusable,
+    refuse_without_rules,
+    runs_as_it_is,
+    unwrapped_model,
+    unwrapped_optimizers,
+)
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
-from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, evaluate_at_queries
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
-from ntkexp.foreign_loop.parameters import moved_names, runs_as_it_is, unwrapped_model, unwrapped_optimizers
-from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.replayed_module import CalledModule, OutputsAtEnds, evaluate_at_queries
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder

@@ -23,9 +23,15 @@ from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, StepFound
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import loop_effects
-from ntkexp.foreign_loop.output_signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.outside import outside_sentence
-from ntkexp.foreign_loop.replayed_module import CalledModule, CallReaders, away, rounding_sentence
+from ntkexp.foreign_loop.replayed_module import (
+    CalledModule,
+    CallReaders,
+    OutputsAtEnds,
+    Replayed,
+    away,
+    rounding_sentence,
+)
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS, Decode, Gallery, write_run
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.disk import LoopOnDisk

@@ -36,14 +36,20 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.arguments import NEVER_CALLED, ONE_NUMBER, common_submodule
+from ntkexp.foreign_loop.arguments import (
+    NEVER_CALLED,
+    ONE_NUMBER,
+    ParameterGroups,
+    called_model,
+    common_submodule,
+    refuse_short,
+    unwrapped_model,
+)
 from ntkexp.foreign_loop.attribution import factors_between
 from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, call_inputs, generator_states
 from ntkexp.foreign_loop.example_names import Ids, names_of
-from ntkexp.foreign_loop.output_signatures import left_alone, signature
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
-from ntkexp.foreign_loop.parameters import ParameterGroups, called_model, refuse_short, unwrapped_model
-from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractRule, RuleProof, Signed, numbers, rule_of
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors

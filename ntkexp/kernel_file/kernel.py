@@ -27,11 +27,11 @@ from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest, files_of
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel.read.outputs import Outputs, wanted
+from ntkexp.kernel.read.plan import Outputs, wanted
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.limit.network import Network
-from ntkexp.loss.base import Squared
+from ntkexp.loss import Squared
 from ntkexp.model.base import LearningTask, ScaledOutput
 from ntkexp.model.functional import load_tensors
 from ntkexp.path.budget import RATE

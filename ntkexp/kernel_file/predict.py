@@ -20,20 +20,25 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveFloat, ValidationError
 from torch import Tensor
 
-from ntkexp.closed_form.modes import (
+from ntkexp.closed_form import (
     AbstractGain,
     DescentGain,
+    Ensemble,
     FlowGain,
+    Kernels,
     Learned,
+    Posterior,
+    calibration_error,
     conjugate_gradients,
     factorise,
     folds,
     held_out,
+    log_loss,
     modes_of,
+    probabilities,
     refuse_negative,
     ridges,
 )
-from ntkexp.closed_form.posterior import Ensemble, Kernels, Posterior, calibration_error, log_loss, probabilities
 from ntkexp.component import Component
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
@@ -304,7 +309,7 @@ def by_products(
 #
 #     accuracy      share of right classes        rmse   √mean (f̂ − y)², over points and outputs    r2   1 − Σ(f̂ −
 #                   y)²/Σy²
-#     log_loss, calibration_error                 of the classes' probabilities (`closed_form.posterior`)
+#     log_loss, calibration_error                 of the classes' probabilities (`closed_form`)
 #
 # Targets are centred, so r2 compares with saying zero.
 
@@ -360,8 +365,8 @@ def score(
 # --- Predictions from a kernel file, of every kernel in it, at all points.
 #
 # Of `ntk`, in a file that holds `nngp` as well, these are the mean and the deviation of networks that train all
-# layers (`closed_form.posterior`); of `nngp`, those of networks that train their readout, and at t = ∞ of the
-# Gaussian process itself (`closed_form.posterior`). A tangent kernel of finite networks predicts without a
+# layers (`closed_form`); of `nngp`, those of networks that train their readout, and at t = ∞ of the
+# Gaussian process itself (`closed_form`). A tangent kernel of finite networks predicts without a
 # deviation.
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.operation import Operation, Operations, clear, coarsen, weigh, wrap
-from ntkexp.covariance.pairs import Coarse, Pairs, box, needed
+from ntkexp.covariance.pairs import Coarse, Operation, Operations, Pairs, box, clear, coarsen, needed, weigh, wrap
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, number
 from ntkexp.mistake import Mistake
 

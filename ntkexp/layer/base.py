@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.operation import NoFusedForm, Operations, add, copy, weigh
-from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.pairs import NoFusedForm, Operations, Pairs, add, copy, weigh
 from ntkexp.mistake import Mistake, nearest
 
 LARGEST = 1e150

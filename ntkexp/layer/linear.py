@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.operation import Operations, coarsen, norm
-from ntkexp.covariance.pairs import Coarse, Pairs, needed
+from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen, needed, norm
 from ntkexp.layer.base import AbstractLayer, named
 from ntkexp.mistake import Mistake
 

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance, PairEnd, Signal
-from ntkexp.covariance.operation import Operations, arc, bend, gate, resolved, wave
-from ntkexp.covariance.pairs import Pairs
+from ntkexp.covariance.pairs import Operations, Pairs, arc, bend, gate, resolved, wave
 from ntkexp.layer.base import AbstractLayer
 
 ROUNDING = 16

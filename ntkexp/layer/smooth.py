@@ -41,7 +41,7 @@ from torch import Tensor
 
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
-from ntkexp.covariance.operation import Operations, roots, series
+from ntkexp.covariance.pairs import Operations, roots, series
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 

@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_flatten
 from ntkexp.kernel.read.checks import Findings
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
-from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, tensors
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
 from ntkexp.model.functional import function_of, hooked
 from ntkexp.shapes import Inputs, Weights

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.batches import batches
-from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.kernel.read.plan import Outputs
 from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel.read.sketched import batches
 from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import Tape, examples, part

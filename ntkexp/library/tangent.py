@@ -21,13 +21,18 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.features.jacobian import Jacobian, in_few_uses
-from ntkexp.kernel.read.batches import Batches, InTurns, batches, kernel_in_turns
-from ntkexp.kernel.read.cost import FITS, fits
-from ntkexp.kernel.read.outputs import Outputs, chunks, wanted
+from ntkexp.kernel.read.plan import Outputs, chunks, threads_for, wanted, work
 from ntkexp.kernel.read.program_cache import outline
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.read.sketched import SketchedKernel, remark, sketched_kernel
-from ntkexp.kernel.read.threads import threads_for, work
+from ntkexp.kernel.read.reader import FITS, Reader, fits
+from ntkexp.kernel.read.sketched import (
+    Batches,
+    InTurns,
+    SketchedKernel,
+    batches,
+    kernel_in_turns,
+    remark,
+    sketched_kernel,
+)
 from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule

@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from ntkexp.covariance.covariance import portions
-from ntkexp.covariance.operation import NoFusedForm
+from ntkexp.covariance.pairs import NoFusedForm
 from ntkexp.layer.spec import Spec, affine, parse
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import TileProgram, program

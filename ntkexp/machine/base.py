@@ -62,7 +62,7 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
-    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics.contributions`)."""
+    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics`)."""
 
     kernel: Float[Tensor, "read integrated kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "read integrated train"]

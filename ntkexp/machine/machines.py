@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.chapter import option
-from ntkexp.closed_form.modes import FlowGain, modes_of
-from ntkexp.closed_form.posterior import Kernels, condition
+from ntkexp.closed_form import FlowGain, Kernels, condition, modes_of
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, apply_kernel, refuse_none, square
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import places, summed

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.component import Component, Count
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake, first_line

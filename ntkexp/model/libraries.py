@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.foreign import (

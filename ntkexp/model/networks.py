@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from ntkexp.component import DEEPEST, LARGEST, Count, CountOrNone, Depth
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Residual
 from ntkexp.layer.linear import Flatten, GlobalAvgPool, Norm, Pooling
@@ -26,7 +26,7 @@ class MLP(AbstractLayered):
 
     `depth` hidden layers of `width` units, then a linear readout.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = MLP(width=4, depth=1).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Flatten', 'Dense', 'ReLU', 'Dense']
@@ -45,7 +45,7 @@ class DeepLinear(AbstractLayered):
 
     `depth` hidden layers of `width` units without activations.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = DeepLinear(width=4, depth=2).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=1)
     >>> [type(layer).__name__ for layer in network]
     ['Flatten', 'Dense', 'Dense', 'Dense']
@@ -62,7 +62,7 @@ class Linear(AbstractLayered):
 
     It has one affine layer; `width` plays no part.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> [type(layer).__name__ for layer in Linear().layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)]
     ['Flatten', 'Dense']
     """
@@ -87,7 +87,7 @@ class Layers(AbstractLayered):
 
     Scales and parametrisation are those of the layers; `init` says how the output is read.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
     >>> network[-1]
     Dense(features=2, W_std=1.0, b_std=0.0, param='ntk', frozen=False)
@@ -112,7 +112,7 @@ class UCINtk(AbstractLayered):
     `depth` hidden layers of ReLU without biases, of which the first `fixed` are not trained; W_std² is the number
     of inputs in the first layer, so that these are not scaled, and 1 in the others.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
     >>> [(layer.W_std, layer.frozen) for layer in network if isinstance(layer, Dense)]
     [(2.0, True), (1.0, False), (1.0, False)]
@@ -187,7 +187,7 @@ class CNN(AbstractLayered):
 
     `depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = CNN(width=4, depth=1, pooling="max").layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'ReLU', 'MaxPool', 'Flatten', 'Dense']
@@ -225,7 +225,7 @@ class CNTK(AbstractLayered):
 
     The kernel of the paper with `fixed` trains neither the first convolution nor the readout.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = CNTK(depth=3, pooling=True).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'ReLU', 'Conv', 'ReLU', 'GlobalAvgPool', 'Dense']
@@ -257,7 +257,7 @@ class Resnet(AbstractLayered):
 
         x + conv(σ(norm(conv(σ(norm(x))))))
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> network = Resnet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'Residual', 'Residual', 'ReLU', 'GlobalAvgPool', 'Dense']

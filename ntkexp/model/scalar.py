@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 

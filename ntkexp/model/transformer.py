@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ntkexp.kernel.read.outputs import AT_ONCE
+from ntkexp.kernel.read.plan import AT_ONCE
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import AT_ONCE as LOOKED_AT
 from ntkexp.path.integrals import FEWEST, MOST

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics.spectrum import largest_eigenvalue
+from ntkexp.diagnostics import largest_eigenvalue
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.outputs import chunks
+from ntkexp.kernel.read.plan import chunks
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.call import NoRule

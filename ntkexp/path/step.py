@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.segment import Segment
-from ntkexp.loss.base import AbstractLoss
+from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Move, Sizes
 from ntkexp.path.points import AbstractRightSide, NetworkView, Points, right_side, summed, total, unit
 from ntkexp.path.rule.base import Gauss
-from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
 
 # --- The way of a step that is not straight: arcs in weight space, with Gauss nodes on them.

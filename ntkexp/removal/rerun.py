@@ -24,12 +24,12 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.taping import plain_kernels
-from ntkexp.loss.base import AbstractLoss
+from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.step import sizes_of
-from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Function, Weights
 
 # --- A training that can be carried out again with other weights of its examples: the same start, order and step

@@ -17,7 +17,7 @@ from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, files_of, folder_name, identity
 from ntkexp.experiment.problem import Problem, draw_problem
-from ntkexp.kernel.read.threads import threads_by_size
+from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import PARTIAL, Damaged, Json

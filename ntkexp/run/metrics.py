@@ -11,8 +11,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ntkexp.diagnostics.spectrum import DENSE, TOP, alignment, drift, label_alignment, largest, spectrum
-from ntkexp.diagnostics.units import activity, pattern, selectivity
+from ntkexp.diagnostics import (
+    DENSE,
+    TOP,
+    activity,
+    alignment,
+    drift,
+    label_alignment,
+    largest,
+    pattern,
+    selectivity,
+    spectrum,
+)
 from ntkexp.machine.base import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.model.functional import called

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics.contributions import summary
+from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel.secant.segment import Closure

@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics.spectrum import largest
-from ntkexp.diagnostics.units import kinks
+from ntkexp.diagnostics import kinks, largest
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
-from ntkexp.kernel.read.cost import Cost, costs
+from ntkexp.kernel.read.plan import work
 from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.read.threads import work
+from ntkexp.kernel.read.reader import Cost, Reader, costs
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point

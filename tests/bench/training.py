@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.loss.base import Squared
+from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
 from ntkexp.path.integrals import Integrals, Tally
 from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
-from ntkexp.schedule.base import Constant
+from ntkexp.schedule import Constant
 from tests.bench.cell import Cell
 from tests.bench.count import of_training
 from tests.bench.machine import Machine

@@ -10,7 +10,7 @@ import numpy as np
 
 from ntkexp.claim.conduct import PlannedClaim, Workshop, carry_out, conclude, plan_claim
 from ntkexp.claim.read import claim_of
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.config.compose import Composer, composer
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.sweep.listener import NoListener

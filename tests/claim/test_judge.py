@@ -15,11 +15,9 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.claim import Look
-from ntkexp.claim.expectation.average import Location, Order, Slope
-from ntkexp.claim.expectation.base import Identity, Interval
-from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part
-from ntkexp.claim.quantity.base import Column, Columns, Crossing, Measured
-from ntkexp.claim.synthetic import RULES, try_rule
+from ntkexp.claim.expectation import Identity, Interval, Location, Order, Slope
+from ntkexp.claim.judge import RULES, Finding, join_parts, judge_interval, judge_look, judge_part, try_rule
+from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
 from ntkexp.cli.commands.claims import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
@@ -155,7 +153,7 @@ def test_minutes_are_those_of_the_work_however_busy_the_machine_is(
 ) -> None:
     """A trial reads both clocks twice; between the two it works for 0.75 s, which took as long as it took."""
     clock = partial(Clock, wall=count(0, wall).__next__, processor=count(0.0, 0.75).__next__)
-    monkeypatch.setattr("ntkexp.claim.trial_job.Clock", clock)
+    monkeypatch.setattr("ntkexp.claim.conduct.Clock", clock)
     found = planned(OF_LINES, tmp_path)
     record = judged(found)
     assert record.cpu_minutes == len(found.trials) * 0.75 / 60

@@ -10,7 +10,7 @@ import pandas as pd
 from ntkexp.claim.claim import MAIN
 from ntkexp.claim.expectation import Order
 from ntkexp.claim.judge import judge_part
-from ntkexp.claim.picture.base import drawable
+from ntkexp.claim.picture import drawable
 from tests.claim.subject import changed_claim
 from tests.claim.test_pictures import LOOK, judged
 

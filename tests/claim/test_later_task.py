@@ -12,7 +12,7 @@ import torch
 
 from ntkexp.claim.papers import LaterTask
 from ntkexp.claim.papers.later_tasks import share_of_tenth
-from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.report.forgetting import foretold

@@ -10,8 +10,7 @@ import pytest
 import xarray as xr
 
 from ntkexp.claim.papers import PathFact, StoredExamples, TimeShare, WeightRank
-from ntkexp.claim.quantity import Column, Together
-from ntkexp.claim.quantity.base import AbstractQuantity, Measured
+from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.mistake import Mistake
 from ntkexp.report.run import Run
 

@@ -15,9 +15,8 @@ from ntkexp.claim.conduct import draw
 from ntkexp.claim.expectation import Equality
 from ntkexp.claim.papers import AccuracyTable, ChangeByWidth, InterpolationPeak, ScalarStep, ScalarTraining
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import JudgedRows
-from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim, PublishedNumber
-from ntkexp.claim.quantity.base import Measured
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, PublishedNumber
+from ntkexp.claim.quantity import Measured
 from ntkexp.claim.read import claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake

@@ -9,7 +9,7 @@ import pytest
 
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.data.synthetic import Integers
-from ntkexp.init.base import Standard
+from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import LookupTable, RadialBasis, ScalarLinear
 

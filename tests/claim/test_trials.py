@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import torch
 
+from ntkexp.claim.conduct import TrialJob
 from ntkexp.claim.papers import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
 from ntkexp.claim.papers.leaving_out import draw_groups, retraining
-from ntkexp.claim.trial_job import TrialJob
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
-from ntkexp.init.base import NTK
+from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
 from ntkexp.model.networks import CNN, CNTK, MLP
 from ntkexp.records.atomic import sealed_text, write_atomically

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.posterior import Kernels
+from ntkexp.closed_form import Kernels
 
 FOLDER = Path(__file__).parents[1] / "limit" / "golden"
 CASES = ("predict_fc_relu", "predict_cnn_gap")

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.modes import FOREVER, AbstractGain, FlowGain, modes_of
-from ntkexp.closed_form.posterior import Ensemble, condition
+from ntkexp.closed_form import FOREVER, AbstractGain, Ensemble, FlowGain, condition, modes_of
 from tests.closed_form.golden import CASES, RIDGES, Golden, golden
 
 RTOL, ATOL = 1e-11, 1e-11  # kernels have condition numbers up to 1e4, and both libraries lose that many eps

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.modes import FOREVER, AbstractGain, DescentGain, FlowGain, modes_of
-from ntkexp.closed_form.posterior import Ensemble, Kernels, condition
+from ntkexp.closed_form import FOREVER, AbstractGain, DescentGain, Ensemble, FlowGain, Kernels, condition, modes_of
 from ntkexp.mistake import Mistake
 
 EPS = torch.finfo(torch.float64).eps

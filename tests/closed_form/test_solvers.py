@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.closed_form.modes import conjugate_gradients, factorise, folds, held_out, modes_of
-from ntkexp.closed_form.posterior import calibration_error, log_loss, probabilities
+from ntkexp.closed_form import (
+    calibration_error,
+    conjugate_gradients,
+    factorise,
+    folds,
+    held_out,
+    log_loss,
+    modes_of,
+    probabilities,
+)
 from ntkexp.mistake import Mistake
 
 EXAMPLES = 12

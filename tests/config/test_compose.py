@@ -11,9 +11,8 @@ from ntkexp.component import Component
 from ntkexp.config.build import Builder, build, component, keys
 from ntkexp.config.choices import NO_CHOICES, Choices, folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
-from ntkexp.config.field_types import bases
+from ntkexp.config.field_types import KEYS, OPTIONS, bases
 from ntkexp.config.plain_yaml import read
-from ntkexp.config.synonyms import KEYS, OPTIONS
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 

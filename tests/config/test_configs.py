@@ -6,11 +6,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from ntkexp.component import Component
-from ntkexp.init.base import AbstractInit
-from ntkexp.loss.base import AbstractLoss
+from ntkexp.init import AbstractInit
+from ntkexp.loss import AbstractLoss
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.optimizer.base import AbstractOptimizer
-from ntkexp.schedule.base import AbstractSchedule
+from ntkexp.schedule import AbstractSchedule
 from tests.config.components import CONFIGS, choices, configured
 
 KINDS: dict[str, type[Component]] = {

@@ -19,7 +19,7 @@ import ntkexp
 from ntkexp.component import Component
 from ntkexp.config.compose import compose, refuse_growth
 from ntkexp.config.field_types import flat
-from ntkexp.kernel.record.memory import MemoryLimit
+from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import refuse_endless
 from ntkexp.run.setting import prepare

@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 
 from ntkexp.data.base import AbstractSource
 from ntkexp.data.images import CIFAR10, MNIST
+from ntkexp.data.sequence import Text
 from ntkexp.data.table import Table
-from ntkexp.data.tokens import Text
 from ntkexp.mistake import Mistake
 from tests.data.conftest import idx_bytes, pictures
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.data.tokens import ModularAddition, Text
+from ntkexp.data.sequence import ModularAddition, Text
 from tests.config.components import asked_for
 from tests.run.small import ran
 from tests.run.test_exactness import exact

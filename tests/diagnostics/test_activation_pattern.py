@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ntkexp.diagnostics.units import pattern
+from ntkexp.diagnostics import pattern
 from ntkexp.library import reader_of
 from tests.kernel.problems import problem
 

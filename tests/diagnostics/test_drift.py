@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkexp.diagnostics.spectrum import alignment, centred, drift, label_alignment
+from ntkexp.diagnostics import alignment, centred, drift, label_alignment
 from tests.diagnostics.test_spectrum import EPS, kernel_of, normal, seeds
 from tests.kernel.compare import agree
 

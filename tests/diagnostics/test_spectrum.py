@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ntkexp.diagnostics import spectrum as chapter
-from ntkexp.diagnostics.spectrum import largest, largest_eigenvalue, spectrum
+from ntkexp import diagnostics as chapter
+from ntkexp.diagnostics import largest, largest_eigenvalue, spectrum
 from tests.kernel.compare import agree
 
 EPS = torch.finfo(torch.float64).eps

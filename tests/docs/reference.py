@@ -74,7 +74,9 @@ def section(group: str) -> str:
 def base(group: str) -> type[Component]:
     """What the options of a group have in common."""
     kind = component(read(CHOICES.file(group, CHOICES.options(group)[0])))
-    return next(parent for parent in reversed(kind.__mro__[:-1]) if parent.__module__.endswith(".base"))
+    return next(
+        parent for parent in reversed(kind.__mro__) if issubclass(parent, Component) and parent is not Component
+    )
 
 
 def option(group: str, name: str) -> str:

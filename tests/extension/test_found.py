@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ntkexp.chapter import option
-from ntkexp.config.choices import tree
-from ntkexp.config.completion import complete
+from ntkexp.config.choices import complete, tree
 from ntkexp.config.plain_yaml import read
 from ntkexp.mistake import Mistake
 from tests.config import components

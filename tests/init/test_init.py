@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import Affine
 from ntkexp.layer.base import build
 from ntkexp.library import tangent_kernel

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian
-from ntkexp.kernel.read import batches as chapter
-from ntkexp.kernel.read.batches import cut
-from ntkexp.kernel.read.outputs import Outputs
+from ntkexp.kernel.read import sketched as chapter
+from ntkexp.kernel.read.plan import Outputs
+from ntkexp.kernel.read.sketched import even_slices
 from ntkexp.kernel.secant.uses import View
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from tests.kernel import oracle
@@ -85,7 +85,7 @@ def test_rows_are_written_where_they_belong(chosen: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("total", "count"), [(5, 1), (5, 2), (6, 3), (7, 3)])
 def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
-    places = cut(total, count)
+    places = even_slices(total, count)
     assert [k for place in places for k in range(total)[place]] == list(range(total))
     assert {place.stop - place.start for place in places} <= {total // count, total // count + 1}
 

@@ -6,8 +6,8 @@ import pytest
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.gram import sizes
-from ntkexp.kernel.read.cost import JACOBIANS, costs
 from ntkexp.kernel.read.program_cache import parts
+from ntkexp.kernel.read.reader import JACOBIANS, costs
 from tests.kernel.known import known
 from tests.kernel.problems import DENSE, KINDS
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ntkexp.kernel.features import gram as chapter
 from ntkexp.kernel.features.gram import Sizes
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read import batches, checks, cost
+from ntkexp.kernel.read import checks, reader, sketched
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.library import tangent as library
@@ -32,12 +32,12 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(left.examples)
         return chapter.gram(left, right)
 
-    monkeypatch.setattr(cost, "FITS", -1.0)
+    monkeypatch.setattr(reader, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
     monkeypatch.setattr(chapter, "WHOLE", 0)
     monkeypatch.setattr(chapter, "ROOM", 500)
     monkeypatch.setattr(chapter, "LEAST", 1)
-    monkeypatch.setattr(batches, "gram", counted)
+    monkeypatch.setattr(sketched, "gram", counted)
     return made
 
 
@@ -69,8 +69,8 @@ def test_examples_a_few_at_a_time(
     name: str, held: float, nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = known(name)
-    monkeypatch.setattr(batches, "READ", 1.0)
-    monkeypatch.setattr(batches, "KEPT", held)
+    monkeypatch.setattr(sketched, "READ", 1.0)
+    monkeypatch.setattr(sketched, "KEPT", held)
     agree(tangent_kernel(network.given.module, network.given.x), network.kernel[:, :, :5], 1000 * EPS)
     agree(tangent_kernel(network.given.module, network.given.x, network.other), network.kernel[:, :, 5:], 1000 * EPS)
     assert nothing_fits == ([5, 5] if held > 1 else [*[1] * 3, *[2] * 3, *[1] * 2, *[2] * 4])
@@ -107,7 +107,7 @@ def test_texts_are_asked_once_whose_positions_are(nothing_fits: list[int], monke
         return owners(tape, trained)
 
     monkeypatch.setattr(checks, "owners", counted)
-    monkeypatch.setattr(batches, "READ", 1.0)
+    monkeypatch.setattr(sketched, "READ", 1.0)
     agree(tangent_kernel(module, x), tangent(module, x, x), 1000 * EPS)
     assert nothing_fits == [6]
     assert asked == [2]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.assemble import assemble, pull_back
 from ntkexp.kernel.read.program_cache import parts
-from ntkexp.kernel.secant.linear_map import inner_products
+from ntkexp.kernel.secant.call import inner_products
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.library import reader_of
 from tests.kernel.compare import agree

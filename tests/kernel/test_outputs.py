@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.read import outputs as chapter
-from ntkexp.kernel.read.outputs import Outputs, wanted
+from ntkexp.kernel.read import plan as chapter
+from ntkexp.kernel.read.plan import Outputs, wanted
 from ntkexp.library import secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle

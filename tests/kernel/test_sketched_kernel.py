@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ntkexp.kernel.read import batches as chapter
+from ntkexp.kernel.read import sketched as chapter
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel.compare import agree

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ntkexp.kernel.read.threads import FEW, threads_for, work
+from ntkexp.kernel.read.plan import FEW, threads_for, work
 from ntkexp.library import reader_of
 
 ALL = 3

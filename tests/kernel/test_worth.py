@@ -7,7 +7,7 @@ import torch
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read import cost, sketched
+from ntkexp.kernel.read import reader, sketched
 from ntkexp.kernel.secant.uses import View
 from ntkexp.library import tangent_kernel
 from tests.kernel.problems import problem
@@ -39,8 +39,8 @@ def test_otherwise_nothing_is_said(count: int, positions: int, examples: int) ->
 def test_layers_of_one_use_are_counted_by_their_factors() -> None:
     """⟨a, a′⟩⟨β, β′⟩ for half of all pairs, against outer products."""
     some = layers(1, positions=1)
-    assert cost.kernel_operations(some, 100, 0) == 100 * 100 / 2 * (768 + 2304 + 1)
-    assert cost.kernel_operations(some, 100, 50) == 100 * 50 * (768 + 2304 + 1)
+    assert reader.kernel_operations(some, 100, 0) == 100 * 100 / 2 * (768 + 2304 + 1)
+    assert reader.kernel_operations(some, 100, 50) == 100 * 50 * (768 + 2304 + 1)
 
 
 def test_users_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

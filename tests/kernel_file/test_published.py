@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ntkexp.init.base import NTK
+from ntkexp.init import NTK
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.model.base import LearningTask
 from ntkexp.model.networks import CNTK, UCINtk

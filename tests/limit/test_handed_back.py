@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.covariance.covariance import Signal
-from ntkexp.covariance.operation import Operations, coarsen
-from ntkexp.covariance.pairs import Coarse
+from ntkexp.covariance.pairs import Coarse, Operations, coarsen
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ntkexp.limit.fused.jit import source_digest
+from ntkexp.limit.fused.functions import source_digest
 
 
 def test_a_change_of_any_file_is_another_place(tmp_path: Path) -> None:

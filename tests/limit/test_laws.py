@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ntkexp
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm

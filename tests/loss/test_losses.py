@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ntkexp.loss.base import AbstractLoss, Squared
+from ntkexp.loss import AbstractLoss, Squared
 from ntkexp.mistake import Mistake
 from ntkexp.run.setting import survey
 from tests.config.components import choices, configured

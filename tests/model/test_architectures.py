@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import Conv
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, BatchNorm, GlobalAvgPool, GroupNorm, LayerNorm, MaxPool

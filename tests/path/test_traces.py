@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from ntkexp.diagnostics.spectrum import drift
-from ntkexp.kernel.read import outputs as reading
+from ntkexp.diagnostics import drift
+from ntkexp.kernel.read import plan as reading
 from ntkexp.mistake import Mistake
 from tests.path.test_no_kernels import Largest
 from tests.run.small import ran, small

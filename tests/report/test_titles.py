@@ -13,15 +13,15 @@ import pytest
 
 from ntkexp.cli.commands.kernel.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
-from ntkexp.ensemble.compare import Comparison
+from ntkexp.ensemble import Comparison
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
+from ntkexp.report.material import extent, tabulate_points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.together import errors, over_steps
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, notes
-from ntkexp.report.sweeps import extent, tabulate_points
 from tests.report.sweeps import write_sweep
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ntkexp.schedule.base import AbstractSchedule, Cosine, List, Step
+from ntkexp.schedule import AbstractSchedule, Cosine, List, Step
 from tests.config.components import choices, configured
 
 SCHEDULES = choices("schedule")

@@ -17,11 +17,11 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim, JudgedRows
-from ntkexp.claim.trial.base import AbstractTrial, refuse_unnamed
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows
+from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.init.base import NTK, AbstractInit
+from ntkexp.init import NTK, AbstractInit
 from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.mistake import Mistake

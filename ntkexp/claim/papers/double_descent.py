@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.effects.trajectory import flat_like
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import function_of, weights_of

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.claim.quantity.base import AbstractQuantity, Measured
+from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import BY_PHASE
@@ -35,7 +35,7 @@ class LaterTask(AbstractQuantity):
         switch        correlation of Δf with what the kernel between the tasks at the switch foretells
                       (`report.forgetting`)
         shuffled      the same, with the kernels of other examples, half of all further on
-        selectivity   of the hidden units at the end (`diagnostics.units`)
+        selectivity   of the hidden units at the end (`diagnostics`)
         gained        the same, less that at the start
 
     The identity is that of the path kernel (P. Domingos 2020, arXiv:2012.00152, theorem 1), between two tasks.

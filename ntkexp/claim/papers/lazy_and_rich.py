@@ -17,13 +17,13 @@ from torch.func import jvp, vjp
 
 from ntkexp.claim.papers.convolutional_kernels import centred
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.trial.base import AbstractTrial, refuse_unnamed
-from ntkexp.closed_form.modes import FOREVER, modes_of
+from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
+from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
-from ntkexp.diagnostics.spectrum import alignment, drift
+from ntkexp.diagnostics import alignment, drift
 from ntkexp.effects.curvature import load_forward_mode
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.sweep import MEANS, sweep_from

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ntkexp.claim.quantity.base import AbstractQuantity, Measured
+from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.plots.figures.time_profile import profile
@@ -51,7 +51,7 @@ class PathFact(AbstractQuantity):
 
     Rows have this number of the path of their run.
 
-    They are the numbers of `ntkexp.diagnostics.contributions` and the error bar of the parts, as the run has kept
+    They are the numbers of `ntkexp.diagnostics` and the error bar of the parts, as the run has kept
     them.
     """
 

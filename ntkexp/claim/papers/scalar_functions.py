@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.claim.claim import CONTROL, MAIN
-from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
-from ntkexp.init.base import AbstractInit
+from ntkexp.init import AbstractInit
 from ntkexp.library import ascend, finite_step_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture

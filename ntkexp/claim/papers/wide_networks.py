@@ -15,17 +15,17 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from ntkexp.claim.expectation.base import select_rows
-from ntkexp.claim.picture.base import AbstractPicture, JudgedClaim
-from ntkexp.claim.trial.base import AbstractTrial
+from ntkexp.claim.expectation import select_rows
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import LARGEST, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
-from ntkexp.ensemble.compare import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
-from ntkexp.init.base import NTK, AbstractInit
+from ntkexp.ensemble import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
+from ntkexp.init import NTK, AbstractInit
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
-from ntkexp.loss.base import Squared
+from ntkexp.loss import Squared
 from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
 from ntkexp.model.networks import MLP
 from ntkexp.records.sweep import Level
@@ -46,7 +46,7 @@ def network_of_width(
 ) -> ScaledOutput:
     """Draw what a model is at this width, before training.
 
-    >>> from ntkexp.init.base import NTK
+    >>> from ntkexp.init import NTK
     >>> from ntkexp.model.networks import MLP
     >>> given = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1), torch.Generator()
     >>> [sum(weight.numel() for weight in network_of_width(width, *given).parameters()) for width in (2, 8)]
@@ -361,7 +361,7 @@ class EnsembleBesideProcesses(AbstractTrial):
                      follows
         deviation    the ensemble's deviation over that of the process                           about 1
 
-    Rows are told apart by the columns `networks` and `process` (`ntkexp.ensemble.compare`).
+    Rows are told apart by the columns `networks` and `process` (`ntkexp.ensemble`).
     """
 
     words: tuple[str, ...]

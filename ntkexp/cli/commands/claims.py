@@ -224,7 +224,7 @@ def source(given: object) -> str:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.synthetic import RULES, try_rule
+    from ntkexp.claim.judge import RULES, try_rule
     from ntkexp.records.atomic import to_text
 
     tried = [try_rule(rule) for rule in RULES]

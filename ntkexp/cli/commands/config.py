@@ -12,7 +12,7 @@ from ntkexp.text import aligned
 
 if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
-    from ntkexp.kernel.read.cost import Cost
+    from ntkexp.kernel.read.reader import Cost
 
 
 def config(
@@ -55,7 +55,7 @@ Jacobians         the same, from a back-propagation for every example and output
 
 def cost_table(experiment: Experiment) -> str:
     """Tabulate the cost, a line for each group of parameters."""
-    from ntkexp.kernel.read.cost import Cost
+    from ntkexp.kernel.read.reader import Cost
     from ntkexp.run.setting import survey
 
     seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be

@@ -93,8 +93,8 @@ def save(text: str, out: Path) -> None:
 def as_text(material: Material) -> str:
     """Align the table in columns for a reader."""
     from ntkexp.report.analysis.laws import summary
+    from ntkexp.report.material import tabulate_fits
     from ntkexp.report.run import combined
-    from ntkexp.report.sweeps import tabulate_fits
     from ntkexp.report.tables import format_text, of_frame
 
     swept = [analysis for analysis in material.analyses if analysis.laws]

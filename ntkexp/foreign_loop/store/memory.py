@@ -15,7 +15,7 @@ from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
-from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event, event_of
+from ntkexp.foreign_loop.store.files import AbstractStoredLoop, Event, event_of
 from ntkexp.foreign_loop.store.replay import CheckpointPlan, ReplayedSteps, optimizer_states
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake

@@ -18,7 +18,7 @@ from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.foreign_loop.store.events import AbstractStoredLoop, Event
+from ntkexp.foreign_loop.store.files import AbstractStoredLoop, Event
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE
 from ntkexp.shapes import Weights

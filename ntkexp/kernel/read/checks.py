@@ -23,9 +23,8 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.features.assemble import assemble_uses, pull_back
 from ntkexp.kernel.read.program_cache import Answers
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole
-from ntkexp.kernel.record.taping import columns, plain_kernels, record, unfused
+from ntkexp.kernel.record.taping import columns, is_out_of_memory, plain_kernels, record, unfused
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
 from ntkexp.kernel.secant.replay import Replay

@@ -26,12 +26,11 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.features.assemble import assemble, pull_back
 from ntkexp.kernel.features.jacobian import Jacobian, arrays
-from ntkexp.kernel.read.outputs import Mixtures
-from ntkexp.kernel.record.memory import is_out_of_memory
+from ntkexp.kernel.read.plan import Mixtures
 from ntkexp.kernel.record.program import DoesNotHold, Program, program, same, trace
 from ntkexp.kernel.record.recorder import NotPure
 from ntkexp.kernel.record.tape import Slot, Tape, is_whole, tensors
-from ntkexp.kernel.record.taping import record
+from ntkexp.kernel.record.taping import is_out_of_memory, record
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights

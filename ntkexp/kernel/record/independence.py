@@ -18,9 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Tape, is_whole, map_tensors, tensors
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream

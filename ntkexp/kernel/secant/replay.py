@@ -21,8 +21,8 @@ from math import frexp, isfinite
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.memory import is_out_of_memory
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
+from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.kernel.secant.call import Call, Chord, NoRule
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.uses import Trained, Use

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.limit.fused.jit import cleaned, compiled, lent, moved, total
+from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
 from ntkexp.limit.fused.tile import walked
 
 # --- Where the pixels of an image lie in a tile, axis by axis, and what lies between them.

@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ntkexp.covariance.operation import (
+from ntkexp.covariance.pairs import (
     ADD,
     BEND,
     CLEANING,
@@ -54,13 +54,15 @@ from ntkexp.covariance.operation import (
     SERIES,
     WEIGH,
     WRAP,
+    Coarse,
     NoFusedForm,
     Operation,
     Operations,
+    Pairs,
     clear,
     coarsen,
+    needed,
 )
-from ntkexp.covariance.pairs import Coarse, Pairs, needed
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.pointwise import ROUNDING

@@ -16,9 +16,8 @@ from ntkexp.covariance.covariance import Cross
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused import program as tables
-from ntkexp.limit.fused.functions import beyond, exponent
+from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.jit import compiled, filled, lent
 from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures
 from ntkexp.limit.fused.tile import walked
 from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, symmetric

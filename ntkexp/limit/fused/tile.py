@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from ntkexp.covariance.operation import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, SERIES, WEIGH, WRAP
+from ntkexp.covariance.pairs import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, SERIES, WEIGH, WRAP
 from ntkexp.layer.smooth import TOGETHER
-from ntkexp.limit.fused.functions import angle, arc_sine, exponential, gap
-from ntkexp.limit.fused.jit import added, cleared, compiled, copied, lent, summed, wide, wrapped
+from ntkexp.limit.fused.functions import (
+    added,
+    angle,
+    arc_sine,
+    cleared,
+    compiled,
+    copied,
+    exponential,
+    gap,
+    lent,
+    summed,
+    wide,
+    wrapped,
+)
 
 # --- What smooth layers do to one tile, by powers of the correlation ρ with coefficients b_k that were laid out.
 #

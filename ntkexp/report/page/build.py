@@ -20,12 +20,11 @@ from ntkexp.report.claims import summary as claims_summary
 from ntkexp.report.explain import Explanation
 from ntkexp.report.forgetting import forgettings, sentence
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material, what_came_out, what_was_run
+from ntkexp.report.material import Material, tabulate_fits, tabulate_points, what_came_out, what_was_run
 from ntkexp.report.page.claim_view import RULE, claim_view
 from ntkexp.report.page.claim_view import overview as claims_overview
 from ntkexp.report.page.run_view import check, lead, overview, point_views, run_views, sweep_view
 from ntkexp.report.run import Run, combined
-from ntkexp.report.sweeps import tabulate_fits, tabulate_points
 from ntkexp.report.tables import escaped, format_csv, format_markdown, of_frame
 
 # --- The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything

@@ -16,7 +16,7 @@ from ntkexp.report.explain import Explanation, known_effects, tabulate_examples,
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material
+from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points
 from ntkexp.report.page.picture import Shown, command_of, link, pictures_of_run, show, show_and_keep, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import draw, row
@@ -24,7 +24,6 @@ from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run, combined
 from ntkexp.report.sentence import notes, sentence, tabulate_ladder
-from ntkexp.report.sweeps import extent, tabulate_fits, tabulate_points
 from ntkexp.report.tables import PageTable, format_html, of_frame
 from ntkexp.text import short
 

@@ -16,7 +16,7 @@ from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
-    from ntkexp.ensemble.compare import Comparison, EnsembleProblem, TrainedNetworks
+    from ntkexp.ensemble import Comparison, EnsembleProblem, TrainedNetworks
     from ntkexp.experiment.experiment import Experiment
 
 BASIS = (
@@ -45,8 +45,8 @@ def ensemble(
 
     experiment = compose([*USUAL, *(overrides or [])], config_dir, trust or [])
     folder = ensure_writable(out.expanduser())
-    from ntkexp.ensemble.compare import comparisons, problem
-    from ntkexp.ensemble.compare import ensemble as train_networks
+    from ntkexp.ensemble import comparisons, problem
+    from ntkexp.ensemble import ensemble as train_networks
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)

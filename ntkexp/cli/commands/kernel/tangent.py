@@ -24,7 +24,7 @@ from ntkexp.cli.options import (
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.kernel.read.outputs import Outputs
+    from ntkexp.kernel.read.plan import Outputs
     from ntkexp.records.folder import RunFolder
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.record.convolution import CONVOLVE_BACK, patches
-from ntkexp.kernel.secant.call import Call, Ends, NoRule
-from ntkexp.kernel.secant.linear_map import once, passed
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, once, passed
 from ntkexp.kernel.secant.rules.base import Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule
-from ntkexp.kernel.secant.linear_map import Way
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Way
 from ntkexp.kernel.secant.rules.base import Result, Rule, total
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 

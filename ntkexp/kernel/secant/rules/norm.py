@@ -18,8 +18,7 @@ from math import isinf, prod
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule
-from ntkexp.kernel.secant.linear_map import inner_products, passed
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, inner_products, passed
 from ntkexp.kernel.secant.rules.base import Result, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise

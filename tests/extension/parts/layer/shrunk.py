@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.operation import Operations, weigh
+from ntkexp.covariance.pairs import Operations, weigh
 from ntkexp.layer import AbstractLayer
 
 

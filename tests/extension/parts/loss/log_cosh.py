@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ntkexp.loss import AbstractLoss
-from ntkexp.loss.base import signs
+from ntkexp.loss import AbstractLoss, signs
 
 
 class LogCosh(AbstractLoss):

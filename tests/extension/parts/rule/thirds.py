@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ntkexp.path.rule import AbstractRule
-from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.base import AbstractRule, Piece
 
 
 class Thirds(AbstractRule):

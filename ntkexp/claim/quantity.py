@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ntkexp.claim.trial.base import refuse_unnamed
+from ntkexp.claim.trial import refuse_unnamed
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.run import Run, describe

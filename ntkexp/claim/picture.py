@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field
 
 from ntkexp.claim.claim import MAIN, SECOND, Claim
-from ntkexp.claim.expectation.base import AbstractExpectation, find_column, select_rows
+from ntkexp.claim.expectation import AbstractExpectation, find_column, select_rows
 from ntkexp.claim.judge import judge_part
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake

@@ -25,16 +25,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ntkexp.closed_form.modes import DescentGain, Modes, modes_of
-from ntkexp.closed_form.posterior import Ensemble, Kernels
+from ntkexp.closed_form import DescentGain, Ensemble, Kernels, Modes, modes_of
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network, kernels
-from ntkexp.init.base import NTK
+from ntkexp.init import NTK
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.limit.network import Network
-from ntkexp.loss.base import AbstractLoss
+from ntkexp.loss import AbstractLoss
 from ntkexp.machine.base import LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask

@@ -1,1 +1,0 @@
-"""Training with a fixed kernel in closed form, and the Gaussian processes it leads to, from matrices alone."""

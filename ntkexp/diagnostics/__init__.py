@@ -1,1 +1,0 @@
-"""Matrices and patterns of a run are measured: spectra, alignment, what contributions add up to."""
