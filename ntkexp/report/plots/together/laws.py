@@ -16,7 +16,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 
 from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import PowerLaw
-from ntkexp.report.analysis.laws import Fitted, limit, number, told
+from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, wrapped
 from ntkexp.report.run import Run, describe
@@ -54,7 +54,7 @@ def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     if found.fit.expected is not None:
         ends.append(theory_line(axes, law, found.fit.expected))
     name_ends(axes, ends)
-    heading(figure, told(found, law))
+    heading(figure, law_in_words(found, law))
     return figure
 
 
