@@ -46,9 +46,8 @@ def extent(sweep: Sweep) -> str:
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     """Give the laws, each number in words, with the name to be used in commands."""
-    theory = [
-        law.fit.expected and f"{limit(law.fit.expected)} ± {short(law.fit.expected.margin)}" for law in analysis.laws
-    ]
+    expected = [law.fit.expected for law in analysis.laws]
+    theory = [None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected]
     found, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
     for name in map(str, found["quantity"]):
         try:
