@@ -1,1 +1,0 @@
-"""The pictures of a sweep, one file each."""
