@@ -60,9 +60,9 @@ def option(path: str) -> str:
 def files(package: ModuleType) -> list[str]:
     """List the files of a folder of this package, by name: each is a part of its own, and listed nowhere else.
 
-    >>> from ntkexp.report.plots import figures
-    >>> files(figures)[:3]
-    ['contributions', 'ladder', 'loss_and_drift']
+    >>> from ntkexp.report.plots import together
+    >>> files(together)
+    ['errors', 'laws', 'over_steps']
     """
     return sorted(found.name for found in iter_modules(package.__path__) if not found.ispkg)
 
@@ -72,7 +72,7 @@ def folders(package: ModuleType) -> list[str]:
 
     >>> from ntkexp.report import plots
     >>> folders(plots)
-    ['figures']
+    ['figures', 'together']
     """
     return sorted(found.name for found in iter_modules(package.__path__) if found.ispkg)
 

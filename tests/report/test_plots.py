@@ -19,7 +19,7 @@ from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.run_plots import gallery, save
 from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
-from ntkexp.report.plots.sweep_plots import draw_law
+from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.run import load_run
 from tests.report.conftest import PROBLEMS
 

@@ -19,7 +19,8 @@ from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.material import extent, tabulate_points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
-from ntkexp.report.plots.sweep_plots import courses_title, errors_title
+from ntkexp.report.plots.together.errors import errors_title
+from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, notes
 from tests.report.sweeps import write_sweep

@@ -41,9 +41,8 @@ from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
 from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, show_and_keep, slug
 from ntkexp.report.plots import examples
-from ntkexp.report.plots.run_plots import Picture, strip
+from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
-from ntkexp.report.plots.sweep_plots import exhibition
 from ntkexp.report.run import Run, combined
 from ntkexp.report.sentence import notes, sentence, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, of_frame, tabulate

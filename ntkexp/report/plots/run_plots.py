@@ -1,12 +1,12 @@
-"""The pictures of a run, of many runs and of an ensemble, as SVG to look at and CSV for the next plot: the same bytes
-each time.
+"""The pictures of a run, of a sweep, of many runs and of an ensemble, as SVG to look at and CSV for the next plot: the
+same bytes each time.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from ntkexp.chapter import files
 from ntkexp.records.atomic import write_atomically
-from ntkexp.report.plots import figures
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour, heading, house_style, log_axis
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots import figures, together
+from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, WIDE, colour, heading, house_style, log_axis
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
 from ntkexp.report.tables import format_csv
@@ -42,6 +43,14 @@ class Picture:
     name: str
     figure: Figure
     table: pd.DataFrame
+
+
+def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
+    """Draw what the files in `together` make of a sweep, those with laws first."""
+    with house_style():
+        for name in sorted(files(together), key=lambda name: name != "laws"):
+            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
+                yield Picture(f"{name}{suffix}", figure, table)
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
@@ -111,9 +120,6 @@ def drawn(figure: Figure, kind: str) -> bytes:
 # runs.
 #
 # What is no number has no dot: it is counted beside the row.
-
-
-LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:

@@ -1,0 +1,1 @@
+"""The pictures of a sweep, one file each."""

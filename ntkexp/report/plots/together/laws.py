@@ -1,0 +1,64 @@
+"""How does a number change along an axis? A power law in a log–log plot, beside the theory's exponent.
+
+Each seed is a faint line, their geometric means are dots, the fit is a line with the wedge of its interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ntkexp.report.analysis.estimate import PowerLaw
+from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, tick, wrapped
+from ntkexp.report.run import Run, describe
+
+
+def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    for place, found in enumerate(analysis.laws, start=1):
+        if found.law is not None:
+            here = analysis.runs  # those that were fitted
+            for key, value in found.others.items():
+                here = here[here[key] == value]
+            axis, quantity = found.fit.axis, found.fit.quantity
+            table = here[["run", axis, "seed", quantity]]
+            table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(drop=True)
+            yield f"-{place}", draw_law(found, found.law, table), table
+
+
+def draw_law(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
+    """Draw one law."""
+    axis, quantity = found.fit.axis, found.fit.quantity
+    figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28)))
+    for _, seed in table.groupby("seed"):
+        axes.plot(seed[axis], seed[quantity], color=PALE, linewidth=0.8, zorder=1)
+    means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
+    axes.plot(means.index, means, "o", color=BLUE, zorder=3)
+    tick(axes, [float(x) for x in means.index])
+
+    # The law over its range, with the wedge of its exponents
+    x = np.geomspace(law.start, law.stop, 50)
+    pivot = np.sqrt(law.start * law.stop)
+    middle = law.at(np.array([pivot]))
+    axes.plot(x, law.at(x), color=BLUE, zorder=2)
+    if law.exponent.known:
+        low, high = (middle[0] * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high))
+        axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
+    ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
+
+    # Theory's slope through the middle of the fit
+    if (expected := found.fit.expected) is not None:
+        border = np.array([law.start, law.stop])
+        heights = middle * (border / pivot) ** expected.value
+        axes.plot(border, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
+        ends.append(End(f"theory {limit(expected)}", float(heights[-1]), VERMILION))
+    name_ends(axes, ends)
+    heading(figure, law_in_words(found, law))
+    return figure
