@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -57,8 +55,8 @@ def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) ->
 
 
 def test_where_training_without_each_example_is_cheaper_the_truth_is_told() -> None:
-    setting, listener = prepare(small(*QUICK, *ADAM, "path.effects=true")), Memory()
-    found = effects_of(setting, listener)
+    setting = prepare(small(*QUICK, *ADAM, "path.effects=true"))
+    found = effects_of(setting)
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
     ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
     whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
