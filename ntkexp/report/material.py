@@ -14,11 +14,11 @@ import pandas as pd
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import looks_like_a_run
 from ntkexp.records.sweep import Sweep, read_sweep
-from ntkexp.report.analysis.laws import allowed
+from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, describe, load_tables
 from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
-from ntkexp.text import listed
+from ntkexp.text import listed, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
@@ -46,7 +46,9 @@ def extent(sweep: Sweep) -> str:
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     """Give the laws, each number in words, with the name to be used in commands."""
-    found, words = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object)), []
+    expected = [law.fit.expected for law in analysis.laws]
+    theory = [None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected]
+    found, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
     for name in map(str, found["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")

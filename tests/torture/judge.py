@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["done", "refused"]
 OURS = "ntkexp: "
-LOST = (" is damaged: ", " was left without a checkpoint; ")
+LOST = (" is damaged", " was left without a checkpoint; ")
 """A quiet command says one thing on its way: what work was lost."""
 SHOWN = 1200  # characters of a complaint
 

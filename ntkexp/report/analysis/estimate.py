@@ -30,20 +30,21 @@ Student's. Where all seeds were run at all places, this is the fit through all r
 
 How an estimate stands to what was expected of it: the expectation leaves a range, and the whole interval counts.
 
-    inside     the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
-    outside    the interval lies beyond it
-    across     anything else; nothing is known if there is one repetition alone
+    inside           the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
+    above, below     the interval lies beyond it
+    across           anything else; nothing is known if there is one repetition alone
 
-Laws of sweeps say of it `agrees`, `larger` or `smaller`, `undecided`; claims `supported`, `refuted`, `undecided`.
+Laws of sweeps say of it `agrees`, `larger`, `smaller`, `undecided`; claims `supported`, `refuted`, `refuted`,
+`undecided`.
 
 An exponent leaves exponent ± margin; one that bounds from above leaves (−∞, exponent + margin], one from below
 [exponent − margin, ∞). So few repetitions are never evidence for anything: their interval is too wide.
 
 >>> law = Estimate(-0.97, error=0.02, freedom=4)
->>> [judge(law, expected).word for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
-['agrees', 'smaller', 'agrees']
->>> judge(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
-Verdict(word='undecided', more=43)
+>>> [compare(law, expected).where for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
+['inside', 'below', 'inside']
+>>> compare(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
+Comparison(where='across', p=None, more=43)
 """
 
 from __future__ import annotations
@@ -248,9 +249,6 @@ def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit]
     return [asked[k] for k in chosen], inverses[chosen]
 
 
-Place: TypeAlias = Literal["inside", "outside", "across"]
-Word: TypeAlias = Literal["agrees", "larger", "smaller", "undecided"]
-
 CHANCE = (1 - CONFIDENCE) / 2
 POWER = 0.8
 MOST = 1000
@@ -258,53 +256,48 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict is a word, and says of what is undecided how many more repetitions would probably decide it; None if
-    far too many.
+class Comparison:
+    """Where the interval lies beside the range that was expected.
+
+    `p` is the probability of so good an estimate by chance, were the truth at the edge, where the interval lies on one
+    side of it. Where it lies across, `more` repetitions would probably decide; None if far too many.
     """
 
-    word: Word
+    where: Literal["inside", "above", "below", "across"]
+    p: float | None = None
     more: int | None = None
 
 
-def place(estimate: Estimate, expected: Expected, *, strict: bool = False) -> tuple[Place, float]:
-    """Where the interval lies, and p: the probability of so good an estimate by chance, were the truth at the edge.
+def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> Comparison:
+    """Compare an interval with the range that was expected; claims and the laws of sweeps are judged by this alone.
 
     p ≤ 2.5 % is where the whole 95 % interval lies inside or outside. The edges belong to the range, unless it is
     `strict`: then an exact estimate at an edge lies outside.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
-    >>> [place(equal, Expected(0.0, 0.0, "lower"), strict=strict)[0] for strict in (False, True)]
-    ['inside', 'outside']
+    >>> [compare(equal, Expected(0.0, 0.0, "lower"), strict=strict).where for strict in (False, True)]
+    ['inside', 'below']
     """
-    value = estimate.value
-    if not estimate.known or math.isnan(value):
-        return "across", math.nan
-    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
-    inside = 1.0 if at_edge else max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
-    outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
-    if inside <= CHANCE:
-        return "inside", inside
-    return ("outside", outside) if outside <= CHANCE else ("across", math.nan)
-
-
-def tail(estimate: Estimate, way: float) -> float:
-    """The probability of an estimate so far beyond an edge, were the truth at that edge."""
     from scipy.special import stdtr  # noqa: PLC0415  slow, and a report without intervals needs none
 
-    if math.isinf(way) or not estimate.error:
-        return 0.0 if way >= 0 else 1.0
-    return float(stdtr(estimate.freedom, -way / estimate.error))
+    value = estimate.value
+    if not estimate.known or math.isnan(value):
+        return Comparison("across")
 
+    def chance(way: float) -> float:
+        """The probability of an estimate so far beyond an edge, were the truth at that edge."""
+        if math.isinf(way) or not estimate.error:
+            return 0.0 if way >= 0 else 1.0
+        return float(stdtr(estimate.freedom, -way / estimate.error))
 
-def judge(estimate: Estimate, expected: Expected) -> Verdict:
-    """Judge an estimate by what was expected."""
-    match place(estimate, expected)[0]:
-        case "inside":
-            return Verdict("agrees")
-        case "outside":
-            return Verdict("larger" if estimate.value > expected.high else "smaller")
-    return Verdict("undecided", missing(estimate, expected) if estimate.known else None)
+    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
+    inside = 1.0 if at_edge else max(chance(value - expected.low), chance(expected.high - value))
+    if inside <= CHANCE:
+        return Comparison("inside", inside)
+    outside = min(chance(expected.low - value), chance(value - expected.high))
+    if outside <= CHANCE:
+        return Comparison("above" if value >= expected.high else "below", outside)
+    return Comparison("across", more=missing(estimate, expected))
 
 
 def missing(estimate: Estimate, expected: Expected) -> int | None:

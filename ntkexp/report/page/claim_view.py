@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
-from ntkexp.report.claims import chances, outlook, standing
+from ntkexp.report.claims import outlook, tabulate_claims
 from ntkexp.report.page.picture import Shown, inline, link, slug
 from ntkexp.report.tables import PageTable, format_html, tabulate
 from ntkexp.text import listed
 
-HEADER = (
+ON_PAGE = (
     *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "CPU minutes", "size"),
     *("source", "expected", "digest"),
 )
-NUMBERS = ("figure", "low", "high", "CPU minutes")
+NUMBERS = ("figure", "low", "high")
 OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
 SPOKEN = {"main": "the claim", "second": "second look"}
 RULE = (
@@ -55,7 +54,8 @@ def claim_view(record: ClaimRecord, folder: Path) -> ClaimView:
     exhibit = read_exhibit(record.path)
     anchor, there = anchor_of(record), sorted(path.name for path in record.path.glob("*.csv"))
     rows = [
-        (name, look.verdict, *figures(look), seeds(look), look.draws, look.expected) for name, look in looks(record)
+        (name, look.verdict, look.figure, look.low, look.high, seeds(look), look.draws, look.expected)
+        for name, look in looks(record)
     ]
     notes = [f"{name}: {look.note}." for name, look in looks(record) if look.note]
     notes += [f"{SPOKEN[name]}: {told}." for name in SPOKEN if (told := outlook(record, name))]
@@ -105,25 +105,10 @@ def published(exhibit: Exhibit, record: ClaimRecord) -> PageTable | None:
 
 
 def overview(records: Sequence[ClaimRecord]) -> PageTable:
-    """Show all claims in one table; `stands` says whether the verdict survives Holm's correction over all."""
-    rows = [
-        (
-            record.name,
-            record.main.verdict,
-            "–" if record.main.verdict == "undecided" else "yes" if stands else "no",
-            *figures(record.main),
-            *(record.looks[name].verdict for name in ("control", "second")),
-            record.cpu_minutes,
-            record.size,
-            record.source,
-            record.main.expected,
-            record.digest,
-        )
-        for record, stands in zip(records, standing(chances(records)), strict=True)
-    ]
+    """Show all claims in one table."""
     caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of them, at 5 %"
     links = [f"#{anchor_of(record)}" for record in records]
-    return format_html(tabulate(HEADER, rows, NUMBERS), "claims", caption, links)
+    return format_html(tabulate_claims(records).select(*ON_PAGE), "claims", caption, links)
 
 
 def anchor_of(record: ClaimRecord) -> str:
@@ -139,11 +124,6 @@ def titled(record: ClaimRecord) -> str:
 def looks(record: ClaimRecord) -> list[tuple[str, Judgement]]:
     """List the looks with their names in words."""
     return [(SPOKEN.get(name, name), look) for name, look in record.looks.items()]
-
-
-def figures(look: Judgement) -> tuple[float | None, ...]:
-    """Show a figure and its interval."""
-    return tuple(None if math.isnan(number) else number for number in (look.figure, look.low, look.high))
 
 
 def seeds(look: Judgement) -> str:

@@ -17,8 +17,10 @@ from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
+
+from ntkexp.text import short
 
 # --- How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each
 # time.
@@ -163,6 +165,15 @@ def step_axis(axes: Axes, last: int) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_xlim(0, max(last, 1))
     axes.set_xlabel("step")
+
+
+def tick(axes: Axes, places: list[float]) -> None:
+    """Mark the values that were run, as many as there is room for."""
+    every = -(-len(places) // 7)
+    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 # --- Lines are named at their ends, in their colours, instead of in a legend.

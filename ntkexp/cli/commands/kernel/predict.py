@@ -14,7 +14,8 @@ import typer
 
 from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust
 from ntkexp.mistake import Mistake
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import rate
 
 if TYPE_CHECKING:
     from ntkexp.kernel_file.predict import Answer, Entries, Score
@@ -185,23 +186,10 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 def table(scores: Sequence[Score]) -> str:
     """Lay scores out as a reader wants them."""
-    header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
-    rows = [
-        [
-            *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
-            rate(score.accuracy),
-            *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
-            score.solver,
-        ]
-        for score in scores
-    ]
-    return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
-
-
-def rate(share: float | None) -> str:
-    """Spell an accuracy as papers print it.
-
-    >>> rate(0.98765), rate(None)
-    ('98.8 %', '–')
-    """
-    return "–" if share is None else f"{100 * share:.1f} %"
+    columns = (
+        *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
+        *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),
+        *map(Column, ("RMSE", "R²", "log loss", "ECE")),
+        Column("solved by", number=False),
+    )
+    return format_text(Table(columns, tuple(map(astuple, scores))))

@@ -12,15 +12,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
 
 from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import PowerLaw
-from ntkexp.report.analysis.laws import Fitted, limit, number, told
+from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, wrapped
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, tick, wrapped
 from ntkexp.report.run import Run, describe
-from ntkexp.text import short
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
@@ -54,7 +52,7 @@ def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     if found.fit.expected is not None:
         ends.append(theory_line(axes, law, found.fit.expected))
     name_ends(axes, ends)
-    heading(figure, told(found, law))
+    heading(figure, law_in_words(found, law))
     return figure
 
 
@@ -77,12 +75,3 @@ def theory_line(axes: Axes, law: PowerLaw, expected: Expected) -> End:
     heights = law.at(np.array([pivot])) * (x / pivot) ** expected.value
     axes.plot(x, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
     return End(f"theory {limit(expected)}", float(heights[-1]), VERMILION)
-
-
-def tick(axes: Axes, places: list[float]) -> None:
-    """Mark the values that were run, as many as there is room for."""
-    every = -(-len(places) // 7)
-    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
-    axes.yaxis.set_minor_formatter(NullFormatter())
