@@ -16,8 +16,7 @@ from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records,
 from ntkexp.records.results import Took, write_timings
 from ntkexp.report.claims import outlook, standing, summary
 from ntkexp.report.page.build import write_claims
-
-HOSTILE = "<script>alert('&')</script>"
+from tests.report.page.conftest import HOSTILE
 
 
 def judgement(verdict: str = "supported", p: float | None = 0.001) -> Judgement:
