@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, StepTotals, Tally, contract
-from ntkexp.path.points import Domain, StepBlock
+from ntkexp.path.points import Domain
 from ntkexp.path.step import Step, decay, sizes_of
 
 # --- The exact moments of the loss between two snapshots of the kernel, gathered before the second one is known.
@@ -95,18 +95,6 @@ class Moments:
 # see.
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The turn from snapshot k to k + 1: what each is multiplied with; where k is odd, also all that K_k has been
-    multiplied with, and where it lies between its neighbours.
-    """
-
-    left: Weight
-    right: Weight
-    middle: Float[Tensor, "train out_"] | None
-    position: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Track:
     """The two latest snapshots by one rule, and the error so far."""
@@ -118,25 +106,8 @@ class Track:
     before: Float[Tensor, "probe out train out_"]
     error: Float[Tensor, "probe out train"]
 
-    def take(self, step: Step, block: StepBlock, turn: Turn, tally: Tally) -> None:
-        """A snapshot at one block of points; what its step adds by itself goes to the tally."""
-        weights = step.view.weights
-        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
-        kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.side, shrinking)
-        own = contract(kernel, step.output_gradient).mul_(-step.step_size)
-        tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
-        before = self.add(block.rows, self.latest[block.rows], self.pulled[block.rows], turn.left)
-        added = before + self.add(block.rows, kernel, pulled, turn.right)
-        self.totals.add(self.totals.edges[-1] - 1, block.rows, added)
-        if turn.middle is not None:
-            missed = self.latest[block.rows] - torch.lerp(self.before[block.rows], kernel, turn.position)
-            self.error[block.rows].add_(contract(missed, turn.middle), alpha=1 / 3)
-        self.before[block.rows] = self.latest[block.rows]
-        self.latest[block.rows] = kernel
-        self.pulled[block.rows] = pulled
-
     def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> Float[Tensor, "chosen out"]:
-        """A snapshot, as often as it counts; all that comes of it."""
+        """Accumulate a snapshot, as often as it counts; all that comes of it."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -191,16 +162,33 @@ class SnapshotSum(AbstractAccumulator):
             self.take(step, self.moments.elapsed, step.index)
 
     def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
-        """Take a snapshot, so long after the latest; the stretch of steps between them ends before step `end`."""
+        """Take snapshot K_{k+1}, so long after K_k; the stretch of steps between them ends before step `end`."""
+        # Σ φη and Σ φηℓ′ of the steps in between, for K_k and for K_{k+1}; if k is odd, all that K_k is multiplied with
         left, right = self.moments.share_out(span)
         middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
-        turn = Turn(left, right, middle, self.span / (self.span + span) if span else 1.0)
+        position = self.span / (self.span + span) if span else 1.0  # of K_k between its neighbours
+        weights = step.view.weights
+        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
         tallies = {name: Tally() for name in self.tracks}
         for track in self.tracks.values():
             track.totals.extend(end)
         for block in self.domain.blocks(step.segment):
+            rows = block.rows
             for name, track in self.tracks.items():
-                track.take(step, block, turn, tallies[name])
+                # K_{k+1} and λJ·θ, and what the step adds by itself
+                kernel, pulled = block.kernel(track.integrals.pieces, step.side, shrinking)
+                own = contract(kernel, step.output_gradient).mul_(-step.step_size)
+                summed = own.sum(2)
+                tallies[name].add(block, step.step_size * kernel, own, summed, summed - step.step_size * pulled)
+                # 𝒦 and 𝒮 take in both snapshots
+                before = track.add(rows, track.latest[rows], track.pulled[rows], left)
+                track.totals.add(track.totals.edges[-1] - 1, rows, before + track.add(rows, kernel, pulled, right))
+                if middle is not None:
+                    missed = track.latest[rows] - torch.lerp(track.before[rows], kernel, position)
+                    track.error[rows].add_(contract(missed, middle), alpha=1 / 3)
+                track.before[rows] = track.latest[rows]
+                track.latest[rows] = kernel
+                track.pulled[rows] = pulled
         self.arriving.copy_(right.pull)
         self.span = span
         self.taken += 1

@@ -111,7 +111,7 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
 def snapshot(state: RunState, observer: Observer, listener: AbstractListener, step: Step) -> Row:
     """Take the tangent kernel before a step; its numbers."""
     kernel = step.view.kept_kernel() if step.index else state.setting.start.kernel
-    listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
+    listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
     state.timetable.saw(step.index, kernel[: state.setting.points.train])
     return observer.kernels.row(kernel, step.view, step.index, step.step_size)
 

@@ -142,12 +142,12 @@ class KernelObserver:
             row["limit_alignment"] = alignment(here, limit)
         row |= self.modes(here, view.train_outputs - targets)
         if not self.setting.points.makes_kernels:
-            row["lambda_max"] = view.largest
+            row["lambda_max"] = view.largest_eigenvalue(slice(None))
         if step_size is not None and (top := row["lambda_max"]) is not None:
-            weight, curvature = self.setting.descent.weight, self.setting.experiment.loss.curvature
+            weight, curvature = self.setting.descent.weight(train), self.setting.experiment.loss.curvature
             if self.setting.domain.switches:
                 phase = self.setting.descent.phase(step)
-                weight, top = self.setting.descent.weight_of(phase.count), self.steepest(here, view, phase.examples)
+                weight, top = self.setting.descent.weight(phase.count), self.steepest(here, view, phase.examples)
             row["stability"] = step_size * weight * top * curvature / 2
         if self.setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(self.setting, view.weights)
@@ -157,7 +157,7 @@ class KernelObserver:
         """λ_max among some training examples."""
         if self.setting.points.makes_kernels:
             return largest(kernel[examples, :, examples])
-        return view.largest_among(examples)
+        return view.largest_eigenvalue(examples)
 
     def sketch(self, view: NetworkView, kernel: Float[Tensor, "train kept train kept_"]) -> Row:
         """How far a sketched kernel may be from what it is a sketch of."""
@@ -274,7 +274,7 @@ class Observer:
         where it might have been.
         """
         clips = self.setting.experiment.optimizer.clip_norm is not None
-        row = self.step(step.index, time, step.outputs, step.view.weights)
+        row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
 
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:

@@ -315,7 +315,7 @@ def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     exact = keeps and points.sketch is None
     turns = phases(experiment, problem)
     tops = [
-        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_among(phase.examples)
+        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_eigenvalue(phase.examples)
         for phase in turns
     ]
     refuse_dead(moves=bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0)

@@ -266,7 +266,7 @@ class RunState:
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
         if step.index in self.setting.domain.switches:
-            self.turns.append(step.outputs.clone())
+            self.turns.append(step.view.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
         if self.effects is not None:
             self.effects.add(step)
