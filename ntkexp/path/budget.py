@@ -137,13 +137,14 @@ class Budget:
         return min(self.points, int(free / 2 / self.per_point))
 
     def chunk(self, wanted: int) -> int:
-        """How many points are attributed at once by a sum backwards: each has a bracket for every rule and output."""
-        bracket = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+        """How many points are attributed at once by a sum backwards: each has an adjoint for every rule and output."""
+        adjoint = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         kept = 2 * self.train * self.tape_bytes + halves
         free = self.memory_gb * 1e9 - self.fixed - kept
-        reading = self.per_point + 2 * self.tape_bytes + 2 * self.features_row
-        each = bracket + (1 + self.doubled) * reading
+        products = self.integrated * self.train * self.tape_bytes  # of an adjoint with all examples
+        reading = self.per_point + 2 * self.tape_bytes + 2 * products
+        each = adjoint + (1 + self.doubled) * reading
         if free < each:
             needed = (self.fixed + kept + each) / 1e9
             raise Mistake(
@@ -151,11 +152,6 @@ class Budget:
                 "memory_gb, or lower model.width or data.train"
             )
         return min(wanted, int(free / each))
-
-    @property
-    def features_row(self) -> float:
-        """Bytes of what one point's bracket makes of all training examples, at the widest layer."""
-        return self.integrated * self.train * self.tape_bytes
 
     @property
     def keep(self) -> bool:

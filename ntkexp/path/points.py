@@ -306,7 +306,7 @@ class NetworkView:
 
         def times(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
             gradient, tapes = summed(self.pulled(vector), self.weights), self.tapes(self.points.train_blocks)
-            return torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
+            return torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]).mul_(inside)
 
         start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
         return largest_eigenvalue(times, start)

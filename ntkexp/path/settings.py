@@ -119,17 +119,15 @@ class Adaptive(AbstractTimetable):
 
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         self.taken += 1
-        wanted = step + (1 if self.latest is None else round(self.ahead * self.stretch(kernel, self.latest)))
+        wanted = step + 1
+        if self.latest is not None:
+            changed = float((kernel - self.latest).norm() / self.latest.norm())  # δ
+            times = self.change / changed if changed else FARTHEST
+            times = min(max(times, 1 / FARTHEST), FARTHEST) if isfinite(changed) else 1 / FARTHEST
+            wanted = step + round(self.ahead * times)
         self.next = max(step + 1, wanted, self.soonest(step))
         self.ahead = self.next - step
         self.latest = kernel.clone()
-
-    def stretch(self, kernel: Tensor, before: Tensor) -> float:
-        """How many times as far the next kernel may be."""
-        changed = float((kernel - before).norm() / before.norm())
-        if not isfinite(changed):
-            return 1 / FARTHEST
-        return min(max(self.change / changed, 1 / FARTHEST), FARTHEST) if changed else FARTHEST
 
     def soonest(self, step: int) -> int:
         """Where the next kernel would be if all that remain were log-spaced; the last of them is at the end.
