@@ -306,7 +306,8 @@ class NetworkView:
 
         def times(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
             gradient, tapes = summed(self.pulled(vector), self.weights), self.tapes(self.points.train_blocks)
-            return torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]).mul_(inside)
+            products: Tensor = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
+            return products
 
         start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
         return largest_eigenvalue(times, start)
@@ -337,12 +338,17 @@ class Domain:
     @property
     def read(self) -> slice:
         """The points at which the network is read: all, or all but the training examples."""
-        return slice(0 if self.reads_train else self.points.train, None)
+        return slice(self.first, None)
+
+    @property
+    def first(self) -> int:
+        """The first of these."""
+        return 0 if self.reads_train else self.points.train
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
         """Where the attributed points lie among those that are read."""
-        return self.attributed - self.read.start
+        return self.attributed - self.first
 
     @property
     def places(self) -> list[slice]:
@@ -351,12 +357,12 @@ class Domain:
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The same during a step."""
-        return (StepBlock(self.points, segment, place, self.read.start) for place in self.places)
+        return (StepBlock(self.points, segment, place, self.first) for place in self.places)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """[point, out, train, out_] of the path kernel, at the points where the network is read."""
-        return len(self.points.inputs) - self.read.start, len(self.integrated), self.points.train, self.outputs
+        return len(self.points.inputs) - self.first, len(self.integrated), self.points.train, self.outputs
 
     def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
         """Zeros of so many of the axes of the path kernel; contributions of all training examples lie on disk, if they
