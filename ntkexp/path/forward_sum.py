@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.on_disk import blocks, put_back, take
+from ntkexp.on_disk import blocks, put_back
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
 from ntkexp.path.points import Domain
 from ntkexp.path.recording import Recording
@@ -32,7 +33,7 @@ class Error(NamedTuple):
     sums: float | None = None
 
 
-class AbstractAccumulator(ABC):
+class AbstractAccumulator(Resumable, ABC):
     """Takes in step after step; `integrals` are complete when the last one is taken, also on the way back."""
 
     @property
@@ -78,15 +79,6 @@ class AbstractAccumulator(ABC):
     def by_step(self, rule: str) -> StepTotals:
         """What came of each step by a rule; complete when the integrals are."""
 
-    @property
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs, as plain data and tensors."""
-
-    @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-
 
 # --- How well the parts are known, though their sum is exact.
 #
@@ -102,7 +94,7 @@ class AbstractAccumulator(ABC):
 
 
 @dataclass(kw_only=True)
-class ErrorBar:
+class ErrorBar(Resumable):
     """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
 
     rule: str  # whose error is measured
@@ -112,6 +104,8 @@ class ErrorBar:
     every: int
     total: Float[Tensor, "probe out train"]
     squares: float = 0.0
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
     def measures(self, step: int) -> bool:
         """Whether the step is one of the sample."""
@@ -135,16 +129,6 @@ class ErrorBar:
         crossed = steps * (steps - 1) / (m * (m - 1)) * (together - self.squares)
         return sqrt(max(alone + crossed, alone / steps))
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The accumulators, for a checkpoint."""
-        return {"total": self.total, "squares": torch.tensor(self.squares, dtype=torch.float64)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the accumulators of a checkpoint."""
-        take(self.total, state["total"])
-        self.squares = float(state["squares"])
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
@@ -154,6 +138,8 @@ class StepSum(AbstractAccumulator):
     rules: Mapping[str, Integrals]
     totals: Mapping[str, StepTotals]
     error_bar: ErrorBar | None = None
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("integrals", "totals", "error_bar")
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
@@ -186,21 +172,6 @@ class StepSum(AbstractAccumulator):
     def by_step(self, rule: str) -> StepTotals:
         return self.totals[rule]
 
-    @property
-    def state(self) -> dict[str, Any]:
-        return {
-            "integrals": {name: integrals.state for name, integrals in self.rules.items()},
-            "totals": {name: totals.state for name, totals in self.totals.items()},
-            "error_bar": {} if self.error_bar is None else self.error_bar.state,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name, integrals in self.rules.items():
-            integrals.restore(state["integrals"][name])
-            self.totals[name].restore(state["totals"][name])
-        if self.error_bar is not None:
-            self.error_bar.restore(state["error_bar"])
-
 
 # --- The path of a flow: integrals over time, by Gauss nodes on every arc,
 #
@@ -221,6 +192,8 @@ class FlowIntegral(AbstractAccumulator):
     rule: Integrals
     totals: StepTotals
     error_bar: ErrorBar | None = None
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("rule", "totals", "error_bar")
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
@@ -248,17 +221,6 @@ class FlowIntegral(AbstractAccumulator):
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals
-
-    @property
-    def state(self) -> dict[str, Any]:
-        error_bar = {} if self.error_bar is None else self.error_bar.state
-        return {"rule": self.rule.state, "totals": self.totals.state, "error_bar": error_bar}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.rule.restore(state["rule"])
-        self.totals.restore(state["totals"])
-        if self.error_bar is not None:
-            self.error_bar.restore(state["error_bar"])
 
 
 @dataclass(kw_only=True)

@@ -8,14 +8,15 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.segment import Closure, bound
-from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back, take
+from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import Domain, StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
@@ -112,13 +113,15 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Integrals:
+class Integrals(Resumable):
     """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel made."""
 
     pieces: tuple[Piece, ...]
     kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay")
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
@@ -143,16 +146,6 @@ class Integrals:
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """𝒦, 𝒮 and 𝒟."""
         return self.kernel, self.contributions, self.decay
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The accumulators, for a checkpoint."""
-        return {"kernel": self.kernel, "contributions": self.contributions, "decay": self.decay}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the accumulators of a checkpoint."""
-        for name, value in self.state.items():
-            take(value, state[name])
 
 
 def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
@@ -186,7 +179,7 @@ MOST, FEWEST = 2**23, 128
 
 
 @dataclass(kw_only=True)
-class StepTotals:
+class StepTotals(Resumable):
     """Stretches of steps, one after another from the first step on, with their sums; `edges` are where they begin, and
     the step after the last.
 

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from ntkexp.effects.trajectory import (
     flat_like,
 )
 from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, spread
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Step, sizes_of
 from ntkexp.records.data import Trajectory
@@ -233,11 +234,13 @@ STRETCHES = 20
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Resumable):
     """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
         """Take in what a step contributed at some of the points."""
@@ -272,15 +275,6 @@ class Halves:
         begun = elapsed[stretch]
         time = begun + (half - start) / made * (elapsed[stretch + 1] - begun)
         return (time / elapsed[-1])[0]
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The masses, for a checkpoint."""
-        return {"mass": self.mass}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the masses of a checkpoint."""
-        self.mass.copy_(state["mass"])
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, StepTotals, Tally, contract
 from ntkexp.path.points import Domain
@@ -34,7 +35,7 @@ class Weight(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Moments:
+class Moments(Resumable):
     """Sums over the steps since the latest snapshot, which lies `elapsed` behind."""
 
     pull: Float[Tensor, "train out_"]
@@ -42,6 +43,8 @@ class Moments:
     size: float = 0.0
     late_size: float = 0.0
     elapsed: float = 0.0
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
 
     def add(self, step: Step) -> None:
         """Take in one step."""
@@ -65,18 +68,6 @@ class Moments:
         self.pull.zero_()
         self.late_pull.zero_()
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """The sums, for a checkpoint."""
-        numbers = {"size": self.size, "late_size": self.late_size, "elapsed": self.elapsed}
-        return numbers | {"pull": self.pull, "late_pull": self.late_pull}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the sums of a checkpoint."""
-        self.size, self.late_size, self.elapsed = state["size"], state["late_size"], state["elapsed"]
-        self.pull.copy_(state["pull"])
-        self.late_pull.copy_(state["late_pull"])
-
 
 # --- Cheaper than every step: the kernel at some steps, with exact moments of the loss.
 #
@@ -96,7 +87,7 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(Resumable):
     """The two latest snapshots by one rule, and the error so far."""
 
     integrals: Integrals
@@ -106,6 +97,8 @@ class Track:
     before: Float[Tensor, "probe out train out_"]
     error: Float[Tensor, "probe out train"]
 
+    checkpointed: ClassVar[tuple[str, ...]] = ("integrals", "totals", "latest", "pulled", "before", "error")
+
     def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> Float[Tensor, "chosen out"]:
         """Accumulate a snapshot, as often as it counts; all that comes of it."""
         parts = contract(kernel, weight.pull)
@@ -113,23 +106,6 @@ class Track:
         self.integrals.contributions[rows].sub_(parts)
         self.integrals.decay[rows].sub_(pulled, alpha=weight.size)
         return -parts.sum(2) - weight.size * pulled
-
-    @property
-    def snapshots(self) -> dict[str, Tensor]:
-        """What is known of the two latest, by name."""
-        return {"latest": self.latest, "pulled": self.pulled, "before": self.before, "error": self.error}
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The sums and the snapshots, for a checkpoint."""
-        return {"integrals": self.integrals.state, "totals": self.totals.state, **self.snapshots}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take those of a checkpoint."""
-        self.integrals.restore(state["integrals"])
-        self.totals.restore(state["totals"])
-        for name, value in self.snapshots.items():
-            value.copy_(state[name])
 
 
 @dataclass(kw_only=True)
@@ -143,6 +119,8 @@ class SnapshotSum(AbstractAccumulator):
     last: int
     taken: int = 0
     span: float = 0.0  # between the two latest
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
 
     @property
     def integrals(self) -> dict[str, Integrals]:
@@ -200,20 +178,3 @@ class SnapshotSum(AbstractAccumulator):
 
     def by_step(self, rule: str) -> StepTotals:
         return self.tracks[rule].totals
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {
-            "tracks": {name: track.state for name, track in self.tracks.items()},
-            "moments": self.moments.state,
-            "arriving": self.arriving,
-            "taken": self.taken,
-            "span": self.span,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name, track in self.tracks.items():
-            track.restore(state["tracks"][name])
-        self.moments.restore(state["moments"])
-        self.arriving.copy_(state["arriving"])
-        self.taken, self.span = state["taken"], state["span"]
