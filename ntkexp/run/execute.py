@@ -67,7 +67,7 @@ OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Somebody asks for an experiment in a folder: by these overrides, and `repeat` is a command that asks again."""
+    """An experiment to be carried out in a folder, given by these overrides; `repeat` is a command that does it again."""
 
     experiment: Experiment
     folder: RunFolder
@@ -78,14 +78,14 @@ class RunRequest:
     most_threads: int | None = None  # if not one for every core
 
 
-def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
+def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
-    folder, clock, pictures = asked.folder, Clock(), set()
+    folder, clock, pictures = request.folder, Clock(), set()
     if saved is not None:
         clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
     try:
-        with painter() if asked.pictures else nullcontext(draw_nothing) as paint:
-            setting, outcome = go_through(asked, saved, clock)
+        with painter() if request.pictures else nullcontext(draw_nothing) as paint:
+            setting, outcome = go_through(request, saved, clock)
             with clock.times("draw"):
                 for name, content in paint(folder.path):
                     folder.write(f"plots/{name}", content)
@@ -94,7 +94,7 @@ def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
         folder.note_error(traceback.format_exc())
         raise
     finally:
-        asked.progress.stop()
+        request.progress.stop()
 
     # the timings, and the word that the run is finished
     machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
@@ -117,22 +117,22 @@ def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
     yield from ()
 
 
-def go_through(asked: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
+def go_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
     """Prepare, run and write."""
-    experiment, folder = asked.experiment, asked.folder
+    experiment, folder = request.experiment, request.folder
     with clock.times("prepare"):
         of = identity(experiment)
         fix_circumstances(experiment, 1)  # until it is known how much there is to do
         found = survey(experiment)
         # as many as the experiment says; else as a step needs, which is the same whenever the run is begun
-        most = asked.most_threads or all_threads()
+        most = request.most_threads or all_threads()
         threads = saved["threads"] if saved else experiment.threads or threads_by_size(found.operations, most)
         torch.set_num_threads(threads)
         setting = setting_of(experiment, found)
     if saved is None:  # what is known before the first step, in place of whatever an earlier attempt left
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
-        folder.write(OVERRIDES, "".join(f"{override}\n" for override in asked.overrides))
+        folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
         write_data(folder.path / "data.npz", arrays(setting))
         folder.begin(BEGINNING, of)
 
@@ -141,8 +141,8 @@ def go_through(asked: RunRequest, saved: Checkpoint | None, clock: Clock) -> tup
     points, traced = len(problem.targets[setting.domain.read]), setting.points.kernels == "trace"
     create_kernels(folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced)
 
-    folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
-    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress, clock) as listener:
+    folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
+    with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock) as listener:
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
         write(folder, setting, outcome)
@@ -181,16 +181,19 @@ def execute(
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
     check_device(experiment.device)  # whether or not there is anything to compute
-    if not force:
-        refuse_other(folder, identity(experiment))
+    # another run, if it is not damaged, is neither this one nor to be written over
+    if not force and folder.vouching and not folder.broken(CONFIG) and folder.identity != identity(experiment):
+        raise Useless(
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
+        )
     if not force and folder.whole:
         remove_leftovers(folder)
         progress.found(folder.path)
         return folder.path
     with folder.claim():
-        if force or not folder.whole:  # another process may have finished it while the lock was asked for
+        if force or not folder.whole:  # another process may have finished it while this one waited for the lock
             repeat = command("train", overrides, options)
-            asked = RunRequest(
+            request = RunRequest(
                 experiment=experiment,
                 folder=folder,
                 overrides=overrides,
@@ -199,7 +202,7 @@ def execute(
                 pictures=pictures,
                 most_threads=most_threads,
             )
-            attempt_twice(asked, None if force else state_left(asked))
+            attempt_twice(request, None if force else state_left(request))
     return folder.path
 
 
@@ -223,8 +226,10 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         experiment = rebuilt(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
-        asked = RunRequest(experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress)
-        attempt_twice(asked, state_left(asked))
+        request = RunRequest(
+            experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress
+        )
+        attempt_twice(request, state_left(request))
     return path
 
 
@@ -250,22 +255,14 @@ def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     return experiment
 
 
-def refuse_other(folder: RunFolder, of: str) -> None:
-    """Refuse a folder in which another run lies that is not damaged: it is neither this one, nor to be written over."""
-    if folder.vouching and not folder.broken(CONFIG) and folder.identity != of:
-        raise Useless(
-            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
-        )
-
-
-def state_left(asked: RunRequest) -> Checkpoint | None:
+def state_left(request: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
-    folder, progress = asked.folder, asked.progress
+    folder, progress = request.folder, request.progress
     if (folder.path / DONE).is_file():
         progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
         return None
     try:
-        saved = load(folder, identity(asked.experiment))
+        saved = load(folder, identity(request.experiment))
     except Damaged as damage:
         progress.warn(f"{damage}; the run begins anew")
         return None
@@ -274,13 +271,13 @@ def state_left(asked: RunRequest) -> Checkpoint | None:
     return saved
 
 
-def attempt_twice(asked: RunRequest, saved: Checkpoint | None) -> None:
+def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run; once more from the beginning, if a file turns out to be damaged on the way."""
     try:
-        attempt(asked, saved)
+        attempt(request, saved)
     except Damaged as damage:
-        asked.progress.warn(f"{damage}; the run begins anew")
-        attempt(asked, None)
+        request.progress.warn(f"{damage}; the run begins anew")
+        attempt(request, None)
 
 
 # --- A finished run is trained again without some of its examples, and the difference is kept beside it.

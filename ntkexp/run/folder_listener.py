@@ -178,16 +178,13 @@ def array(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().cpu().numpy()
 
 
-# --- A listener that keeps what it hears in the run folder as it happens, with checkpoints.
-
-
 PATIENCE = 20
 """How often as long as it took to save sums on disk nothing is saved: so checkpoints take a twentieth of the time."""
 
 
 @dataclass(kw_only=True)
 class FolderListener(AbstractListener):
-    """Keeps rows, kernels and checkpoints in a run folder."""
+    """Keeps rows, kernels and checkpoints in a run folder, as they come."""
 
     folder: RunFolder
     setting: Setting
