@@ -67,7 +67,7 @@ OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """An experiment to be carried out in a folder, given by these overrides; `repeat` is a command that does it again."""
+    """An experiment to be carried out in a folder, given by these overrides; `repeat` is a command that repeats it."""
 
     experiment: Experiment
     folder: RunFolder
