@@ -45,7 +45,6 @@ class Judgement:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The judgement is plain data."""
         found: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
         found |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
         return found | {"draws": self.draws, "note": self.note}
@@ -76,12 +75,10 @@ class ClaimRecord:
 
     @property
     def main(self) -> Judgement:
-        """The first look is the claim's own."""
         return self.looks["main"]
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The record is plain data."""
         found: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
         found |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
         return found | {"looks": {name: look.fields for name, look in self.looks.items()}}
@@ -100,12 +97,10 @@ def of_claim(path: Path, name: str) -> str:
 
 
 def write_claim(claim: ClaimRecord) -> None:
-    """Write the record whole, or not at all."""
     write_atomically(claim.path / VERDICT, sealed_text(claim.fields, of_claim(claim.path, VERDICT)))
 
 
 def read_claim_record(path: Path) -> ClaimRecord:
-    """Read the record in a claim's folder."""
     found = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
         looks = {str(name): judgement_of(look) for name, look in found.pop("looks").items()}
@@ -154,7 +149,6 @@ class Exhibit:
 
 
 def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
-    """Write it whole, or not at all."""
     rows: Sequence[Sequence[float | str | None]] = exhibit.rows
     fields = {"caption": exhibit.caption, "columns": list(exhibit.columns), "rows": [list(row) for row in rows]}
     write_atomically(folder / EXHIBIT, sealed_text(fields, of_claim(folder, EXHIBIT)))

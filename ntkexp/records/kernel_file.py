@@ -98,7 +98,6 @@ class Tiling:
         return count * (across + self.owns(row, column))
 
     def mirrored(self, row: int, column: int) -> bool:
-        """Whether the tile has a mirror image."""
         return row != column and row < self.shape[1]
 
     def owns(self, row: int, column: int) -> bool:
@@ -226,18 +225,14 @@ def own_seals(path: Path) -> Seals | None:
 
 @dataclass(frozen=True)
 class KernelMatrix:
-    """A kernel file that exists."""
-
     path: Path
 
     @cached_property
     def store(self) -> zarr.Group:
-        """The arrays of the file."""
         return open_store(self.path, write=True)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The attributes of the file."""
         facts = dict(self.store.attrs)
         if missing := {"identity", "description", "kernels", "splits", "classes", "side"} - facts.keys():
             raise Mistake(f"{self.path} is no kernel file: it lacks {', '.join(sorted(missing))}")
@@ -245,7 +240,6 @@ class KernelMatrix:
 
     @cached_property
     def layout(self) -> Layout:
-        """The shapes of the arrays."""
         kernels = tuple(map(str, self.facts["kernels"]))
         place = get_array(self.store, kernels[0])
         points, outputs, train, _ = place.shape
@@ -253,7 +247,6 @@ class KernelMatrix:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the kernel is of."""
         found: dict[str, Any] = json.loads(self.facts["description"])
         return found
 
@@ -333,7 +326,6 @@ class KernelMatrix:
             write_atomically(self.marks(row), done.tobytes())
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
-        """Read rows of any array."""
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
@@ -345,7 +337,6 @@ class KernelMatrix:
 
 
 def open_matrix(path: Path) -> KernelMatrix:
-    """Open a kernel file, finished or not."""
     if not path.is_dir():
         raise Mistake(f"{path} is no kernel file: it {'is a file' if path.exists() else 'does not exist'}")
     check_attributes(path)

@@ -178,7 +178,6 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def parse(row: Mapping[str, str]) -> Result:
-    """Read one line of the file."""
     return Result(
         split=of_cell(row["split"]),
         machine=of_cell(row["machine"]),
@@ -194,7 +193,6 @@ def parse(row: Mapping[str, str]) -> Result:
 
 
 def number(text: str) -> float | None:
-    """Read a cell's number; an empty cell has none."""
     return float(text) if text else None
 
 
@@ -220,7 +218,6 @@ class Took:
 
     @property
     def cells(self) -> str:
-        """Both numbers as they are written."""
         return f"{self.wall:.6f}," + ("" if math.isnan(self.processor) else f"{self.processor:.6f}")
 
 

@@ -41,12 +41,10 @@ class Expected:
 
     @property
     def low(self) -> float:
-        """Where the range begins."""
         return -math.inf if self.bound == "upper" else self.value - self.margin
 
     @property
     def high(self) -> float:
-        """Where the range ends."""
         return math.inf if self.bound == "lower" else self.value + self.margin
 
 
@@ -65,7 +63,6 @@ class Fit(Component):
 
     @property
     def expected(self) -> Expected | None:
-        """What the exponent is compared with."""
         return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
 
 
@@ -107,7 +104,6 @@ class SweepRun:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The run as plain data; outputs may be moved elsewhere, so a folder goes by its name."""
         known: dict[str, Json] = {
             "axes": dict(self.axes),
             "seed": self.seed,
@@ -132,7 +128,6 @@ class Sweep:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The sweep is plain data."""
         asked = resolved(self.axes, self.seeds, self.base, self.fits)
         return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
 
@@ -157,7 +152,6 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a record; one that is damaged is a mistake."""
     found = read_sealed(path, path.name)
     try:
         axes = {str(key): tuple(map(level, values)) for key, values in found["axes"].items()}
@@ -178,7 +172,6 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def run_of(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> SweepRun:
-    """Read one of a record's runs."""
     return SweepRun(
         folder=folder_of(Path(row["folder"]), path),
         axes={key: level(row["axes"][key]) for key in axes},
@@ -196,7 +189,6 @@ def folder_of(folder: Path, path: Path) -> Path:
 
 
 def order(run: SweepRun, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:
-    """Where a run stands along each axis."""
     return [values.index(run.axes[key]) for key, values in axes.items()]
 
 

@@ -63,8 +63,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under columns."""
-
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
 

@@ -194,7 +194,6 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
-    """Show one run."""
     ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
@@ -216,7 +215,6 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
 
 
 def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
-    """Show a sweep."""
     sweep, name = analysis.sweep, slug(analysis.sweep.name)
     laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
     means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
@@ -299,12 +297,10 @@ RULE = (
 
 
 def claim_anchor(record: ClaimRecord) -> str:
-    """Name a claim in links."""
     return f"claim-{slug(record.path.name)}"
 
 
 def claim_view(record: ClaimRecord, folder: Path) -> View:
-    """Show a claim."""
     anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
     # with its size, if that is not its own: no other on the page is called so
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"

@@ -168,8 +168,6 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture stands on the page."""
-
     title: str
     svg: Markup
     csv: str

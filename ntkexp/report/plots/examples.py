@@ -124,7 +124,6 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
 
 
 def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
-    """Write below an image."""
     left, right, bottom, _ = image.get_extent()
     page.annotate(
         text, ((left + right) / 2, bottom), xytext=(0, -2), textcoords="offset points",
@@ -202,7 +201,6 @@ def labelled(example: Example) -> Example:
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
-    """Write the title."""
     masses = [explanation.mass for explanation in explanations]
     largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
@@ -313,6 +311,5 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 
 
 def name_of(part: Part) -> str:
-    """Name an example beside its bar."""
     shown = replace(part.example, name=fitting(part.example.name))
     return shown.label if shown.text else f"#{shown.index} {shown.label}"

@@ -60,7 +60,6 @@ def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
 
 
 def edge(axes: Axes, run: Run) -> list[End]:
-    """Draw the edge of stability, where it is known."""
     series = positive(run, "lambda_max", "stability")
     heights = (series["lambda_max"] / series["stability"]).to_numpy()
     axes.plot(series["step"], heights, "--", color=VERMILION, linewidth=1)
@@ -68,7 +67,6 @@ def edge(axes: Axes, run: Run) -> list[End]:
 
 
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    """Write the title."""
     edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
     return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
 
