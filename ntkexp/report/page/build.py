@@ -39,7 +39,7 @@ from ntkexp.report.forgetting import sentence as forgetting_sentence
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
-from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, show_and_keep, slug
+from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
@@ -72,7 +72,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
-        lead=first and show_and_keep(first, "runs", command, folder),
+        lead=first and show(first, "runs", command, folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=run_views(material, names, folder),
         overview=format_html(of_frame(combined(material.runs)), "all-runs", caption, links),
@@ -225,7 +225,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
         "extent": extent(sweep),
         "command": sweep.command,
         "base": " ".join(sweep.base),
-        "figures": [show_and_keep(picture, name, sweep.command, folder) for picture in pictures],
+        "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
         "laws": summary(analysis.laws, analysis.draws),
         "fits": format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
         "reasons": dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None),
