@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -192,19 +192,13 @@ def check_attributes(path: Path) -> None:
     """Refuse a store that is none of ours, or not as it was begun."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
-    seals = own_seals(path)
-    if wrong := [GROUP] if seals is None else broken(path, seals):
-        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
-
-
-def own_seals(path: Path) -> Seals | None:
-    """The seals of what was written when the file was begun; none, if its attributes are not as they were."""
-    try:
+    seals: Seals | None = None  # of what was written when the file was begun, if its attributes are as they were
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
         found = store["attributes"].pop(SEAL)
-        return store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        seals = store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
+    if wrong := [GROUP] if seals is None else broken(path, seals):
+        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
 
 
 # --- A kernel by itself: a store that is filled tile by tile, and knows what it is of.

@@ -228,11 +228,6 @@ def read_snapshot(path: Path, index: int) -> Kernel:
     return found[:, None, :, None] if name == TRACE else found
 
 
-def read_array(path: Path, name: str) -> NDArray[np.float64]:
-    """Read a whole array of the store."""
-    return np.asarray(get_array(open_store(path), name)[...], dtype=np.float64)
-
-
 # --- predictions.zarr: what the network and every kernel machine say at every point.
 #
 #     prediction  [machine, probe, out]   the machines' names are the attribute `machines`

@@ -44,7 +44,7 @@ An exponent leaves exponent ± margin; one that bounds from above leaves (−∞
 >>> [compare(law, expected).where for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
 ['inside', 'below', 'inside']
 >>> compare(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
-Comparison(where='across', p=None, more=43)
+IntervalComparison(where='across', p=None, more=43)
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class Comparison:
+class IntervalComparison:
     """Where the interval lies beside the range that was expected.
 
     `p` is the probability of so good an estimate by chance, were the truth at the edge, where the interval lies on one
@@ -262,7 +262,7 @@ class Comparison:
     more: int | None = None
 
 
-def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> Comparison:
+def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> IntervalComparison:
     """Compare an interval with the range that was expected; claims and the laws of sweeps are judged by this alone.
 
     p ≤ 2.5 % is where the whole 95 % interval lies inside or outside. The edges belong to the range, unless it is
@@ -276,7 +276,7 @@ def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> 
 
     value = estimate.value
     if not estimate.known or math.isnan(value):
-        return Comparison("across")
+        return IntervalComparison("across")
 
     def chance(way: float) -> float:
         """The probability of an estimate so far beyond an edge, were the truth at that edge."""
@@ -287,11 +287,11 @@ def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> 
     at_edge = strict and value in {expected.low, expected.high} and not estimate.error
     inside = 1.0 if at_edge else max(chance(value - expected.low), chance(expected.high - value))
     if inside <= CHANCE:
-        return Comparison("inside", inside)
+        return IntervalComparison("inside", inside)
     outside = min(chance(expected.low - value), chance(value - expected.high))
     if outside <= CHANCE:
-        return Comparison("above" if value >= expected.high else "below", outside)
-    return Comparison("across", more=missing(estimate, expected))
+        return IntervalComparison("above" if value >= expected.high else "below", outside)
+    return IntervalComparison("across", more=missing(estimate, expected))
 
 
 def missing(estimate: Estimate, expected: Expected) -> int | None:
