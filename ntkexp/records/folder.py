@@ -60,7 +60,6 @@ def package_version() -> str:
 
 
 def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
-    """Write a command line for a shell."""
     return shlex.join(["ntkexp", name, *words, *options])
 
 
@@ -158,8 +157,6 @@ class Held(Mistake):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run has its place here."""
-
     path: Path
 
     # --- What has become of the run
@@ -275,11 +272,9 @@ class RunFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file, whole or not at all."""
         write_atomically(self.path / name, content)
 
     def write_json(self, name: str, value: Json) -> None:
-        """Write a JSON file, whole or not at all."""
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
@@ -295,7 +290,6 @@ class RunFolder:
         return read_sealed(self.path / name, self.sealed_for(name))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that holds an object."""
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:

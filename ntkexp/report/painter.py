@@ -83,7 +83,6 @@ def another_process() -> Iterator[subprocess.Popen[str] | None]:
 
 
 def here(folder: Path) -> Iterator[tuple[str, str]]:
-    """Draw in this process."""
     from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow, and the other process has it
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 

@@ -260,7 +260,6 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, or its kind."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

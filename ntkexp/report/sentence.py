@@ -100,7 +100,6 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """List the machines with their details, in the order of the ladder."""
     return list(dict.fromkeys((result.machine, result.detail) for result in results))
 
 
@@ -158,7 +157,6 @@ class Spoken:
     splits: tuple[str, ...]  # of the whole ladder
 
     def which(self, *kinds: Likeness) -> list[Result]:
-        """The rows that say one of these."""
         return [row for row in self.rows if likeness(row) in kinds]
 
     @property
@@ -268,7 +266,6 @@ def compared(found: Sequence[Spoken]) -> list[str]:
 
 
 def why_nothing(rows: Sequence[Result]) -> str:
-    """Say why there is nothing to compare."""
     kinds = {likeness(row) for row in rows}
     if Likeness.LOST in kinds:
         return "The trained network is not finite, so no kernel machine can be compared with it."
@@ -279,7 +276,6 @@ def why_nothing(rows: Sequence[Result]) -> str:
 
 
 def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """Name the splits, where there are several."""
     return f" on {name_splits(here, splits)}" if len(splits) > 1 else ""
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.sweep import Bound, Expected, Fit, Level, Sweep
-from ntkexp.report.analysis.estimate import Comparison, PowerLaw, compare, power_law
+from ntkexp.report.analysis.estimate import IntervalComparison, PowerLaw, compare, power_law
 from ntkexp.report.run import START_VARIANCE, Run, describe
 from ntkexp.text import counted, short
 
@@ -154,7 +154,7 @@ class Fitted:
     reason: str = ""
 
     @property
-    def comparison(self) -> Comparison | None:
+    def comparison(self) -> IntervalComparison | None:
         """The exponent beside theory's, where there is one."""
         expected = self.fit.expected
         return None if self.law is None or expected is None else compare(self.law.exponent, expected)

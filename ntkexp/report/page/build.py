@@ -39,7 +39,7 @@ from ntkexp.report.forgetting import sentence as forgetting_sentence
 from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
-from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, show_and_keep, slug
+from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
@@ -72,7 +72,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
-        lead=first and show_and_keep(first, "runs", command, folder),
+        lead=first and show(first, "runs", command, folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=run_views(material, names, folder),
         overview=format_html(of_frame(combined(material.runs)), "all-runs", caption, links),
@@ -194,7 +194,6 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
-    """Show one run."""
     ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
@@ -216,7 +215,6 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
 
 
 def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
-    """Show a sweep."""
     sweep, name = analysis.sweep, slug(analysis.sweep.name)
     laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
     means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
@@ -227,7 +225,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
         "extent": extent(sweep),
         "command": sweep.command,
         "base": " ".join(sweep.base),
-        "figures": [show_and_keep(picture, name, sweep.command, folder) for picture in pictures],
+        "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
         "laws": summary(analysis.laws, analysis.draws),
         "fits": format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
         "reasons": dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None),
@@ -299,12 +297,10 @@ RULE = (
 
 
 def claim_anchor(record: ClaimRecord) -> str:
-    """Name a claim in links."""
     return f"claim-{slug(record.path.name)}"
 
 
 def claim_view(record: ClaimRecord, folder: Path) -> View:
-    """Show a claim."""
     anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
     # with its size, if that is not its own: no other on the page is called so
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"

@@ -60,7 +60,6 @@ def gallery() -> Iterator[tuple[str, Draw]]:
 
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
-    """Draw one picture, if it applies to the run."""
     with house_style():
         return draw(run)
 
@@ -88,19 +87,16 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
-    """Write one figure as one file."""
     write_atomically(path, drawn(figure, kind))
     return path
 
 
 def png(figure: Figure) -> bytes:
-    """Draw a figure as pixels."""
     with house_style():
         return drawn(figure, "png")
 
 
 def svg(figure: Figure) -> str:
-    """Draw a figure as text."""
     with house_style():
         return drawn(figure, "svg").decode()
 

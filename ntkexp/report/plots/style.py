@@ -126,7 +126,6 @@ class PowersOfTen(LogFormatterSciNotation):
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_formatter(PowersOfTen())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, fields
@@ -168,17 +167,11 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
 
 def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a table as a file, with every digit."""
-    import csv
-
     from ntkexp.records.atomic import write_atomically
-    from ntkexp.records.results import cell
+    from ntkexp.records.results import csv_text
 
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([cell(name) for name in header])
-    table.writerows([cell(value) for value in row] for row in rows)
     try:
-        write_atomically(folder / name, text.getvalue())
+        write_atomically(folder / name, csv_text(header, rows))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
     return folder / name

@@ -43,7 +43,12 @@ def draw(run: Run) -> Figure | None:
     axes.set_yticks(range(len(names)), [spoken(machine) for machine, _ in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("relative error")
-    write_numbers(axes, rows, names)
+    for row in rows:  # the errors of the split that counts, beside the axes
+        if row.split == main_split(rows):
+            axes.annotate(
+                short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
+                xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
+            )  # fmt: skip
     explain(axes, rows)
     heading(figure, said)
     return figure
@@ -51,16 +56,6 @@ def draw(run: Run) -> Figure | None:
 
 def table(run: Run) -> pd.DataFrame:
     return run.results
-
-
-def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:
-    """Write the errors of the split that counts beside the axes."""
-    here = main_split(rows)
-    for row in (row for row in rows if row.split == here):
-        axes.annotate(
-            short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
-            xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
-        )  # fmt: skip
 
 
 def explain(axes: Axes, rows: list[Result]) -> None:

@@ -32,7 +32,6 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
 
 
 def draw_law(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
-    """Draw one law."""
     axis, quantity = found.fit.axis, found.fit.quantity
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
