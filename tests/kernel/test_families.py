@@ -66,7 +66,6 @@ def cosines(h: Tensor, k: Tensor) -> Tensor:
 
 
 def reflected(h: Tensor, k: Tensor) -> Tensor:
-    """One reflection after the other."""
     q = torch.eye(3, 2, dtype=h.dtype).expand(len(h), 3, 2)
     for n in (1, 0):
         v = square(h).mT[:, :, n : n + 1].tril(-n - 1) + torch.eye(3, dtype=h.dtype)[:, n : n + 1]

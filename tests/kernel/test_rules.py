@@ -70,7 +70,6 @@ class Sampled:
 
     @cached_property
     def reader(self) -> Reader:
-        """Of the module."""
         return Reader(function_of(self.module), frozenset(self.start))
 
     def tape(self, size: float) -> Tape:
@@ -96,7 +95,6 @@ class Sampled:
 
 
 def fresh(name: str) -> Sampled:
-    """Of the sample of this name."""
     return problem_of(SAMPLES[name])
 
 
