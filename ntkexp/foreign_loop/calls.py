@@ -120,6 +120,43 @@ class Autocast:
             yield
 
 
+# --- The kernels that torch may choose among: others cast otherwise, so a call is replayed by its own.
+
+
+KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "mem_efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+}
+"""Of attention, and of products on processors: whether each is allowed now, and how to say so."""
+
+
+def forbidden_kernels() -> frozenset[str]:
+    """Those that may not be chosen now, as inside `torch.nn.attention.sdpa_kernel`.
+
+    >>> from torch.nn.attention import SDPBackend, sdpa_kernel
+    >>> with sdpa_kernel(SDPBackend.MATH):
+    ...     sorted(forbidden_kernels())
+    ['cudnn', 'flash', 'mem_efficient']
+    """
+    return frozenset(name for name, (allowed, _) in KERNELS.items() if not allowed())
+
+
+@contextmanager
+def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
+    """Choose among all kernels but these."""
+    before = forbidden_kernels()
+    try:
+        for name in before ^ forbidden:
+            KERNELS[name][1](name not in forbidden)
+        yield
+    finally:
+        for name in before ^ forbidden:
+            KERNELS[name][1](name not in before)
+
+
 # --- The circumstances of a call: what it depends on besides weights and inputs.
 #
 # Layers are in training mode or in evaluation, most of them as the whole model is. Generators begin in a state,
@@ -157,22 +194,26 @@ EVALUATION = LayerModes()
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:
-    """The modes, the states of the generators that were drawn from, by their devices, and the casts."""
+    """The modes, the states of the generators that were drawn from, by their devices, the casts, and the kernels that
+    were forbidden."""
 
     modes: LayerModes = EVALUATION
     states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
+    forbidden: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None) -> Circumstances:
+    def of(
+        cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None, forbidden: frozenset[str]
+    ) -> Circumstances:
         """Those of a call that has come back, before which generators were in these states."""
         after = generator_states(module)
         drawn_from = {place: state for place, state in before.items() if not torch.equal(state, after[place])}
-        return cls(LayerModes.of(module), drawn_from, autocast)
+        return cls(LayerModes.of(module), drawn_from, autocast, forbidden)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Draw and cast as then; modes are the module's affair."""
+        """Draw and cast as then; modes are the module's affair, and kernels those of the way back too."""
         with beginning_at(self.states), nullcontext() if self.autocast is None else self.autocast.again():
             yield
 
@@ -181,7 +222,9 @@ class Circumstances:
         """All of it as plain content, for a file."""
         otherwise = sorted(self.modes.otherwise)
         casts = None if self.autocast is None else list(astuple(self.autocast))
-        return {"trains": self.modes.trains, "otherwise": otherwise, "states": dict(self.states), "casts": casts}
+        forbidden = {"forbidden": sorted(self.forbidden)} if self.forbidden else {}
+        modes = {"trains": self.modes.trains, "otherwise": otherwise}
+        return {**modes, "states": dict(self.states), "casts": casts, **forbidden}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Circumstances:
@@ -189,7 +232,8 @@ class Circumstances:
         states = {place: state.clone() for place, state in content.get("states", {}).items()}
         modes = LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ())))
         casts = content.get("casts")
-        return cls(modes, states, None if casts is None else Autocast(*casts))
+        forbidden = frozenset(content.get("forbidden", ()))
+        return cls(modes, states, None if casts is None else Autocast(*casts), forbidden)
 
 
 @dataclass

@@ -31,6 +31,7 @@ from ntkexp.foreign_loop.calls import (
     ModelCall,
     beginning_at,
     generator_states,
+    without_kernels,
 )
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
@@ -273,7 +274,7 @@ class CalledModule:
                 with torch.no_grad():
                     for name, weight in weights.items():
                         parameters[name].copy_(weight).requires_grad_()
-            with torch.enable_grad():
+            with torch.enable_grad(), without_kernels(call.how.forbidden):
                 assert call.gradient is not None
                 outputs = self.outputs(call.how, call.inputs)
                 if given is not None:

@@ -46,7 +46,14 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
 )
 from ntkexp.foreign_loop.attribution import factors_between
-from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, call_inputs, generator_states
+from ntkexp.foreign_loop.calls import (
+    Autocast,
+    Circumstances,
+    ModelCall,
+    call_inputs,
+    forbidden_kernels,
+    generator_states,
+)
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
@@ -90,7 +97,8 @@ class Watch:
     count: int = 0  # calls recorded
     under_way: list[int] = field(default_factory=list)  # the count when each of the nested calls under way began
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
-    autocast: Autocast | None = None  # in which the latest call was made
+    forbidden: frozenset[str] = frozenset()  # the kernels that the latest call could not choose
+    autocast: Autocast | None = None  # in which it was made
     consumed_calls: list[ModelCall] = field(default_factory=list)  # those that the latest step consumed
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # the `grad`s that it consumed
 
@@ -176,6 +184,7 @@ class Watch:
         self.under_way.append(self.count)
         if torch.is_grad_enabled():
             self.generators, self.autocast = generator_states(self.inner), None
+            self.forbidden = forbidden_kernels()
 
     def on_layer(self, first: bool, layer: nn.Module, *_: object) -> None:
         """Note the autocast of a call, in its first layer or a later one."""
@@ -207,7 +216,7 @@ class Watch:
                 "one whose outputs have the examples as their first axis"
             )
 
-        how = Circumstances.of(self.inner, self.generators, self.autocast)
+        how = Circumstances.of(self.inner, self.generators, self.autocast, self.forbidden)
         call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)

@@ -7,25 +7,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.backward_sum import Doubled, RuleBack, SecondPass, TwoPasses, sample_points
+from ntkexp.path.backward_sum import TwoPasses
 from ntkexp.path.budget import Budget
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
-from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero, totals_at_zero
+from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.points import Domain
-from ntkexp.path.recording import Playback, Recording, halves_at_zero, row_length
-from ntkexp.path.rule.base import AbstractRule, Left
+from ntkexp.path.recording import Recording, row_length
+from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
-
-# --- How a path is integrated: what that refuses, what it costs, what it starts from and what it knows.
-
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
 """Takes room for so many rows of so many numbers."""
@@ -63,7 +59,7 @@ class AbstractIntegration(ABC):
 
     @property
     def doubles(self) -> bool:
-        """Whether the error takes brackets of its own."""
+        """Whether the error takes adjoints of its own."""
         return False
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
@@ -80,7 +76,7 @@ class AbstractIntegration(ABC):
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """What the optimizer's memory tells of the path when it is behind."""
+        """What the optimizer's memory says of the path when it is behind."""
         return {}
 
     @abstractmethod
@@ -88,12 +84,9 @@ class AbstractIntegration(ABC):
         """What takes in the steps from these weights on."""
 
 
-# --- The kernel of every step, for optimizers that remember nothing.
-
-
 @dataclass(frozen=True, kw_only=True)
 class EveryStep(AbstractIntegration):
-    """It goes with every step, and costs a reading of each by each rule."""
+    """The kernel of every step, for optimizers that remember nothing: it costs a reading of each by each rule."""
 
     path: Path
 
@@ -102,31 +95,27 @@ class EveryStep(AbstractIntegration):
         return 1 if self.path.finer else 0
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
-        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        path, error_bar = self.path, None
+        if path.closing is not None and path.finer:
+            error_bar = ErrorBar(
+                rule=path.closing.option,
+                coarse=path.quadrature(path.closing),
+                fine=path.finer,
+                gain=path.gain,
+                every=path.sampled_every(domain.steps),
+                total=domain.zeros(3),
+            )
+        rules = {rule.option: integrals_at_zero(path.quadrature(rule), domain) for rule in path.rule}
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
-        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=self.error_bar(domain))
-
-    def error_bar(self, domain: Domain) -> ErrorBar | None:
-        """The measure of the parts by the closing rule, on a sample of the steps."""
-        if self.path.closing is None or not self.path.finer:
-            return None
-        return ErrorBar(
-            rule=self.path.closing.option,
-            coarse=self.path.quadrature(self.path.closing),
-            fine=self.path.finer,
-            gain=self.path.gain,
-            every=self.path.sampled_every(domain.steps),
-            total=domain.zeros(3),
-            makes_kernels=domain.points.makes_kernels,
-        )
-
-
-# --- The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(AbstractIntegration):
-    """It holds two snapshots beside each path kernel, and knows its error by them."""
+    """The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+
+    It holds two snapshots beside each path kernel, and knows its error by them.
+    """
 
     path: Path
 
@@ -147,32 +136,29 @@ class Snapshots(AbstractIntegration):
         return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> SnapshotSum:
+        tracks = {
+            rule.option: Track(
+                integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+                totals=totals_at_zero(domain, len(self.path.rule)),
+                latest=domain.zeros(4),
+                pulled=domain.zeros(2),
+                before=domain.zeros(4),
+                error=domain.zeros(3),
+            )
+            for rule in self.path.rule
+        }
         return SnapshotSum(
             domain=domain,
-            tracks={rule.option: self.track(rule, domain) for rule in self.path.rule},
+            tracks=tracks,
             moments=Moments(pull=domain.no_pull(), late_pull=domain.no_pull()),
             arriving=domain.no_pull(),
             last=domain.steps - 1,
         )
 
-    def track(self, rule: AbstractRule, domain: Domain) -> Track:
-        """No snapshot taken yet."""
-        return Track(
-            integrals=integrals_at_zero(self.path.quadrature(rule), domain),
-            totals=totals_at_zero(domain, len(self.path.rule)),
-            latest=domain.zeros(4),
-            pulled=domain.zeros(2),
-            before=domain.zeros(4),
-            error=domain.zeros(3),
-        )
-
-
-# --- The integral over time, for an optimizer whose weights move on a curve.
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """It refuses snapshots, and takes `path.nodes` readings of every arc."""
+    """The integral over time, for an optimizer whose weights move on a curve: `path.nodes` readings of every arc."""
 
     path: Path
 
@@ -206,49 +192,20 @@ class AlongFlow(AbstractIntegration):
         return {"flow_error": float(arcs["error"] / arcs["way"])}
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
+        error_bar = None
+        if self.path.error_samples:
+            every = self.path.sampled_every(domain.steps)
+            error_bar = ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
-        return FlowIntegral(
-            domain=domain,
-            nodes=self.path.nodes,
-            rule=tangent,
-            totals=totals_at_zero(domain, 1),
-            error_bar=self.error_bar(domain),
-        )
-
-    def error_bar(self, domain: Domain) -> ErrorBar | None:
-        """The measure by one node more, on a sample of the steps."""
-        if not self.path.error_samples:
-            return None
-        every = self.path.sampled_every(domain.steps)
-        return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
-
-
-# --- Which points are attributed where each costs a pass backwards: the first ones of every split, as many of each as
-# of the others where it has so many.
-
-
-def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """How many of each group are taken.
-
-    >>> fair_counts(64, [128, 128, 101])
-    [22, 21, 21]
-    >>> fair_counts(64, [8, 100, 100]), fair_counts(64, [8, 8])
-    ([8, 28, 28], [8, 8])
-    """
-    taken = [0] * len(sizes)
-    while (left := count - sum(taken)) > 0 and (open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]):
-        for turn, k in enumerate(open_):
-            fair = left // len(open_) + (turn < left % len(open_))
-            taken[k] += min(fair, sizes[k] - taken[k])
-    return taken
-
-
-# --- The sum from the last step to the first, for optimizers that remember.
+        totals = totals_at_zero(domain, 1)
+        return FlowIntegral(domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(AbstractIntegration):
-    """It refuses snapshots, goes over the path twice, and holds a bracket for each attributed point and output."""
+    """The sum from the last step to the first, for optimizers that remember: it goes over the path twice, and holds an
+    adjoint for each attributed point and output.
+    """
 
     path: Path
     optimizer: AbstractOptimizer
@@ -279,43 +236,24 @@ class Backward(AbstractIntegration):
         records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
         rows = room(domain.steps + 1, row_length(weights, records, pull))
         recording = Recording(rows=rows, like=weights, records=records, pull=pull)
-        return TwoPasses(recording=recording, turn=partial(self.turn, domain), switches=domain.switches)
-
-    def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
-        """The second pass before its first step back."""
-        like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
-        rules = {}
-        for rule in self.path.rule:
-            totals = totals_at_zero(domain, len(self.path.rule))
-            totals.reach(len(step_sizes))
-            rules[rule.option] = RuleBack(
-                integrals=integrals_at_zero(self.path.quadrature(rule), domain),
-                totals=totals,
-                tallies=[Tally() for _ in step_sizes],
-                halves=halves_at_zero(len(step_sizes), like),
-            )
-        steps = Playback(
-            recording=recording,
-            points=domain.points,
-            step_sizes=step_sizes,
-            factors=self.optimizer.factors(recording.like),
-            weight_decay=self.optimizer.weight_decay,
-        )
-        return SecondPass(
-            steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=self.doubled(domain)
-        )
-
-    def doubled(self, domain: Domain) -> Doubled | None:
-        """The measure of the parts by the closing rule, at a sample of the points."""
-        if self.path.closing is None or not self.path.finer:
-            return None
-        sample = sample_points(len(domain.attributed), self.path.error_samples).to(domain.attributed.device)
-        room = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
-        integrals = Integrals(self.path.finer, *room)
-        return Doubled(rule=self.path.closing.option, integrals=integrals, sample=sample, gain=self.path.gain)
+        return TwoPasses(path=self.path, optimizer=self.optimizer, domain=domain, recording=recording)
 
 
-# --- The one place that chooses how a path is integrated: by how the optimizer moves, and by what the settings say.
+def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
+    """Which points are attributed where each costs a pass backwards: the first ones of every group, as many of each as
+    of the others where it has so many; how many of each group these are.
+
+    >>> fair_counts(64, [128, 128, 101])
+    [22, 21, 21]
+    >>> fair_counts(64, [8, 100, 100]), fair_counts(64, [8, 8])
+    ([8, 28, 28], [8, 8])
+    """
+    taken = [0] * len(sizes)
+    while (left := count - sum(taken)) > 0 and (open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]):
+        for turn, k in enumerate(open_):
+            fair = left // len(open_) + (turn < left % len(open_))
+            taken[k] += min(fair, sizes[k] - taken[k])
+    return taken
 
 
 def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:

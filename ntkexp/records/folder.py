@@ -146,6 +146,9 @@ OURS = re.compile(
 )
 """The files that may lie in a run folder, by their places there."""
 
+SOMETIMES = ("retraced.csv",)
+"""Files that not every run has: in a run that wrote none, they are those of another."""
+
 State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
 
 
@@ -207,6 +210,7 @@ class RunFolder:
             return strange
         wrong = [name for name, size in done["sizes"].items() if surplus and size_of(self.path / name) != size]
         wrong = wrong or broken(self.path, done["seals"], largest)
+        wrong = wrong or [name for name in SOMETIMES if name not in done["sizes"] and (self.path / name).exists()]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
     # --- Whose it is, and the seals of its files

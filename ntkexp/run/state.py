@@ -165,13 +165,7 @@ def found_sums(folder: Path, state: Any) -> Any:
 
 
 def is_name(part: Any) -> bool:
-    """Whether this stands for numbers of another file."""
     return isinstance(part, dict) and KEPT in part
-
-
-def kept_bytes(folder: Path) -> int:
-    """How much the sums of a checkpoint take."""
-    return sum(path.stat().st_size for path in folder.glob(FILES))
 
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
@@ -215,7 +209,9 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     state: Checkpoint = load_tensors(path, mmap=True)
     refuse(folder, [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [])
     seals: Seals = {**state["seals"], **state["sums"]}
-    cut_checkpoint(folder, seals[METRICS][0])
+    metrics, size = folder.path / METRICS, seals[METRICS][0]
+    if metrics.is_file() and metrics.stat().st_size > size:
+        os.truncate(metrics, size)  # lines behind the checkpoint are written again
     refuse(folder, broken(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
     return {**state, "run": found_sums(folder.path, state["run"])}
@@ -225,13 +221,6 @@ def refuse(folder: RunFolder, wrong: list[str]) -> None:
     """Refuse a folder whose files are not as they were written."""
     if wrong:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
-
-
-def cut_checkpoint(folder: RunFolder, size: int) -> None:
-    """Forget the lines of metrics.csv that are behind this position: they are written again."""
-    path = folder.path / METRICS
-    if path.is_file() and path.stat().st_size > size:
-        os.truncate(path, size)
 
 
 # --- Where a run stands on its path, and what it has accumulated so far.
@@ -266,7 +255,7 @@ class RunState:
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
         if step.index in self.setting.domain.switches:
-            self.turns.append(step.outputs.clone())
+            self.turns.append(step.view.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
         if self.effects is not None:
             self.effects.add(step)
@@ -282,11 +271,6 @@ class RunState:
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.late_tallies or ()):
             self.check(step, tallies)
-
-    def sweeps_back(self) -> Iterator[tuple[int, int]]:
-        """Sweep back over the path for effects, if they are asked for; how many steps are done of how many."""
-        if self.effects is not None:
-            yield from self.effects.steps_back(self.weights, self.step_sizes)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
         """Remember a step that is not closed, though its rule closes."""
@@ -314,22 +298,18 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-        self.weights = self.here(state["weights"])
-        self.memory = {part: self.here(weights) for part, weights in state["memory"].items()}
+        """Stand where the checkpoint stood, on the device of the run."""
+        device = self.summed_gradient.device
+        self.weights, self.memory = tree_map(lambda leaf: leaf.to(device), (state["weights"], state["memory"]))
         self.accumulator.restore(state["accumulator"])
         self.timetable.restore(state["timetable"])
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
-        self.turns = [outputs.to(self.summed_gradient.device) for outputs in state["turns"]]
+        self.turns = [outputs.to(device) for outputs in state["turns"]]
         if self.effects is not None:
             self.effects.restore(state["effects"])
-
-    def here(self, weights: Weights) -> Weights:
-        """Weights on the device of the run."""
-        return {name: weight.to(self.summed_gradient.device) for name, weight in weights.items()}
 
 
 def spilled(setting: Setting) -> int:
@@ -349,8 +329,9 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        refuse_small_disk(domain.scratch, spilled(setting) - kept_bytes(domain.scratch))
-    accumulator, asked = experiment.integration.begin(domain, weights, room), setting.sweep
+        kept = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
+        refuse_small_disk(domain.scratch, spilled(setting) - kept)
+    accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
     return RunState(
@@ -359,5 +340,5 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
         accumulator=accumulator,
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
-        effects=begin_effects(setting, asked, accumulator.recorded(), room) if asked and not asked.retrains else None,
+        effects=begin_effects(setting, sweep, accumulator.recorded(), room) if sweep and not sweep.retrains else None,
     )

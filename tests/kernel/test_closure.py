@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from ntkexp.kernel.read import checks
-from ntkexp.kernel.secant.call import Call
+from ntkexp.kernel.secant.call import Call, Result
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.rules import RULES
-from ntkexp.kernel.secant.rules.base import Result
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake

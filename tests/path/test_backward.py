@@ -68,7 +68,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
     memory = torch.zeros(train + 1, flat(setting.problem.weights).numel(), dtype=torch.float64)
     for step in setting.descent.walk(setting.problem.weights):
         theta, r = flat(step.segment.start), step.index
-        rows = torch.cat([dense(block, like) for block in step.right])
+        rows = torch.cat([dense(block, like) for block in step.view.right])
         own = torch.einsum("nc,ncp->np", step.output_gradient, rows) * (only in (None, r))
         sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
         decay = optimizer.weight_decay * theta * (only in (None, r))
@@ -86,7 +86,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
             moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
-            found[place] -= dense(block.features(piece), like) @ moved.t()
+            found[place] -= dense(block.jacobian(piece), like) @ moved.t()
     return found[..., :-1], found[..., -1]
 
 

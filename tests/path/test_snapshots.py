@@ -45,7 +45,7 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
-    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)[0]
 
 
 def nodes(found: Ran) -> list[int]:

@@ -29,6 +29,7 @@ from ntkexp.text import short
 EXPONENT = re.compile(r"\^\{(.*?)\}")
 RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
+LEAST = 1e-17  # where an error of exactly zero is drawn on a log axis
 
 RC = RcParams(
     {

@@ -11,14 +11,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis, wrapped
+from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split, sentence
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
 LINES = 4  # of a heading that fit by themselves
-LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
 def draw(run: Run) -> Figure | None:
