@@ -130,8 +130,6 @@ def test_a_parametrisation_that_is_registered_at_the_end_is_refused() -> None:
 
 
 class Counting(nn.Linear):
-    """Counts its calls."""
-
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ CLOSE = 1e-12  # of parts that are summed from replayed weights, relative to all
 
 
 def trained(given: Loop, body: Body, begin: int, end: int) -> None:
-    """Some steps of a loop."""
     for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
         if given.done >= begin:
             body(given, batch)

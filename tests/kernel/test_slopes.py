@@ -71,7 +71,6 @@ def absolute(z: float, slope: float) -> float:
 
 
 def scaled(z: float, slope: float) -> float:
-    """The same, multiplied by z."""
     return 8 * (1 + z)
 
 

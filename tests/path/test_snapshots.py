@@ -43,7 +43,6 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
 
 
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
-    """The kernel of one step at all points."""
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
     return block.kernel(setting.experiment.path.quadrature(chosen), step.side)[0]

@@ -227,7 +227,6 @@ def kill_tree(process: subprocess.Popen[str], luck: random.Random) -> None:
 
 
 def kill_worker(process: subprocess.Popen[str], luck: random.Random) -> None:
-    """One worker, if one is at work."""
     if found := sweeps.workers(process.pid):
         strike(luck.choice(found))
 

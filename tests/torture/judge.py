@@ -63,7 +63,6 @@ def is_of_lost_work(line: str) -> bool:
 
 
 def agree(found: dict[str, bytes], expected: dict[str, bytes], what: str) -> None:
-    """The same bytes, file by file."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise Fault(f"{what}: {name} {'is missing' if name not in found else 'has other bytes'}")

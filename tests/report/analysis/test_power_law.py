@@ -16,7 +16,6 @@ Array = NDArray[np.float64]
 
 
 def design(seeds: int) -> tuple[Array, NDArray[np.int64]]:
-    """Every width with every seed."""
     return np.tile(WIDTHS, seeds), np.repeat(np.arange(seeds), len(WIDTHS))
 
 

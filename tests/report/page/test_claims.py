@@ -20,7 +20,6 @@ from tests.report.page.conftest import HOSTILE
 
 
 def judgement(verdict: str = "supported", p: float | None = 0.001) -> Judgement:
-    """One look."""
     numbers = {"figure": -0.5, "low": -0.6, "high": math.nan, "p": p, "more_seeds": None}
     told = {"expected": "slope −0.5 ± 0.1", "seeds": (0, 1, 2), "draws": "each drawing weights", "note": HOSTILE}
     return Judgement(verdict=verdict, **numbers, **told)  # type: ignore[arg-type]
