@@ -5,9 +5,9 @@ chosen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
@@ -15,15 +15,11 @@ from ntkexp.path.backward_sum import TwoPasses
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.points import Domain
-from ntkexp.path.recording import Recording, row_length
+from ntkexp.path.recording import Room, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
-from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
-
-Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Takes room for so many rows of so many numbers."""
 
 
 class Costs(NamedTuple):
@@ -191,9 +187,8 @@ class Backward(AbstractIntegration):
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
         differentiated = self.optimizer.differentiated if self.path.effects else ()
-        records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
-        rows = room(domain.steps + 1, row_length(weights, records, pull))
-        recording = Recording(rows=rows, like=weights, records=records, pull=pull)
+        records = (*self.optimizer.records, *differentiated)
+        recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
         return TwoPasses(path=self.path, optimizer=self.optimizer, domain=domain, recording=recording)
 
 
