@@ -5,70 +5,43 @@ chosen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, NamedTuple
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.backward_sum import TwoPasses
-from ntkexp.path.budget import Budget
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.points import Domain
-from ntkexp.path.recording import Recording, row_length
+from ntkexp.path.recording import Room, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
-from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Takes room for so many rows of so many numbers."""
+
+class Costs(NamedTuple):
+    """What is held at once, and what is read of a step."""
+
+    rules: int  # each with contributions of its own
+    kernels: int  # path kernels and snapshots
+    errors: int  # sums like contributions that tell their error
+    tapes: int  # positions inside a step at which a block is read, both ends included
+    doubled: bool = False  # whether the error takes adjoints of its own
 
 
 class AbstractIntegration(ABC):
     """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
 
     path: Path
+    passes: ClassVar[int] = 1  # how often the path is gone over; a point more costs little where that is once
 
     @property
-    def passes(self) -> int:
-        """How often the path is gone over."""
-        return 1
-
-    @property
-    def rules(self) -> int:
-        """How many rules there are, each with contributions of its own."""
-        return len(self.path.rule)
-
-    @property
-    def kernels(self) -> int:
-        """How many path kernels and snapshots are held at once."""
-        return self.rules if self.path.keeps_kernels else 0
-
-    @property
-    def errors(self) -> int:
-        """How many sums like contributions tell their error."""
-        return 0
-
-    @property
-    def tapes(self) -> int:
-        """The number of positions inside a step at which a block is read, both ends included."""
-        return len(self.path.positions(self.path.finer))
-
-    @property
-    def doubles(self) -> bool:
-        """Whether the error takes adjoints of its own."""
-        return False
-
-    def counts(self, sizes: Sequence[int]) -> list[int]:
-        """How many points of each split are attributed: all, where a point more costs little."""
-        return list(sizes)
-
-    def chunk(self, budget: Budget, attributed: int) -> int:
-        """How many of them at once."""
-        return attributed
+    @abstractmethod
+    def costs(self) -> Costs:
+        """By these a run's memory is planned."""
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -91,8 +64,10 @@ class EveryStep(AbstractIntegration):
     path: Path
 
     @property
-    def errors(self) -> int:
-        return 1 if self.path.finer else 0
+    def costs(self) -> Costs:
+        path, rules = self.path, len(self.path.rule)
+        kernels, tapes = rules if path.keeps_kernels else 0, len(path.positions(path.finer))
+        return Costs(rules, kernels, errors=1 if path.finer else 0, tapes=tapes)
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
         path, error_bar = self.path, None
@@ -120,16 +95,9 @@ class Snapshots(AbstractIntegration):
     path: Path
 
     @property
-    def kernels(self) -> int:
-        return 3 * self.rules
-
-    @property
-    def errors(self) -> int:
-        return self.rules
-
-    @property
-    def tapes(self) -> int:
-        return len(self.path.positions(()))
+    def costs(self) -> Costs:
+        rules = len(self.path.rule)
+        return Costs(rules, 3 * rules, errors=rules, tapes=len(self.path.positions(())))
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -170,16 +138,10 @@ class AlongFlow(AbstractIntegration):
             )
 
     @property
-    def rules(self) -> int:
-        return 1
-
-    @property
-    def kernels(self) -> int:
-        return 1 + self.errors  # a finer one at work
-
-    @property
-    def errors(self) -> int:
-        return 1 if self.path.error_samples else 0
+    def costs(self) -> Costs:
+        errors = 1 if self.path.error_samples else 0
+        tapes = len(self.path.positions(self.path.finer))
+        return Costs(1, 1 + errors, errors, tapes)  # if there is an error, a finer kernel is at work
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -209,6 +171,7 @@ class Backward(AbstractIntegration):
 
     path: Path
     optimizer: AbstractOptimizer
+    passes: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.path.every == "snapshots":
@@ -218,24 +181,14 @@ class Backward(AbstractIntegration):
             )
 
     @property
-    def passes(self) -> int:
-        return 2
-
-    @property
-    def doubles(self) -> bool:
-        return bool(self.path.finer)
-
-    def counts(self, sizes: Sequence[int]) -> list[int]:
-        return fair_counts(self.path.attributed, sizes)
-
-    def chunk(self, budget: Budget, attributed: int) -> int:
-        return budget.chunk(attributed)
+    def costs(self) -> Costs:
+        rules, tapes = len(self.path.rule), len(self.path.positions(self.path.finer))
+        return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer))
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
         differentiated = self.optimizer.differentiated if self.path.effects else ()
-        records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
-        rows = room(domain.steps + 1, row_length(weights, records, pull))
-        recording = Recording(rows=rows, like=weights, records=records, pull=pull)
+        records = (*self.optimizer.records, *differentiated)
+        recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
         return TwoPasses(path=self.path, optimizer=self.optimizer, domain=domain, recording=recording)
 
 

@@ -5,10 +5,10 @@ steps or differentiated.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "
     return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
 
 
+Room: TypeAlias = Callable[[int, int], Trajectory]
+"""Takes room for so many rows of so many numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """Steps as rows; `like` gives names and shapes of weights, `pull` the shape of ℓ′."""
@@ -86,6 +90,14 @@ class Recording:
                 at += weight.numel()
         pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
         return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
+
+
+def new_recording(
+    steps: int, like: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"], room: Room
+) -> Recording:
+    """Nothing recorded yet of so many steps."""
+    rows = room(steps + 1, row_length(like, records, pull))
+    return Recording(rows=rows, like=like, records=records, pull=pull)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
         listener.on_remark(setting.sweep.sentence)
     if saved is not None:
         state.restore(saved)
-    ending = go(state, listener)
-    go_back(state, listener)
+    ending = train_steps(state, listener)
+    reverse_pass(state, listener)
     listener.on_end()
 
     # where the path has led
@@ -97,7 +97,7 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
     return outcome_of(state, outputs, kernel, ending)
 
 
-def go(state: RunState, listener: AbstractListener) -> Ending:
+def train_steps(state: RunState, listener: AbstractListener) -> Ending:
     """Take the remaining steps; why there are no more."""
     setting, observer = state.setting, Observer(state.setting)
     first = observer.loss(setting.start.outputs, 0)
@@ -118,7 +118,7 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
     return Ending(count(setting.experiment.steps))
 
 
-def go_back(state: RunState, listener: AbstractListener) -> None:
+def reverse_pass(state: RunState, listener: AbstractListener) -> None:
     """Go over the path from its end, which is where an optimizer with memory is understood from."""
     for done, whole in state.steps_back():
         listener.on_step_back(state, done, whole)

@@ -45,7 +45,8 @@ def refuse_vast(experiment: Experiment) -> None:
     )
     points, path = source.train + others, experiment.path
     read = points if "train" in path.probes else others
-    rows = path.tangents * points + (experiment.integration.kernels + experiment.integration.rules) * read
+    costs = experiment.integration.costs
+    rows = path.tangents * points + (costs.kernels + costs.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
         rows = min(rows, LEAST_ROWS)  # the rest lies on disk
     least = float(source.train) * size * rows
@@ -116,6 +117,7 @@ def survey(experiment: Experiment) -> Survey:
 
 def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
     """The memory of a run, given what is recorded of two points."""
+    costs = experiment.integration.costs
     return Budget(
         memory_gb=experiment.room_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
@@ -124,18 +126,18 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
-        rules=experiment.integration.rules,
+        rules=costs.rules,
         tangents=experiment.path.tangents,
-        path_kernels=experiment.integration.kernels,
-        errors=experiment.integration.errors,
-        tapes=experiment.integration.tapes,
+        path_kernels=costs.kernels,
+        errors=costs.errors,
+        tapes=costs.tapes,
         tape_bytes=tape.bytes_per_example,
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
         steps=experiment.steps,
         phases=len(experiment.switches) + 1,
-        doubled=experiment.integration.doubles,
+        doubled=costs.doubled,
         disk=experiment.device == "cpu",
     )
 
@@ -339,20 +341,22 @@ def scale(experiment: Experiment) -> float:
 
 def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
     """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
-    points of every split, and there of every phase, as many as the integration attributes.
+    points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
+    each costs a pass backwards.
     """
-    problem, integration = found.problem, experiment.integration
+    problem, path = found.problem, experiment.path
     places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
-    attributed = first_of(places, integration.counts([place.stop - place.start for place in places]))
+    sizes, backwards = [place.stop - place.start for place in places], experiment.integration.passes > 1
+    attributed = first_of(places, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=found.points,
         reads_train="train" in problem.places,
         attributed=attributed.to(experiment.device),
-        integrated=experiment.path.chosen_outputs(problem.outputs),
+        integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=integration.chunk(found.budget, len(attributed)),
+        chunk=found.budget.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
         spills=found.budget.spills,
     )

@@ -24,8 +24,7 @@ from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
 from ntkexp.path.integrals import Tally
-from ntkexp.path.integration import Room
-from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
 from ntkexp.records.atomic import Damaged, Sealing, Seals, being_sealed, being_written, broken, sealed_for
@@ -102,19 +101,6 @@ class EffectsPass:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
         self.saved = state
-
-
-def begin_effects(setting: Setting, asked: SweepSetting, recording: Recording | None, room: Room) -> EffectsPass:
-    """No step taken yet; steps are recorded here, unless another does that anyway."""
-    like, domain, keeps = setting.problem.weights, setting.domain, recording is None
-    if recording is None:
-        records, pull = setting.experiment.optimizer.differentiated, domain.no_pull()
-        rows = room(domain.steps + 1, row_length(like, records, pull))
-        recording = Recording(rows=rows, like=like, records=records, pull=pull)
-    shape = len(asked.points), len(domain.integrated), setting.points.train
-    return EffectsPass(
-        setting=setting, asked=asked, recording=recording, keeps=keeps, effects=domain.like.new_zeros(shape)
-    )
 
 
 # --- Sums that lie on disk are kept in files beside the checkpoint that names them: sums-STEP-NUMBER.bin.
@@ -334,11 +320,22 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
+    effects = None
+    if sweep is not None and not sweep.retrains:
+        recording = accumulator.recorded()  # steps are recorded for effects alone, unless they are anyway
+        records, pull = experiment.optimizer.differentiated, domain.no_pull()
+        effects = EffectsPass(
+            setting=setting,
+            asked=sweep,
+            recording=recording or new_recording(domain.steps, weights, records, pull, room),
+            keeps=recording is None,
+            effects=domain.like.new_zeros(len(sweep.points), len(domain.integrated), setting.points.train),
+        )
     return RunState(
         setting=setting,
         weights=weights,
         accumulator=accumulator,
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
-        effects=begin_effects(setting, sweep, accumulator.recorded(), room) if sweep and not sweep.retrains else None,
+        effects=effects,
     )
