@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import (
+    OUTPUTS,
     ConfigDir,
     Engine,
     Quiet,
@@ -18,9 +19,12 @@ from ntkexp.cli.options import (
     Trust,
     Workers,
     ensure_writable,
+    interruptible,
     offer_claims,
+    options,
+    polite_kill,
+    trusted,
 )
-from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.folder import command
 from ntkexp.text import aligned, short
@@ -74,8 +78,8 @@ def claims(
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
-    from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
+    from ntkexp.sweep.listener import listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Trust
-from ntkexp.cli.surroundings import interruptible
+from ntkexp.cli.options import Again, AsJson, Trust, interruptible
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import listener
 

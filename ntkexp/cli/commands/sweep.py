@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import (
-    AsJson,
-    ConfigDir,
+    OUTPUTS,
+    CommonOptions,
     Engine,
     Events,
-    Quiet,
     RetryFailed,
     RunsFolder,
     SweepWords,
-    Trust,
     Workers,
     ensure_writable,
+    interruptible,
     keep_events,
+    options,
+    polite_kill,
+    trusted,
 )
-from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
 from ntkexp.text import counted
@@ -45,10 +46,8 @@ def sweep(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
     retry_failed: RetryFailed = False,
     tensorboard: Events = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
     from ntkexp.engine.base import choose
@@ -57,9 +56,7 @@ def sweep(
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.sweep.plan import statuses
 
-    trust = trust or []
-    repeat = options(out, trust, config_dir)
-    plan = compose_plan(words or [], out, trust, config_dir)
+    plan = compose_plan(words or [], out, common.trusted, common.config_dir)
     before = statuses(plan, plan.event_log.failures(), {})
     states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
     begun = [run for run in plan.distinct if before[run.name].state in states]
@@ -70,11 +67,11 @@ def sweep(
     write_down(plan, before, changed=False)
     found, ended = before, dict[str, Ended]()
     if begun:  # else nothing is loaded that carries runs out
-        from ntkexp.cli.progress import listener
         from ntkexp.sweep.jobs import Conductor
+        from ntkexp.sweep.listener import listener
         from ntkexp.sweep.plan import Estimator
 
-        conductor = Conductor(plan, chosen, listener(quiet), trusted(trust), fail_fast)
+        conductor = Conductor(plan, chosen, listener(common.quiet), trusted(common.trusted), fail_fast)
         estimate, ended = Estimator(), conductor.ended
         costs = {run.name: estimate(run.experiment) for run in begun}
         with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
@@ -88,13 +85,13 @@ def sweep(
     # each failure with its reason and the command that repeats it
     for run in plan.distinct:
         if reason := found[run.name].reason:
-            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, repeat)}\n")
-    if as_json:
+            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n")
+    if common.as_json:
         from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
 
         sys.stdout.write(to_text({**record(plan, found).fields, "record": str(plan.record)}))
-    elif not quiet:
+    elif not common.quiet:
         sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
     raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust, ensure_writable, limit_threads
+from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable
 from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
@@ -34,23 +34,18 @@ def ensemble(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
         "outputs/ensembles"
     ),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
-    limit_threads(overrides or [])
-    from ntkexp.config.compose import compose
-
-    experiment = compose([*USUAL, *(overrides or [])], config_dir, trust or [])
+    experiment = common.compose([*USUAL, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
     from ntkexp.ensemble import comparisons, problem
     from ntkexp.ensemble import ensemble as train_networks
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), listener(quiet)
+    given, listening = problem(experiment), listener(common.quiet)
     listening.start("networks", 2 * networks, 0)
     before = {"all layers": 0, "readout": networks}
     try:
@@ -62,7 +57,7 @@ def ensemble(
     table = comparisons(found, given.train)
     said = answer(table, experiment)
     files = write_files(folder, experiment, given, found, table)
-    show(table, said, files, quiet=quiet, as_json=as_json)
+    show(table, said, files, quiet=common.quiet, as_json=common.as_json)
 
 
 def write_files(
