@@ -24,7 +24,7 @@ from ntkexp.claim.expectation import AbstractExpectation
 from ntkexp.claim.quantity import AbstractQuantity
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
-from ntkexp.config.override import split
+from ntkexp.config.compose import split
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.sweep.definition import Definition
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
     from ntkexp.kernel_file.fill import WorkLeft
     from ntkexp.kernel_file.kernel import AbstractKernel
+    from ntkexp.records.atomic import Json
     from ntkexp.records.kernel_file import KernelMatrix
 
 FOLDER = Path("outputs") / "kernels"
@@ -80,7 +81,7 @@ def fill_file(
     matrix = filling.carry_out(common.trusted, quiet=common.quiet)
     kernels, tiling = matrix.layout.kernels, matrix.layout.tiling
     if common.as_json:
-        facts = {"kernels": kernels, "points": tiling.points, "train": tiling.train, "description": matrix.description}
+        facts: dict[str, Json] = {"kernels": kernels, "points": tiling.points, "train": tiling.train, "description": matrix.description}
         sys.stdout.write(to_text({"file": str(matrix.path), **facts}))
     elif not common.quiet:
         names = " and ".join(name.upper() for name in kernels)

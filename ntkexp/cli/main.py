@@ -226,8 +226,8 @@ def failure(error: Exception) -> tuple[str, int] | None:
             return in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if said := exhausted(error):
-            return said, 1
+        case RuntimeError() | MemoryError() if lacking := exhausted(error):
+            return lacking, 1
     return None
 
 

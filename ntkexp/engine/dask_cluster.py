@@ -79,25 +79,19 @@ class DaskExecutor(Executor):
 def open_engine(where: str, workers: int | None) -> Dask:
     """Find the cluster, if it answers in time."""
     address, _, rest = where.partition(",")
-    timeout = read_timeout(where, rest)
+    key, _, value = rest.partition("=")
+    try:
+        timeout = float(value) if rest else TIMEOUT
+    except ValueError:
+        timeout = 0.0
+    if timeout <= 0 or (rest and key != "timeout"):
+        raise WrongEngine(f"dask:{where} cannot be read; {SPELLING}")
     client = connect_client(address, timeout)
     threads = sum(client.nthreads().values())
     if not threads:
         client.close()
         raise WrongEngine(f"dask:{where}: this cluster has no workers; start one with `dask worker {address}`")
     return Dask(client, min(workers or threads, threads))
-
-
-def read_timeout(where: str, rest: str) -> float:
-    """Read the limit of time that was given."""
-    key, _, value = rest.partition("=")
-    try:
-        seconds = float(value) if rest else TIMEOUT
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0 or (rest and key != "timeout"):
-        raise WrongEngine(f"dask:{where} cannot be read; {SPELLING}")
-    return seconds
 
 
 def connect_client(address: str, timeout: float) -> Any:

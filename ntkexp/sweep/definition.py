@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
-from ntkexp.config.override import split
+from ntkexp.config.compose import split
 from ntkexp.config.plain_yaml import parsed, read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
