@@ -40,8 +40,8 @@ from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
-from ntkexp.config.field_types import refusal
 from ntkexp.config.compose import split
+from ntkexp.config.field_types import refusal
 from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of

@@ -81,7 +81,12 @@ def fill_file(
     matrix = filling.carry_out(common.trusted, quiet=common.quiet)
     kernels, tiling = matrix.layout.kernels, matrix.layout.tiling
     if common.as_json:
-        facts: dict[str, Json] = {"kernels": kernels, "points": tiling.points, "train": tiling.train, "description": matrix.description}
+        facts: dict[str, Json] = {
+            "kernels": kernels,
+            "points": tiling.points,
+            "train": tiling.train,
+            "description": matrix.description,
+        }
         sys.stdout.write(to_text({"file": str(matrix.path), **facts}))
     elif not common.quiet:
         names = " and ".join(name.upper() for name in kernels)

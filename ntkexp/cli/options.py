@@ -174,7 +174,9 @@ class CommonOptions:
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """A command as Typer takes it: of a parameter that is a dataclass of options, each field is an option."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
     parameters = []
     for name, parameter in signature.parameters.items():
         if name in groups:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from typing import ClassVar, Literal, TypeAlias
@@ -136,8 +137,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
                 yield Began(task.name)
                 running += 1
                 future: Future[Ended] = executor.submit(work, task)
-                # the end of a task comes behind whatever was heard of it
-                future.add_done_callback(lambda future, name=task.name: events.put(end_of(future, name)))
+                future.add_done_callback(partial(put_end, events, task.name))
             if not running:
                 return
             event = events.get()
@@ -147,14 +147,15 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
         executor.shutdown(cancel_futures=True)
 
 
-def end_of(future: Future[Ended], name: str) -> Ended:
-    """How a task ended, of which there may be nothing left but its future."""
+def put_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
+    """Put the end of a task behind whatever was heard of it."""
     if future.cancelled():
-        return Ended(name, "stopped")
-    if (error := future.exception()) is None:
-        return future.result()
-    lost = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
-    return Ended(name, "killed", str(error) if isinstance(error, Lost) else lost)
+        events.put(Ended(name, "stopped"))
+    elif (error := future.exception()) is None:
+        events.put(future.result())
+    else:
+        lost = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
+        events.put(Ended(name, "killed", str(error) if isinstance(error, Lost) else lost))
 
 
 # --- Engines by their names: KIND[:WHERE].

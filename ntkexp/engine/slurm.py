@@ -74,6 +74,15 @@ class SlurmExecutor(Executor):
         self.watcher = threading.Thread(target=self.watch, daemon=True)
 
     def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self.jobs[future] = self.submitted(task)
+        if not self.watcher.is_alive():
+            self.watcher.start()
+        return future
+
+    def submitted(self, task: Task) -> Any:
+        """Submit a job."""
         threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
         make_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
@@ -82,12 +91,7 @@ class SlurmExecutor(Executor):
             name=task.name,
             slurm_setup=[f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"],
         )
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self.jobs[future] = executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
-        if not self.watcher.is_alive():
-            self.watcher.start()
-        return future
+        return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
 
     def watch(self) -> None:
         """Look for jobs that have ended, until the executor is shut down and none is left."""

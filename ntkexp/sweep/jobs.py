@@ -13,7 +13,7 @@ from typing import Any
 
 from ntkexp.config.build import admit, build
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Began, Ended, Ending, Event, Stepped, Task, Tell, run_jobs
-from ntkexp.experiment.experiment import USUAL, Experiment
+from ntkexp.experiment.experiment import USUAL
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
@@ -48,21 +48,18 @@ class RunJob(AbstractJob):
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         try:
-            experiment, out = self.experiment(name), Path(self.out)
+            experiment = build(self.fields, admit(self.trust))
+            if folder_name(experiment) != name:  # it does not mean the same here as where it was composed
+                other = f"{name} would be {folder_name(experiment)} here"
+                raise Mistake(f"{other}: this worker has other data or another version")
+            if not experiment.memory_gb and experiment.device != "cpu":
+                experiment = experiment.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
+            out = Path(self.out)
             execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
         except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
         return "done" if relay.begun else "found"
-
-    def experiment(self, name: str) -> Experiment:
-        """Build the experiment, if it means the same here as where it was composed."""
-        made = build(self.fields, admit(self.trust))
-        if folder_name(made) != name:
-            raise Mistake(f"{name} would be {folder_name(made)} here: this worker has other data or another version")
-        if made.memory_gb or made.device == "cpu":
-            return made
-        return made.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
 
 
 class Relay(AbstractProgress):
@@ -123,10 +120,12 @@ class Conductor:
                         self.hear(event, clock)
                         if self.over:
                             break
-                # what is left was held by another process when its turn came
+                # what is left was held by another process when its turn came: wait until that lets go of one
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.wait(waiting)
+                    self.listener.say(f"another process is at {counted(len(waiting), 'run')}; waiting for it")
+                    while all(self.plan.folder(run).state == "running" for run in waiting):
+                        time.sleep(PAUSE)
         finally:
             self.listener.end()
 
@@ -158,9 +157,3 @@ class Conductor:
                 if event.how != "held":
                     self.ended[event.name] = event
         self.listener.see(event, clock.ahead)
-
-    def wait(self, runs: list[PlannedRun]) -> None:
-        """Wait until another process lets go of one of these runs."""
-        self.listener.say(f"another process is at {counted(len(runs), 'run')}; waiting for it")
-        while all(self.plan.folder(run).state == "running" for run in runs):
-            time.sleep(PAUSE)
