@@ -106,7 +106,8 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
         known = find_column(table, key, "where")
         values = [level(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
         if not known.isin(values).any():
-            raise Mistake(f"where: no row has {key}={wanted}; there are {listing(known)}")
+            there = ", ".join(map(str, dict.fromkeys(known.tolist())))
+            raise Mistake(f"where: no row has {key}={wanted}; there are {there}")
         table = table[known.isin(values)]
     return table
 
@@ -117,11 +118,6 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
     if key not in names:
         raise Mistake(f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}")
     return table[key]
-
-
-def listing(values: pd.Series[Any]) -> str:
-    """List the values of a column."""
-    return ", ".join(map(str, dict.fromkeys(values.tolist())))
 
 
 ZERO = 1e-18
@@ -178,9 +174,6 @@ class Identity(AbstractExpectation):
         return pd.DataFrame({"seed": np.arange(len(values)) % SEEDS, "value": values})
 
 
-# --- Expectations of a mean over seeds, bounds, equality and order; and along an axis, slopes and locations.
-
-
 # --- One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
 #
 # linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
@@ -203,7 +196,6 @@ class AbstractAverage(AbstractExpectation):
         """The range that is expected, on the scale."""
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        """One figure per seed, on the scale."""
         return self.per_seed(table).tolist()
 
     def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
@@ -243,7 +235,6 @@ class AbstractAverage(AbstractExpectation):
         axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
 
     def mark(self, axes: Axes) -> None:
-        """Shade the range that is expected."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         if self.scale == "log":
@@ -261,12 +252,8 @@ class AbstractAverage(AbstractExpectation):
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
-        middle = expected.value if expected.bound is None else expected.high if expected.bound == "upper" else None
-        edge = expected.low if expected.bound == "lower" else expected.high
-        outwards = -1.0 if expected.bound == "lower" else 1.0
-        truth = (
-            middle if place < 0 and expected.bound is None and middle is not None else edge + outwards * place * unit
-        )
+        edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
+        truth = expected.value if place < 0 and expected.bound is None else edge + outwards * place * unit
         figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
 
@@ -424,8 +411,7 @@ class Slope(AbstractExpectation):
         return Interval(law.exponent, self.expected, note=bends)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        for _, seed in table.sort_values(self.along).groupby("seed"):
-            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        draw_seeds(axes, table, self.along, colour)
         positive = table[table["value"] > 0]
         logs = positive["value"].astype(float).map(math.log).groupby(positive[self.along]).mean()
         axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
@@ -459,6 +445,12 @@ class Slope(AbstractExpectation):
         values = np.exp(heights + slopes * np.log(PLACES) + noise)
         seeds = np.repeat(np.arange(SEEDS), len(PLACES))
         return pd.DataFrame({self.along: [*PLACES] * SEEDS, "seed": seeds, "value": values.ravel()})
+
+
+def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
+    """Draw a faint line for each seed."""
+    for _, seed in table.sort_values(along).groupby("seed"):
+        axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
 
 
 def as_number(value: object) -> float:
@@ -517,13 +509,11 @@ class Location(AbstractExpectation):
         return math.nan if top in {0, len(y) - 1} else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        for _, seed in table.sort_values(self.along).groupby("seed"):
-            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        draw_seeds(axes, table, self.along, colour)
         means = table.set_index(self.along)["value"].astype(float).groupby(level=0).mean()
         axes.plot(means.index, means, "o-", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Shade the places that are expected."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "x")

@@ -188,15 +188,11 @@ def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
 
 
 INIT = NTK(W_std=sqrt(2), b_std=0.0)
-
+FAMILIES = {"CNTK": False, "CNTK-GAP": True}
+MOMENTUM = 0.9
 
 Regressor = Literal["process", "kernel", "network"]
-
-
-FAMILIES = {"CNTK": False, "CNTK-GAP": True}
-
-
-MOMENTUM = 0.9
+REGRESSORS: tuple[Regressor, ...] = ("process", "kernel", "network")
 
 
 class ConvolutionalAccuracy(AbstractTrial):
@@ -219,7 +215,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     depths: tuple[Count, ...] = Field((3, 4, 6), min_length=1)
     width: Count = 16
     steps: Count = 200
-    regressors: tuple[Regressor, ...] = Field(("process", "kernel", "network"), min_length=1)
+    regressors: tuple[Regressor, ...] = Field(REGRESSORS, min_length=1)
     dtype: Literal["float64", "float32"] = "float32"
     """Networks are trained with such numbers; kernels are always of float64.
     The largest output needs no more than single precision, in which convolutions are four times as fast."""
@@ -310,28 +306,20 @@ class KernelTimes(AbstractTrial):
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
             matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, 1, dtype=x.dtype)
             matrix.diagonal().add_(matrix.diagonal().mean())
-            kernel = partial(infinite_kernel, layers, x, others, engine="torch", threads=1)
-            solve = partial(torch.linalg.solve, matrix, ones)
-            rows.append(
-                {
-                    "examples": size,
-                    "kernel_seconds": self.shortest(kernel),
-                    "solve_seconds": self.shortest(solve),
-                }
-            )
+            works: dict[str, Callable[[], object]] = {
+                "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
+                "solve_seconds": partial(torch.linalg.solve, matrix, ones),
+            }
+            row: dict[str, Level] = {"examples": size}
+            for name, work in works.items():
+                times = []
+                for _ in range(self.repeats):
+                    begun = time.process_time()
+                    work()
+                    times.append(time.process_time() - begun)
+                row[name] = min(times)
+            rows.append(row)
         return rows
-
-    def shortest(self, work: Callable[[], object]) -> float:
-        """The shortest of several attempts."""
-        times = []
-        for _ in range(self.repeats):
-            begun = time.process_time()
-            work()
-            times.append(time.process_time() - begun)
-        return min(times)
-
-
-REGRESSORS = ("process", "kernel", "network")
 
 
 class AccuracyTable(AbstractPicture):
