@@ -82,7 +82,6 @@ class Protocol:
 
     @property
     def looks(self) -> dict[str, Look]:
-        """The looks by name, in the order in which they are judged."""
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 

@@ -131,7 +131,6 @@ class PlannedLook:
 
     @property
     def took(self) -> Took:
-        """What its runs and trials took, one after the other."""
         runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
         return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
 
@@ -152,7 +151,6 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        """All runs of all looks."""
         everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
         runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
         return Plan(everything, self.out, tuple(runs))

@@ -74,7 +74,6 @@ class AbstractExpectation(Component, ABC):
 
     @property
     def whole_words(self) -> str:
-        """What is expected of which rows."""
         rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
         return f"{self.words} where {rows}" if rows else self.words
 
@@ -113,7 +112,6 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
-    """Find a column that a field names."""
     names = [str(name) for name in table if name != "value"]
     if key not in names:
         raise Mistake(f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}")
@@ -159,7 +157,6 @@ class Identity(AbstractExpectation):
         axes.plot(np.arange(1, len(errors) + 1) / len(errors), errors, "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Draw the tolerance."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "y")
@@ -213,7 +210,6 @@ class AbstractAverage(AbstractExpectation):
 
     @property
     def reach(self) -> float:
-        """The margin, on the scale."""
         return math.log1p(self.margin) if self.scale == "log" else self.margin
 
     def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
@@ -227,7 +223,6 @@ class AbstractAverage(AbstractExpectation):
         return found
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        """Draw the figure of each seed, and their mean."""
         figures = np.array(self.figures(table))
         shown = np.exp(figures) if self.scale == "log" else figures
         mean = math.exp(figures.mean()) if self.scale == "log" else figures.mean()
@@ -246,7 +241,6 @@ class AbstractAverage(AbstractExpectation):
 
     @property
     def label(self) -> str:
-        """What a figure is, for the axis."""
         return "figure of a seed"
 
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
@@ -390,7 +384,6 @@ class Slope(AbstractExpectation):
 
     @property
     def expected(self) -> Expected:
-        """The range that is expected."""
         return Expected(self.value, self.margin, self.bound)
 
     @property
@@ -417,7 +410,6 @@ class Slope(AbstractExpectation):
         axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Draw the slope that is expected through the middle of the picture."""
         from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends  # noqa: PLC0415  drawing is slow to load
         from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415  the same
 
@@ -482,7 +474,6 @@ class Location(AbstractExpectation):
 
     @property
     def expected(self) -> Expected:
-        """The range of the logarithm of the place."""
         return Expected(math.log(self.value), math.log1p(self.margin))
 
     @property

@@ -72,7 +72,6 @@ class PublishedNumber(Component):
         return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
 
     def row(self, table: pd.DataFrame) -> dict[str, str | float]:
-        """Set both side by side."""
         found = self.found(table)
         return {"what": self.what, "published": self.value, "here": found.value, "low": found.low, "high": found.high}
 
@@ -152,7 +151,6 @@ def drawn(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
 
 
 def title(record: ClaimRecord) -> str:
-    """Say in a sentence what was found."""
     main = record.main
     found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
     return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})"

@@ -38,7 +38,6 @@ class Measured:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns that hold numbers which were measured."""
         names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
@@ -89,7 +88,6 @@ class Column(AbstractQuantity):
 
 
 def numbers(measured: Measured, name: str) -> pd.Series[float]:
-    """Find a column of numbers."""
     known = measured.numbers
     if name not in known:
         raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(known)}{nearest(name, known)}")

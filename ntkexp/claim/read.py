@@ -57,7 +57,6 @@ FAMILY = 1000  # seeds of the second look begin so much later
 
 
 def claim_names(choices: Choices) -> list[str]:
-    """Name the claims there are."""
     return choices.options("claim")
 
 
@@ -205,7 +204,6 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
 
 @contextmanager
 def mistakes_in(name: str) -> Iterator[None]:
-    """Say of a mistake where it is."""
     try:
         yield
     except Mistake as mistake:

@@ -168,7 +168,6 @@ class Builder:
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
-        """Build the root."""
         made = self.component(tree, (Experiment,), "")
         assert isinstance(made, Experiment)
         return made

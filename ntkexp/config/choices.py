@@ -65,11 +65,9 @@ class Choices:
     folders: tuple[Path, ...]
 
     def groups(self) -> list[str]:
-        """List the folders with an option in them."""
         return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")} - NO_CHOICES)
 
     def options(self, group: str) -> list[str]:
-        """List the options of a group."""
         files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
         return sorted({file.stem for file in files if file.is_file()})
 

@@ -216,7 +216,6 @@ class Resolved:
     builder: Builder
 
     def experiment(self) -> Experiment:
-        """Build the experiment itself, validated."""
         return self.builder.experiment(self.tree)
 
     def as_yaml(self) -> str:

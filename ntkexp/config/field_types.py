@@ -80,7 +80,6 @@ def flat(limits: Iterable[object]) -> Iterator[object]:
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field takes."""
     return allowed(field.annotation, field.metadata)
 
 
@@ -101,7 +100,6 @@ def kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def bases(kind: Any) -> tuple[type[Component], ...]:
-    """The components that a type is made of."""
     return tuple(plain for plain in kinds(kind) if isinstance(plain, type) and issubclass(plain, Component))
 
 

@@ -224,7 +224,6 @@ def child(node: object, key: str) -> Any:
 
 
 def children(node: object) -> Iterator[tuple[str, Any]]:
-    """What a mapping or list holds, by keys."""
     if isinstance(node, Mapping):
         yield from ((str(key), value) for key, value in node.items())
     elif isinstance(node, list | tuple):

@@ -291,7 +291,6 @@ class AbstractSource(Component):
 
 
 def examples_stream(seed: int) -> torch.Generator:
-    """What examples are drawn from."""
     return stream("examples", seed)
 
 

@@ -117,7 +117,6 @@ def number(cell: str) -> float:
 
 
 def missing(cell: str) -> bool:
-    """Whether a cell holds nothing, in one of the usual spellings."""
     return cell.lower() in MISSING
 
 
@@ -197,7 +196,6 @@ def text(path: Path) -> str:
 
 
 def read_parquet(path: Path) -> Grid:
-    """Read the table in a file."""
     raw = contents(path)
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")

@@ -95,7 +95,6 @@ def open_engine(where: str, workers: int | None) -> Dask:
 
 
 def connect_client(address: str, timeout: float) -> Any:
-    """Connect a client to the cluster."""
     if not address:
         raise WrongEngine(f"dask names no cluster; {SPELLING}")
     by_file = address.endswith(".json")

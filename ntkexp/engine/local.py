@@ -134,7 +134,6 @@ def start_server(*modules: str) -> None:
 
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
-    """Hold a signal back."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -152,7 +151,6 @@ def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> No
 
 
 def die_with_parent() -> None:
-    """Wait until the command is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -82,7 +82,6 @@ class SlurmExecutor(Executor):
         return future
 
     def submitted(self, task: Task) -> Any:
-        """Submit a job."""
         threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
         make_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)

@@ -299,7 +299,6 @@ def refuse_contradictions(sweep: Definition) -> None:
 
 
 def list_of(key: str, value: Any) -> list[Any]:
-    """Refuse whatever is no list."""
     if not isinstance(value, list):
         raise Mistake(f"{key}={spelled(value)}: it takes a list")
     return value

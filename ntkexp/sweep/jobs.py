@@ -131,7 +131,6 @@ class Conductor:
 
     @property
     def over(self) -> bool:
-        """Whether no further run should begin."""
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 

@@ -176,7 +176,6 @@ class RemainingTime:
     spent: float = 0.0  # worker seconds of runs that ended
 
     def see(self, event: Event) -> None:
-        """Take an event into account."""
         match event:
             case Began():
                 self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0

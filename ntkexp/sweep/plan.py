@@ -76,7 +76,6 @@ class EventLog:
 
 
 def seal_of(told: dict[str, str]) -> str:
-    """The seal of an event."""
     return seal(json.dumps(told).encode()).hex()
 
 
@@ -118,7 +117,6 @@ class Plan:
 
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
-    """Compose every run."""
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MOST:
         raise Mistake(f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most")

@@ -163,7 +163,6 @@ class LimitRegression(AbstractTrial):
         return [{"kernel": name, **row} for name, model in named for row in self.solved(model, data)]
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
-        """The rows of one model."""
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
         x, y = data.train.inputs, centred(data.train.target, len(data.classes))
         among = infinite_kernel(layers, x, threads=1)[1]
@@ -366,7 +365,6 @@ class AccuracyTable(AbstractPicture):
 
 
 def measured_accuracies(judged: JudgedClaim) -> pd.DataFrame:
-    """Find the rows that the table is made of."""
     return judged.rows("depth", "family", "regressor", "accuracy", "seed")
 
 

@@ -190,7 +190,6 @@ class InterpolationPeak(AbstractPicture):
 
 
 def measured(judged: JudgedClaim) -> pd.DataFrame:
-    """The rows that are drawn."""
     return judged.rows("parameters", "test_error", "train_error", "condition", "seed")
 
 

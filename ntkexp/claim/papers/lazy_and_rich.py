@@ -206,7 +206,6 @@ class AfterKernel(AbstractTrial):
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
-        """The rows of one network."""
         data = self.data.model_copy(update={"train": train}).split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")

@@ -138,7 +138,6 @@ class WeightRank(AbstractQuantity):
         )
 
     def correlation(self, run: Run | None) -> float:
-        """The correlation in one run."""
         if run is None:
             return math.nan
         points = run.points[self.split]
@@ -196,7 +195,6 @@ class StoredExamples(AbstractQuantity):
         return measured.by_run(self.measure, self.shares)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        """All shares in one run."""
         points, train = run.points[self.split], run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]

@@ -133,7 +133,6 @@ class ScalarCurve(AbstractTrial):
 
 
 def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw N(0, 1) in the shape of a weight."""
     return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
 
 

@@ -139,7 +139,6 @@ HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", 
 
 
 def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
-    """Show what was found."""
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import summary
 
@@ -164,12 +163,10 @@ def table(found: Sequence[ClaimRecord]) -> str:
 
 
 def minutes(record: ClaimRecord) -> str:
-    """Spell how long processors worked for a claim."""
     return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
 
 
 def interval(judged: Judgement) -> str:
-    """Spell an interval."""
     return f"{short(judged.low)} to {short(judged.high)}"
 
 

@@ -32,7 +32,6 @@ def compare(
 
 
 def gathered(name: str, out: Path) -> Material:
-    """Read what one of the names stands for."""
     from ntkexp.report.material import NothingLeft, gather
 
     try:
@@ -45,7 +44,6 @@ def gathered(name: str, out: Path) -> Material:
 
 
 def compare_runs(first: Run, second: Run) -> None:
-    """Show what differs between two runs."""
     from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
     from ntkexp.report.tables import format_text, of_frame
 
@@ -64,7 +62,6 @@ def compare_runs(first: Run, second: Run) -> None:
 
 
 def compare_sweeps(one: Material, other: Material) -> None:
-    """Show two sweeps, pair by pair."""
     from ntkexp.report.analysis.tables import compare
     from ntkexp.report.tables import format_text, of_frame
 

@@ -128,7 +128,6 @@ def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
 
 
 def draw(found: Sequence[Explanation], where: Path) -> None:
-    """Draw the picture into its file."""
     from ntkexp.report.plots.examples import save
 
     if where.suffix not in KINDS:
