@@ -142,28 +142,31 @@ class SilentListener(AbstractListener):
 
 def would_change(found: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
     """The effects at the points that are no training examples."""
-    setting, steps, optimizer = found.setting, found.outcome.steps, found.setting.experiment.optimizer
-    descent, start, pull = setting.descent, setting.problem.weights, setting.domain.no_pull()
-    records = (*optimizer.records, *optimizer.differentiated)
+    mean = MEANS[found.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
-        # the steps of the training once more, kept in a folder
-        room = steps + 1, row_length(start, records, pull)
-        rows = Trajectory(Path(folder) / "trajectory.bin", *room, setting.experiment.dtype)
-        rows.take_room()
-        recording, sizes, end = Recording(rows=rows, like=start, records=records, pull=pull), [], start
-        for step in islice(descent.walk(start), steps):
-            recording.write(step)
-            sizes.append(step.step_size)
-            end = step.end
-        recording.close(len(sizes), end)
-        training = RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
-
-        # ∂f(x)/∂θ_T, carried back over them
+        training = recorded(found, Path(folder))
         gradients = jacrev(lambda vector: found.rerun.outputs(vector, found.others)[:, 0])(training.end)
-        sweep = sweep_from(training, gradients, MEANS[setting.experiment.path.mean], one_step=one_step)
+        sweep = sweep_from(training, gradients, mean, one_step=one_step)
         for _ in sweep.steps_back():
             pass
         return sweep.effects
+
+
+def recorded(found: Retraining, folder: Path) -> RecordedTraining:
+    """Take the steps of a training once more, and keep them in a folder."""
+    setting, steps, optimizer = found.setting, found.outcome.steps, found.setting.experiment.optimizer
+    descent, start, pull = setting.descent, setting.problem.weights, setting.domain.no_pull()
+    records = (*optimizer.records, *optimizer.differentiated)
+    room = steps + 1, row_length(start, records, pull)
+    rows = Trajectory(folder / "trajectory.bin", *room, setting.experiment.dtype)
+    rows.take_room()
+    recording, sizes, end = Recording(rows=rows, like=start, records=records, pull=pull), [], start
+    for step in islice(descent.walk(start), steps):
+        recording.write(step)
+        sizes.append(step.step_size)
+        end = step.end
+    recording.close(len(sizes), end)
+    return RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
 
 
 class LeftOutKernel(AbstractTrial):
