@@ -214,10 +214,10 @@ def failure(error: Exception) -> tuple[str, int] | None:
         case Mistake():
             return with_advice(error), 2
         case UsageError():  # an error of Typer's, worded as ours are
-            said = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
+            words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
             where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
-            advice = "" if "Did you mean" in said or "Possible" in said else f"; `{where} --help` lists what there is"
-            return f"{said[:1].lower()}{said[1:]}{advice}", 2
+            advice = "" if "Did you mean" in words or "Possible" in words else f"; `{where} --help` lists what there is"
+            return f"{words[:1].lower()}{words[1:]}{advice}", 2
         case OSError() if error.errno in FAULTS:
             try:
                 sys.stdout.flush()

@@ -276,11 +276,11 @@ AGAIN = "; --force computes it again"
 
 def with_advice(mistake: Mistake) -> str:
     """Give the message of a mistake, with advice in words of the command line."""
-    said = str(mistake)
+    text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
-        said = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", said)
+        text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
     advice = next((words for kind, words in ADVICE.items() if isinstance(mistake, kind)), "")
-    return said + advice.format_map(vars(mistake))
+    return text + advice.format_map(vars(mistake))
 
 
 def trusted(entries: Sequence[str]) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ class Sequence(AbstractSource):
 
     def examples(self, generator: torch.Generator) -> Examples:
         sources = self.sources
-        parts = [drawn(source, generator, number) for number, source in enumerate(sources, start=1)]
+        parts = [examples_of_phase(source, generator, number) for number, source in enumerate(sources, start=1)]
         called = [" ".join(part.classes) or source.option for source, part in zip(sources, parts, strict=True)]
         refuse_unlike(parts, self.outputs)
         if self.outputs == "shared":
@@ -245,13 +245,13 @@ class Sequence(AbstractSource):
             gaps=any(part.gaps for part in parts),
             vocabulary=first.vocabulary,
             one_hot=first.one_hot,
-            phases=told_apart(called),
+            phases=distinct_names(called),
             phase=torch.cat([torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]),
             phase_classes=tuple(part.classes for part in parts) if names and self.outputs == "shared" else (),
         )
 
 
-def drawn(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
+def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
     """The examples of a phase, the same ones wherever its source stands; a mistake in it is said with its number."""
     same = torch.Generator()
     same.set_state(generator.get_state())
@@ -263,10 +263,10 @@ def drawn(source: AbstractSource, generator: torch.Generator, number: int) -> Ex
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 
 
-def told_apart(names: Several[str]) -> tuple[str, ...]:
+def distinct_names(names: Several[str]) -> tuple[str, ...]:
     """A phase is called by its classes, or by what its values come from; of namesakes each has a number.
 
-    >>> told_apart(["3 8", "1 7", "3 8"])
+    >>> distinct_names(["3 8", "1 7", "3 8"])
     ('3 8 (1)', '1 7', '3 8 (3)')
     """
     return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1))

@@ -218,8 +218,8 @@ def ending(error: BaseException) -> tuple[Ending, str]:
         case OSError() if error.errno in FAULTS:
             return "broken", in_words(error)
         case _:
-            said = f"{type(error).__name__}: {first_line(error)}"
-            return "failed", "; ".join([said, *getattr(error, "__notes__", ())])
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
 
 
 # --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.

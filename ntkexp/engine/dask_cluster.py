@@ -107,8 +107,8 @@ def connect_client(address: str, timeout: float) -> Any:
             apart.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({reason}); {SPELLING}") from None
 
 
 async def greet(address: str, timeout: float) -> None:
@@ -135,13 +135,13 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     with suppress(BrokenPipeError):  # it died: its last word is missing
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
-    said = process.stdout.read()
+    answer = process.stdout.read()
     status = process.wait()
     children[token].remove(process)
     process.stdin.close()
-    if not said:
+    if not answer:
         return Ended(name, "killed", f"its process ended with status {status}")
-    return Ended(**json.loads(said.splitlines()[-1]))
+    return Ended(**json.loads(answer.splitlines()[-1]))
 
 
 async def interrupt(token: str) -> None:

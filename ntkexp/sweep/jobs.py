@@ -66,7 +66,7 @@ class Relay(AbstractProgress):
     """A relay passes on how far a run is, and remembers whether there was anything to do."""
 
     def __init__(self, name: str, tell: Tell) -> None:
-        self.name, self.tell, self.steps, self.told = name, tell, 0, 0.0
+        self.name, self.tell, self.steps, self.reported = name, tell, 0, 0.0
         self.begun = False
 
     def start(self, name: str, steps: int, done: int) -> None:
@@ -74,8 +74,8 @@ class Relay(AbstractProgress):
         self.tell(Stepped(self.name, done, steps))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        if time.monotonic() - self.told >= SAYING:
-            self.told = time.monotonic()
+        if time.monotonic() - self.reported >= SAYING:
+            self.reported = time.monotonic()
             self.tell(Stepped(self.name, step, self.steps))
 
     def found(self, path: Path) -> None:

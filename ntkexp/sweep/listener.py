@@ -95,8 +95,8 @@ class Lines(AbstractSweepListener):
         if isinstance(event, Ended) and event.how != "held":
             self.ended += 1
             how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            told = [f"{self.ended}/{self.runs}  {event.name} is {how}", about(ahead, " to go")]
-            self.say("; ".join(filter(None, told)))
+            words = [f"{self.ended}/{self.runs}  {event.name} is {how}", about(ahead, " to go")]
+            self.say("; ".join(filter(None, words)))
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop

@@ -47,8 +47,8 @@ class EventLog:
     def write(self, run: str, event: str, reason: str = "") -> None:
         """Append one event."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
-        line = json.dumps(told | {SEAL: seal_of(told)})
+        fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
+        line = json.dumps(fields | {SEAL: seal_of(fields)})
         make_folder(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
@@ -75,8 +75,8 @@ class EventLog:
         return {run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"}
 
 
-def seal_of(told: dict[str, str]) -> str:
-    return seal(json.dumps(told).encode()).hex()
+def seal_of(fields: dict[str, str]) -> str:
+    return seal(json.dumps(fields).encode()).hex()
 
 
 # --- A sweep with every run composed: nothing is begun before all of it is known to be valid.

@@ -54,8 +54,8 @@ def attribute(
     if effects and loss is None and again is None:
         raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
     # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
-    loop = None if again is None else found_in(again, "again", trust)
-    module = None if model is None else found_in(model, "model", trust)()
+    loop = None if again is None else load_function(again, "again", trust)
+    module = None if model is None else load_function(model, "model", trust)()
     if not (module is None or isinstance(module, nn.Module)):
         raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
     first = None if loop is None or (model and loss) else trained_again(loop, Weighing())
@@ -63,15 +63,15 @@ def attribute(
         assert first is not None  # one of the two functions was given
         module = first.module
     trace = load_trace(files, module)
-    given = None if loss is None else found_in(loss, "loss", trust)
+    given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
-    words = None if decode is None else found_in(decode, "decode", trust)
+    words = None if decode is None else load_function(decode, "decode", trust)
     trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
 
 
-def found_in(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
+def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
     """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
     from ntkexp.config.build import admit, refuse_untrusted
     from ntkexp.model.foreign import load

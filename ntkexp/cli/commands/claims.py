@@ -88,18 +88,16 @@ def claims(
         outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
     found = [record for record in outcomes if record is not None]
     show(found, quiet=quiet, as_json=as_json)
-    page = write_page(place, command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat]))
-    if not (quiet or as_json):
-        sys.stdout.write(f"{page}\n")
-    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
-
-def write_page(claims: Path, repeat: str) -> Path:
-    """Write the page of all claims that were judged here."""
+    # the page of all claims that were judged here
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    return write_claims(claim_records(claims), claims.parent / "report", repeat)
+    again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
+    page = write_claims(claim_records(place), place.parent / "report", again)
+    if not (quiet or as_json):
+        sys.stdout.write(f"{page}\n")
+    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
 
 def judged(
@@ -155,15 +153,11 @@ def table(found: Sequence[ClaimRecord]) -> str:
             *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
             shortened(record.main.expected),
             *(record.looks[name].verdict for name in ("control", "second")),
-            minutes(record),
+            "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}",
         ]
         for record in found
     ]
     return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
-
-
-def minutes(record: ClaimRecord) -> str:
-    return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
 
 
 def interval(judged: Judgement) -> str:
@@ -203,24 +197,21 @@ def notes(found: Sequence[ClaimRecord]) -> str:
 
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
-    """Show every claim with its source."""
+    """Show every claim with its statement and its source."""
     from ntkexp.config.choices import Choices, folders
     from ntkexp.config.plain_yaml import read
     from ntkexp.records.atomic import to_text
 
-    choices = Choices(folders(config_dir))
-    trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
-    told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
+    choices, rows = Choices(folders(config_dir)), []
+    for name in choices.options("claim"):
+        tree = read(choices.file("claim", name))
+        source = tree.get("source")
+        paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
+        rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
     if as_json:
-        keys = ("name", "statement", "source")
-        sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
+        sys.stdout.write(to_text(rows))
     else:
-        sys.stdout.write("\n".join(f"{name}\n    {said}\n    {paper}" for name, said, paper in told) + "\n")
-
-
-def source(given: object) -> str:
-    """Spell where a claim was made."""
-    return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+        sys.stdout.write("".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows))
 
 
 def show_trials(*, as_json: bool) -> None:
@@ -233,14 +224,8 @@ def show_trials(*, as_json: bool) -> None:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return
     header = ("rule", "tables", "false verdicts", "support where true", "refute where false")
-    rows = [[one.rule, str(one.tables), *map(percentage, (one.false, one.support, one.refute))] for one in tried]
+    rows = [
+        [one.rule, str(one.tables), *(f"{100 * share:.1f} %" for share in (one.false, one.support, one.refute))]
+        for one in tried
+    ]
     sys.stdout.write(f"{aligned(header, rows, [False, True, True, True, True])}\n")
-
-
-def percentage(share: float) -> str:
-    """Spell a rate.
-
-    >>> percentage(0.034)
-    '3.4 %'
-    """
-    return f"{100 * share:.1f} %"

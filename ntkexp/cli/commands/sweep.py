@@ -132,10 +132,10 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
         "running elsewhere": sum(status.state == "running" for status in statuses.values()),
         "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
     }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    stated = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
-    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {told}{advice}"
+    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {stated}{advice}"
 
 
 # --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.

@@ -78,8 +78,8 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
     from ntkexp.records.results import read_results
 
-    told, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
-    outcome = str(told["outcome"])
+    facts, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
+    outcome = str(facts["outcome"])
     if as_json:
         rows = [asdict(row) for row in ladder]
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
@@ -89,5 +89,5 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
 
     # the ladder with the seconds that each machine took, and what it means
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
-    meaning = sentence(ladder, diverged=bool(told["diverged"]))
+    meaning = sentence(ladder, diverged=bool(facts["diverged"]))
     sys.stdout.write(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")

@@ -55,9 +55,9 @@ def ensemble(
     finally:
         listening.stop()
     table = comparisons(found, given.train)
-    said = answer(table, experiment)
+    sentence = answer(table, experiment)
     files = write_files(folder, experiment, given, found, table)
-    show(table, said, files, quiet=common.quiet, as_json=common.as_json)
+    show(table, sentence, files, quiet=common.quiet, as_json=common.as_json)
 
 
 def write_files(
@@ -118,37 +118,25 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
 
 def stand(rows: Sequence[Comparison]) -> str:
     """How one kind of networks stands to the processes."""
-    unknown = [row for row in rows if math.isnan(row.chance)]
-    follows = [row for row in rows if row.follows]
-    others = [row for row in rows if row not in unknown and not row.follows]
-    parts = [
-        f"{verb} {' or '.join(map(distance_in_words, some))}"
-        for verb, some in (
-            ("could be draws of", follows),
-            ("are no draws of", others),
-            ("have no distance to", unknown),
-        )
-        if some
-    ]
-    return " and ".join(parts)
+    kinds: dict[str, list[str]] = {"could be draws of": [], "are no draws of": [], "have no distance to": []}
+    for row in rows:
+        name = f"the {row.process.upper()} process"
+        if math.isnan(row.chance):
+            kinds["have no distance to"].append(f"{name} (it or networks are not finite, or it has no spread)")
+            continue
+        mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
+        verb = "could be draws of" if row.follows else "are no draws of"
+        kinds[verb].append(f"{name} (mean off by {mean}, covariance by {covariance})")
+    return " and ".join(f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names)
 
 
-def distance_in_words(row: Comparison) -> str:
-    """A process, and how far the networks are from it."""
-    name = f"the {row.process.upper()} process"
-    if math.isnan(row.chance):
-        return f"{name} (it or networks are not finite, or it has no spread)"
-    mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
-    return f"{name} (mean off by {mean}, covariance by {covariance})"
-
-
-def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
+def show(table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
     """Show the comparison and what follows from it, and where the picture is."""
     from ntkexp.records.atomic import to_text
 
     if as_json:
         rows = [asdict(row) for row in table]
-        sys.stdout.write(to_text({"comparison": rows, "answer": said, "files": [str(path) for path in files]}))
+        sys.stdout.write(to_text({"comparison": rows, "answer": sentence, "files": [str(path) for path in files]}))
     elif not quiet:
         header = ["networks train", "process", "networks", "points"]
         header += [
@@ -163,5 +151,5 @@ def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet
             + [short(number) for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)]
             for row in table
         ]
-        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{said}.\n{BASIS}\n\n")
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{BASIS}\n\n")
         sys.stdout.write("".join(f"{path}\n" for path in files))

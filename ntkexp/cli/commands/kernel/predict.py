@@ -148,8 +148,8 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
             deviation = [None] * len(places) if found.deviation is None else found.deviation.tolist()
             head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
             for k, (place, values, spread) in enumerate(zip(places, found.mean.tolist(), deviation, strict=True)):
-                told = (int(index[place]), int(entries.labels[place]))
-                rows.append((*head, *told, *entries.targets[points.start + k].tolist(), *values, spread))
+                place_of = (int(index[place]), int(entries.labels[place]))
+                rows.append((*head, *place_of, *entries.targets[points.start + k].tolist(), *values, spread))
     return header, rows
 
 
