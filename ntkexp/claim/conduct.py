@@ -39,7 +39,7 @@ from ntkexp.run.environment import Clock
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
-from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
+from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
 # --- A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
@@ -215,13 +215,11 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
     """Carry out what is missing of a claim, and find where each of its runs stands then."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
-    wanted = {"unfinished", "running"} | ({"failed"} if workshop.retry_failed else set())
-    begun = [run for run in whole.distinct if before[run.name].state in wanted]
+    begun = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
     if begun:  # pictures of each are left to whoever looks at it by itself
         conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
-        estimate = Estimator()
-        conductor.conduct(begun, {run.name: estimate(run.experiment) for run in begun})
+        conductor.conduct(begun)
         ended = conductor.ended
     carry_out_trials(planned, workshop)
     return statuses(whole, whole.event_log.failures(), ended)

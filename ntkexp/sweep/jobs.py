@@ -19,7 +19,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.run.execute import execute
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
-from ntkexp.sweep.plan import Plan, PlannedRun, RunCost, longest_first
+from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
 from ntkexp.text import counted
 
 # --- A run as a job for a worker.
@@ -107,10 +107,12 @@ class Conductor:
     pictures: bool = True
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
-    def conduct(self, runs: list[PlannedRun], costs: dict[str, RunCost]) -> None:
+    def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, the longest first."""
-        waiting = longest_first(runs, [costs[run.name].seconds for run in runs])
-        clock = RemainingTime({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
+        estimate = Estimator()
+        seconds = {run.name: estimate(run.experiment).seconds for run in runs}
+        waiting = longest_first(runs, list(seconds.values()))
+        clock = RemainingTime(seconds, self.engine.workers)
         total = len(self.plan.distinct)
         self.listener.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
         try:

@@ -161,6 +161,12 @@ def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
     return found
 
 
+def runs_to_do(plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool) -> list[PlannedRun]:
+    """The runs that are not finished; those that failed if they are to be tried again."""
+    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
+    return [run for run in plan.distinct if before[run.name].state in states]
+
+
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
     """Describe the sweep as it is written down."""
     sweep = plan.sweep

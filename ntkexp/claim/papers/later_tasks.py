@@ -70,11 +70,11 @@ class LaterTask(AbstractQuantity):
         match name:
             case "closure":
                 missing = later.parts[here].sum(axis=2) + later.decay[here] - change
-                value = np.linalg.norm(missing) / np.linalg.norm(change)
+                value = float(np.linalg.norm(missing) / np.linalg.norm(change))
             case "forgetting":
                 targets, before = later.run.data[f"{later.split}_targets"][here], later.before[here]
                 rise = np.square(before + change - targets) - np.square(before - targets)
-                value = rise.sum() / np.square(targets).sum()
+                value = float(rise.sum() / np.square(targets).sum())
             case "top_share":
                 harm = later.to(self.task)
                 value = math.nan if harm is None or not harm.harm else share_of_tenth(harm)
@@ -85,8 +85,8 @@ class LaterTask(AbstractQuantity):
                 units = later.run.metrics["selectivity"].dropna()
                 enough = len(units) > (name == "gained")
                 start = units.iloc[0] if enough and name == "gained" else 0.0
-                value = units.iloc[-1] - start if enough else math.nan
-        return float(value)
+                value = float(units.iloc[-1] - start) if enough else math.nan
+        return value
 
 
 def share_of_tenth(found: Forgetting) -> float:

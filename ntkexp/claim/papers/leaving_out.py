@@ -441,24 +441,9 @@ class OtherRuns(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
-
-        # The run itself, and those that have more or less in common with it: a training of another seed on the same
-        # data, and those in between.
-        experiment, same = trained.setting.experiment, trained.rerun
-        of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
-        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
-        setting = prepare(compose(words))
-        other = again(setting.experiment, setting.problem, setting.descent.step_size, trained.outcome.steps)
-        runs = {
-            "same": same,
-            "other_order": replace(same, seed=other.seed),
-            "other_start": replace(other, seed=same.seed),
-            "other_run": other,
-        }
-
-        # What the run says, beside what training without groups changes in each.
+        runs = self.runs(trained)
         added = trained.outcome.evidence.elsewhere("secant")[:, 0]
-        scores = {"effect": would_change(trained), "contributions": -added}
+        scores = {"effect": would_change(trained), "contributions": -added}  # what the run itself says
         found: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {name: replace(trained, rerun=run).changes_without(left) for name, run in runs.items()}
@@ -469,3 +454,19 @@ class OtherRuns(AbstractTrial):
                 for repeated, change in actual.items()
             ]
         return found
+
+    def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
+        """The run itself, and those that have more or less in common with it."""
+        # A training of another seed on the same data.
+        experiment, steps = trained.setting.experiment, trained.outcome.steps
+        of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
+        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
+        setting = prepare(compose(words))
+        other = again(setting.experiment, setting.problem, setting.descent.step_size, steps)
+        same = trained.rerun
+        return {
+            "same": same,
+            "other_order": replace(same, seed=other.seed),
+            "other_start": replace(other, seed=same.seed),
+            "other_run": other,
+        }

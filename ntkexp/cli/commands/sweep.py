@@ -54,12 +54,11 @@ def sweep(
 
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.plan import statuses
+    from ntkexp.sweep.plan import runs_to_do, statuses
 
     plan = compose_plan(words or [], out, common.trusted, common.config_dir)
     before = statuses(plan, plan.event_log.failures(), {})
-    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
-    begun = [run for run in plan.distinct if before[run.name].state in states]
+    begun = runs_to_do(plan, before, retry_failed=retry_failed)
     if dry_run:
         show_plan(plan, before, begun, chosen)
         return
@@ -69,14 +68,12 @@ def sweep(
     if begun:  # else nothing is loaded that carries runs out
         from ntkexp.sweep.jobs import Conductor
         from ntkexp.sweep.listener import listener
-        from ntkexp.sweep.plan import Estimator
 
         conductor = Conductor(plan, chosen, listener(common.quiet), trusted(common.trusted), fail_fast)
-        estimate, ended = Estimator(), conductor.ended
-        costs = {run.name: estimate(run.experiment) for run in begun}
+        ended = conductor.ended
         with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
             try:
-                conductor.conduct(begun, costs)
+                conductor.conduct(begun)
             finally:
                 found = statuses(plan, plan.event_log.failures(), ended)
                 write_down(plan, found, changed=True)
