@@ -321,6 +321,9 @@ class KernelTimes(AbstractTrial):
         return rows
 
 
+COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
+
+
 class AccuracyTable(AbstractPicture):
     """A table of accuracies by depth, kernels and networks side by side, with those that the paper has.
 
@@ -349,7 +352,7 @@ class AccuracyTable(AbstractPicture):
         return pd.DataFrame(found)
 
     def here(self, judged: JudgedClaim) -> str:
-        ours, seeds = accuracies(judged), measured_accuracies(judged)["seed"].nunique()
+        ours, seeds = accuracies(judged), judged.rows(*COLUMNS)["seed"].nunique()
         means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
         means_in_words = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
         plain, pooled = FAMILIES
@@ -364,17 +367,8 @@ class AccuracyTable(AbstractPicture):
         )
 
 
-def measured_accuracies(judged: JudgedClaim) -> pd.DataFrame:
-    return judged.rows("depth", "family", "regressor", "accuracy", "seed")
-
-
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
-    cells = (
-        measured_accuracies(judged)
-        .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
-        .mean()
-        .reset_index()
-    )
+    cells = judged.rows(*COLUMNS).groupby(["depth", "family", "regressor"], sort=False)["accuracy"].mean().reset_index()
     names = zip(cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True)
     return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))
