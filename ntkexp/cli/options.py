@@ -23,7 +23,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
@@ -172,21 +172,28 @@ class CommonOptions:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as Typer takes it: of a parameter that is a dataclass of options, each field is an option."""
-    signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
-    }
-    parameters = []
-    for name, parameter in signature.parameters.items():
-        if name in groups:
-            hints = get_type_hints(groups[name], include_extras=True)
-            parameters += [
-                parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
-                for field in fields(groups[name])
-            ]
-        else:
+    """A command as Typer takes it: of a keyword that is a dataclass of options, each field is an option.
+
+    >>> def greet(name: str, *, loud: bool = False) -> None: ...
+    >>> def leave(*, common: CommonOptions) -> None: ...
+    >>> spread(greet) is greet, list(inspect.signature(spread(leave)).parameters)
+    (True, ['quiet', 'as_json', 'trust', 'config_dir'])
+    """
+    if not inspect.getfullargspec(command).kwonlyargs:  # to evaluate annotations takes time before every command
+        return command
+    parameters, groups = [], dict[str, Any]()
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(parameter.annotation):
             parameters.append(parameter)
+            continue
+        groups[name] = parameter.annotation
+        hints = annotations_of(groups[name])
+        parameters += [
+            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
+            for field in fields(groups[name])
+        ]
+    if not groups:
+        return command
 
     @wraps(command)
     def gathered(**given: Any) -> None:
@@ -194,9 +201,14 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
         command(**given)
 
-    gathered.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     gathered.__annotations__ = {each.name: each.annotation for each in parameters}
     return gathered
+
+
+@cache
+def annotations_of(group: type) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
 
 
 # --- What options bring about.
