@@ -12,7 +12,7 @@ import typer
 
 import ntkexp
 from ntkexp.cli.main import app
-from ntkexp.cli.surroundings import ADVICE, with_advice
+from ntkexp.cli.options import ADVICE, with_advice
 from ntkexp.config.choices import Choices, folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 

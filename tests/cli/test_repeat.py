@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.cli.commands.sweep import compose_plan
-from ntkexp.cli.surroundings import options
+from ntkexp.cli.options import options
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.page.picture import command_of
 from ntkexp.report.run import load_run

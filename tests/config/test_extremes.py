@@ -17,8 +17,9 @@ from pydantic.fields import FieldInfo
 
 import ntkexp
 from ntkexp.component import Component
-from ntkexp.config.compose import compose, refuse_growth
+from ntkexp.config.compose import compose
 from ntkexp.config.field_types import flat
+from ntkexp.config.plain_yaml import refuse_reference_growth
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import refuse_endless
@@ -182,7 +183,7 @@ def test_references_that_double_again_and_again_are_counted_and_not_followed(pai
 )
 def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], refused: str) -> None:
     with pytest.raises(Mistake, match=refused) if refused else nullcontext():
-        refuse_growth(tree)
+        refuse_reference_growth(tree)
 
 
 def test_an_override_that_would_be_read_for_minutes() -> None:
