@@ -410,8 +410,8 @@ class Slope(AbstractExpectation):
         axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends  # noqa: PLC0415  drawing is slow to load
-        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415  the same
+        """Draw the slope that is expected through the middle of the picture."""
+        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends, tick  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "x")
         log_axis(axes, "y")

@@ -8,7 +8,7 @@
    refuted     it lies wholly outside
    undecided   it lies across an edge, or there is none
 
-   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.place`). An
+   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.compare`). An
    identity has neither interval nor p: one error above its bound refutes it.
 
 2. Several parts, m of them, which must all hold:
@@ -48,7 +48,7 @@ from ntkexp.claim.expectation import (
 from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
-from ntkexp.report.analysis.estimate import CHANCE, MOST, missing, place
+from ntkexp.report.analysis.estimate import CHANCE, MOST, compare
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
@@ -104,15 +104,14 @@ def judge_interval(evidence: Interval) -> Finding:
     """
     estimate, expected = evidence.estimate, evidence.expected
     found = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
-    where, p = place(estimate, expected, strict=evidence.strict)
+    compared = compare(estimate, expected, strict=evidence.strict)
     if not estimate.known or math.isnan(estimate.value):
         found = replace(found, note=evidence.note or "there is no interval")
-    elif where != "across":
-        found = replace(found, verdict="supported" if where == "inside" else "refuted", p=p)
+    elif compared.where != "across":
+        found = replace(found, verdict="supported" if compared.where == "inside" else "refuted", p=compared.p)
     else:
-        more = missing(estimate, expected)
-        never = "" if more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
-        found = replace(found, more=more, note="; ".join(filter(None, [never, evidence.note])))
+        never = "" if compared.more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
+        found = replace(found, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
     if evidence.log:  # what was judged are logarithms, what is shown is not
         low, figure, high = np.exp([found.low, found.figure, found.high]).tolist()
         found = replace(found, low=low, figure=figure, high=high)

@@ -133,7 +133,7 @@ def follow(
             yield trace
 
             # f_T, unless the loop left other values in its tensors after the last step, which no step explains
-            last = {**named_tensors(module), **watch.weights}
+            last = {**named_tensors(module), **watch.latest.weights}
             if evaluates and all(same_values(now, last[k]) for k, now in named_tensors(inner).items() if k in last):
                 at_end = evaluate_at_queries(inner, output, queries)
                 write_outputs(trace.ends, store, start=trace.ends.start, end=at_end, steps=store.count)

@@ -19,7 +19,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_network, draw_problem
 from ntkexp.model.functional import weights_of
 from ntkexp.removal.rerun import Rerun, again, retrain
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.attribution_asked import AbstractAsked
@@ -100,7 +100,7 @@ class Case:
         """What examples added to outputs by exact secants, taken off, times the slope of what is asked at the end."""
         with tempfile.TemporaryDirectory() as folder:
             state = begin(prepare(self.experiment), Deaf(folder).trajectory)
-            go(state, Deaf(folder))
+            train_steps(state, Deaf(folder))
             for _ in state.steps_back():
                 pass
             added = state.accumulator.integrals["secant"].parts[1][-self.size.read :]

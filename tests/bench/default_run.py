@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from ntkexp.config.compose import compose
-from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero
+from ntkexp.path.integrals import Integrals, integrals_at_zero
 from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
 from tests.bench.stopwatch import medians, milliseconds
@@ -39,4 +39,4 @@ def walk(setting: Setting, integrals: dict[str, Integrals], steps: int) -> None:
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
             for each in integrals.values():
-                each.add(step, block, Tally())
+                each.add(step, block)

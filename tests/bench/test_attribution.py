@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.removal.rerun import trained
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench import attribution_scores
@@ -47,7 +47,7 @@ def matrix(case: Case, curved: Tensor) -> Tensor:
 def test_tracin_is_the_first_order_of_contributions() -> None:
     case = case_of(*SGD, "path.rule=[left]")
     state = begin(prepare(case.experiment), Deaf("").trajectory)  # SGD has no second pass, so nothing is written
-    go(state, Deaf(""))
+    train_steps(state, Deaf(""))
     expected = -state.accumulator.integrals["left"].parts[1][-case.size.read :, 0]
     torch.testing.assert_close(tracin(case.rerun, case.of), expected, rtol=ROUNDING, atol=ROUNDING)
 

@@ -15,7 +15,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
-from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
@@ -92,4 +92,4 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
     for step in descent.walk(weights):
         for place in places:
-            integrals.add(step, StepBlock(read, step.segment, place), Tally())
+            integrals.add(step, StepBlock(read, step.segment, place))

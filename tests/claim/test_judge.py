@@ -18,11 +18,11 @@ from ntkexp.claim.claim import Look
 from ntkexp.claim.expectation import Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import RULES, Finding, join_parts, judge_interval, judge_look, judge_part, try_rule
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
-from ntkexp.cli.commands.claims import table
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import CHANCE, Estimate
+from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
@@ -160,11 +160,11 @@ def test_minutes_are_those_of_the_work_however_busy_the_machine_is(
     assert record.told["cpu_minutes"] == record.cpu_minutes
     looks = [record.minutes_of(name) for name in found.looks]  # the control looks at the trials of the claim
     assert looks == [len(look.trials) * 0.75 / 60 for look in found.looks.values()]
-    assert f" {record.cpu_minutes:.1f}" in table([record])
+    assert f" {record.cpu_minutes:.1f}" in format_claims([record])
     found.trials[0].timings.unlink()
     uncounted = judged(found)
     assert math.isnan(uncounted.cpu_minutes)  # rather than too little
-    assert table([uncounted]).rstrip().endswith("–")
+    assert format_claims([uncounted]).rstrip().endswith("–")
 
 
 def test_children_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ def learning(model: MLP, alpha: float) -> ScaledDescent:
 
 
 def path(descent: ScaledDescent, steps: int) -> list[LearningStep]:
-    """So many steps from the start."""
     return list(descent.path(descent.scaled.start, steps))
 
 

@@ -21,14 +21,12 @@ LIBRARY = ("kernel", "library", "limit", "closed_form.py")
 
 
 def commands(command: object) -> Iterator[object]:
-    """A command, and those in it."""
     yield command
     for inner in getattr(command, "commands", {}).values():
         yield from commands(inner)
 
 
 def options() -> set[str]:
-    """Every option of every command."""
     found = {word for each in commands(typer.main.get_command(app)) for given in getattr(each, "params", ())
              for word in given.opts}  # fmt: skip
     return {word for word in found if word.startswith("--")}

@@ -82,7 +82,6 @@ def outputs(tmp_path: Path) -> Path:
 
 
 def names(command: Command, outputs: Path, *arguments: str) -> list[str]:
-    """The runs that are listed."""
     ended = command("runs", "--json", "--out", str(outputs), *arguments)
     assert (ended.status, ended.err) == (0, "")
     return [Path(row["run"]).name for row in json.loads(ended.out)]

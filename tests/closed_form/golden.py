@@ -38,6 +38,5 @@ class Golden:
 
 
 def golden(case: str) -> Golden:
-    """A case by its name."""
     with np.load(FOLDER / f"{case}.npz", allow_pickle=False) as file:
         return Golden({name: torch.as_tensor(file[name]) for name in file.files if file[name].dtype.kind == "f"})

@@ -33,7 +33,6 @@ SMALL = ("data.train=12", "data.probe=6", "data.test=6", "threads=1", "path.coun
 
 
 def components() -> Iterator[type[Component]]:
-    """Every component of the package."""
     for module in walk_packages(ntkexp.__path__, "ntkexp."):
         if module.name.split(".")[1] in {"data", "model", "init", "loss", "optimizer", "schedule", "path", "layer"}:
             import_module(module.name)

@@ -54,7 +54,6 @@ class Trap:
         return os.system, (self.shell,)
 
     def lay(self) -> None:
-        """Write all of it."""
         code = f"import pathlib\n\npathlib.Path({str(self.mark)!r}).touch()\n\n\nclass Net: pass\n\n\nbuild = Net\n"
         for name in ("leaves_a_mark.py", "table.csv", "table.parquet", "data_batch_1", "conftest.py", "__init__.py"):
             (self.folder / name).write_text(code)

@@ -53,7 +53,6 @@ class Overheard(TorchFunctionMode):
 
 
 def overheard(draw: Callable[[], object]) -> frozenset[int]:
-    """The starts of what is drawn."""
     with Overheard() as found:
         draw()
     return frozenset(found.starts)

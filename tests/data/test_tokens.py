@@ -11,9 +11,6 @@ import torch
 
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.data.sequence import ModularAddition, Text
-from tests.config.components import asked_for
-from tests.run.small import ran
-from tests.run.test_exactness import exact
 
 FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "ladder.machine=[secant]")
 LINE = b"the quick brown fox jumps over the lazy dog\n"
@@ -90,28 +87,3 @@ def test_more_examples_than_sums_are_refused(refusal: Callable[[AbstractSource],
         "data.modulus=5 makes 25 sums, and data.train, data.probe and data.test ask for 26; lower one of them, or "
         "raise data.modulus"
     )
-
-
-MODELS = {
-    "transformer": (*asked_for("model", "transformer"), "model.width=8", "model.causal=true"),
-    "tied": ("model=transformer", "model.width=8", "model.tied=true", "loss=cross_entropy"),
-    "one hot": ("model=mlp", "model.width=8", "data.encoding=one_hot"),
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("source", "model"),
-    [
-        pytest.param(source, MODELS[name], id=f"{source}-{name}", marks=() if often else pytest.mark.slow)
-        for source in ("modular_addition", "text")
-        for name in MODELS
-        for often in [(source == "text") == (name == "tied")]  # every source, and every model
-    ],
-)
-def test_tokens_are_learned_exactly(source: str, model: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "a.txt"
-    file.write_bytes(LINE[:12] * 9 + LINE[:12][::-1] * 5)
-    data = {"modular_addition": ["data.modulus=3"], "text": [f"data.path={file}", "data.context=4"]}[source]
-    for row in ran(*FEW, f"data={source}", *data, *model).rows("secant"):
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"

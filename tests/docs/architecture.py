@@ -18,14 +18,14 @@ SECTION = re.compile(r"(?<=<!-- contract: )(.*?)( -->\n\n).*?(?=\n<!-- end -->)"
 
 
 def page() -> str:
-    """The page, with what stands between its marks written anew."""
+    """The page, with its generated tables."""
     text = PAGE.read_text(encoding="utf-8")
     return SECTION.sub(lambda found: f"{found[1]}{found[2]}{table(floors(found[1]))}", text)
 
 
 def table(house: list[list[Chapter]]) -> str:
-    """The chapters in an order in which they can be read: each imports from floors above it in the table alone."""
-    rows = ["| floor | chapter | |", "|--:|---|---|"]
+    """The parts of the package, the lowest layer first."""
+    rows = ["| layer | part | |", "|--:|---|---|"]
     for number, floor in enumerate(house, start=1):
         rows += [f"| {number} | {link(chapter)} | {chapter.sentence} |" for chapter in floor]
     return "\n".join(rows) + "\n"

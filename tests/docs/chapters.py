@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ def floors(contract: str) -> list[list[Chapter]]:
     (found,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == contract]
     (container,) = found["containers"]
     folder = ROOT / container.replace(".", "/")
-    return [[chapter(folder / name.strip()) for name in layer.split("|")] for layer in reversed(found["layers"])]
+    layers = [re.split(r"[|:]", layer) for layer in reversed(found["layers"])]
+    return [[chapter(folder / name.strip()) for name in layer] for layer in layers]
 
 
 def chapter(module: Path) -> Chapter:

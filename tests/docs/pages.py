@@ -56,13 +56,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """One file."""
-
     path: Path
 
     @cached_property
     def text(self) -> str:
-        """All of it."""
         return self.path.read_text(encoding="utf-8")
 
     @property

@@ -1,4 +1,4 @@
-"""The picture of the chapters, docs/chapters.svg: a box each, the highest floor at the top; single files are dashed."""
+"""The picture of the package, docs/chapters.svg: a box for each part, the highest layer on top; files are dashed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def picture(house: list[list[Chapter]]) -> str:
     height = 2 * MARGIN + len(rows) * (HEIGHT + GAP) - GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '
-        f'aria-label="The chapters of ntkexp, floor above floor">\n<style>\n{STYLE}</style>\n'
+        f'aria-label="The parts of ntkexp, layer above layer">\n<style>\n{STYLE}</style>\n'
         f'<rect width="100%" height="100%" fill="#fff"/>\n{"".join(drawn(rows))}</svg>\n'
     )
 

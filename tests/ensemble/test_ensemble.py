@@ -24,7 +24,6 @@ from ntkexp.ensemble import (
     comparison,
     comparisons,
     ensemble,
-    last,
     problem,
 )
 from ntkexp.experiment.problem import draw_network
@@ -41,7 +40,8 @@ def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, rea
     given = problem(experiment)
     module = draw_network(experiment, experiment.data.split(), 1)
     weights = dict(module.named_parameters())
-    moving = [weights[name] for name in (last(list(weights)) if readout else weights)]
+    layer = list(weights)[-1].rpartition(".")[0]  # the last
+    moving = [weight for name, weight in weights.items() if not readout or name.rpartition(".")[0] == layer]
     optimizer = torch.optim.SGD(moving, lr=size)
     for _ in range(steps):
         optimizer.zero_grad()

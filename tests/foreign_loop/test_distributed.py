@@ -94,7 +94,6 @@ class Follow(ExitStack):
         return self
 
     def begin(self, rank: int, **others: Any) -> Trace:
-        """Begin to follow one rank."""
         given, ours = self.ranks.loops[rank], Processes(rank, self.ranks.world, self.store)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ntkexp.foreign_loop.follow.current_processes", lambda: ours)
@@ -113,7 +112,6 @@ def nothing_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_process(ranks: Ranks, steps: int = STEPS, **options: Any) -> Trace:
-    """The trace of one process that does the same."""
     one = loop(ranks.optimizers)
     with follow(one.model, one.optimizers, queries=one.queries, **options) as trace:
         for index in range(steps):
@@ -184,7 +182,6 @@ def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path
 
 
 def both(given: Loop) -> tuple[Tensor, Tensor]:
-    """The data of a loop."""
     return given.x, given.y
 
 

@@ -60,12 +60,10 @@ class Known:
 
     @cached_property
     def other(self) -> Tensor:
-        """The three."""
         return self.unspent.inputs(3)
 
     @cached_property
     def reader(self) -> Reader:
-        """The reader of the module."""
         return reader_of(self.given.module)[0]
 
     @cached_property
@@ -90,7 +88,6 @@ class Known:
         return torch.einsum("qcp,ndp->qcnd", rows[:5], rows)
 
     def step(self, size: float) -> Step:
-        """A step of this relative size."""
         if size not in self.steps:
             end = self.reader.record(self.unspent.end(size), self.given.x)
             self.steps[size] = Step(self.reader.secant(self.tape, end), self.tape, end)
@@ -99,5 +96,4 @@ class Known:
 
 @cache
 def known(name: str, dtype: torch.dtype = torch.float64) -> Known:
-    """What is known of the problem of this name."""
     return Known(problem(name, dtype=dtype))

@@ -200,7 +200,6 @@ class Problem:
         return {name: weight.detach() for name, weight in self.module.named_parameters()}
 
     def inputs(self, count: int) -> Tensor:
-        """More inputs."""
         return torch.randn(count, *self.x.shape[1:], generator=self.generator, dtype=torch.float64).to(self.x.dtype)
 
     def end(self, size: float) -> Weights:

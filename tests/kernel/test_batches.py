@@ -96,7 +96,6 @@ def dense(block: Block) -> Tensor:
 
 
 def part(examples: int, **changes: Block) -> Jacobian:
-    """The Jacobian of some examples."""
     blocks: dict[str, Block] = {
         "w": Rows(torch.full((examples, 1, 3), float(examples)), "w"),
         "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), VIEW, None, None),

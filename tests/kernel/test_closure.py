@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from ntkexp.kernel.read import checks
-from ntkexp.kernel.secant.call import Call
+from ntkexp.kernel.secant.call import Call, Result
 from ntkexp.kernel.secant.ownership import Owners, owners
 from ntkexp.kernel.secant.rules import RULES
-from ntkexp.kernel.secant.rules.base import Result
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import secant_kernel
 from ntkexp.mistake import Mistake
+from tests.kernel.compare import agree
 from tests.kernel.known import known
 from tests.kernel.problems import problem
 
-SINGLE = ("relu", "gelu", "called twice", "convolution", "layer norm", "softmax", "attention", "swiglu")
+SINGLE = ("relu", "tanh", "gelu", "called twice", "convolution", "layer norm", "softmax", "attention", "swiglu")
 
 
 @pytest.mark.parametrize("size", [1e-6, 0.3])
@@ -24,6 +24,7 @@ SINGLE = ("relu", "gelu", "called twice", "convolution", "layer norm", "softmax"
 def test_every_network_closes_well_within_the_bound_in_single_precision(name: str, size: float) -> None:
     """As test_secant.py says of double precision."""
     step = known(name, torch.float32).step(size)
+    agree(step.reading.push, step.change, 300 * torch.finfo(torch.float32).eps, step.scale)
     found = closure(step.reading.push, step.start, step.end)
     assert found.holds
     assert found.error < found.bound / 10

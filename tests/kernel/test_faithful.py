@@ -82,7 +82,6 @@ def under_no_grad(h: Tensor) -> Tensor:
 
 
 def into_data(h: Tensor) -> Tensor:
-    """The same."""
     h = h * 1
     h.data.clamp_(min=0)
     return h

@@ -49,7 +49,6 @@ def walk(given: Problem, steps: int, size: float = 0.3) -> list[Weights]:
 
 
 def same_bits(found: Tape | Jacobian, expected: Tape | Jacobian) -> None:
-    """Part by part."""
     assert len(parts(found)) == len(parts(expected)) > 0
     for one, other in zip(parts(found), parts(expected), strict=True):
         assert torch.equal(one, other)

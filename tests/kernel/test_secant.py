@@ -112,12 +112,6 @@ def test_weights_that_are_not_named_are_the_modules_own() -> None:
     assert torch.equal(secant_kernel(given.module, {}, some, given.x, given.x), expected)
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "called twice"])
-def test_single_precision_closes_to_single_precision(name: str) -> None:
-    step = known(name, torch.float32).step(0.3)
-    agree(step.reading.push, step.change, 300 * torch.finfo(torch.float32).eps, step.scale)
-
-
 @pytest.mark.parametrize("name", ["relu", "leaky_relu"])
 def test_pieces_telescope(name: str) -> None:
     """The mean of the secants of n equal pieces closes for every n, across kinks too."""

@@ -33,7 +33,6 @@ class Heard(DispatchMode):
 
 
 def heard(program: Program, fed: Sequence[Tensor]) -> list[str]:
-    """What a program runs."""
     mode = Heard()
     with mode:
         program.run(fed)

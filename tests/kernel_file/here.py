@@ -21,8 +21,6 @@ def none_lost(task: int, tile: int) -> bool:
 
 @dataclass
 class Here(AbstractEngine):
-    """So many workers, one after the other."""
-
     count: int
     threads: int = 1
     loses: Loses = none_lost

@@ -32,7 +32,6 @@ class Products(AbstractKernel):
 
     @classmethod
     def of(cls, *overrides: str, **fields: Any) -> Self:
-        """Of some digits."""
         experiment = compose([*SIZES, *overrides])
         return cls(experiment, experiment.draw(), **fields)
 

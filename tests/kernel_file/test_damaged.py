@@ -13,6 +13,7 @@ from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file.subjects import Products, filled
+from tests.kernel_file.test_fill import contents
 from tests.torture.damage import damage
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))]
@@ -27,10 +28,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(KeyboardInterrupt):
         filled(place / "begun", Products.of(fails_after=5))
     return place
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.mark.sample(3)

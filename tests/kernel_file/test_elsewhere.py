@@ -30,7 +30,6 @@ def begun(path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def filled(path: Path, *words: str, **environment: str) -> Ended:
-    """The same to its end."""
     return ended(begun(path, *words, **environment))
 
 

@@ -74,11 +74,9 @@ def path_kernel(kernel: Tensor, contributions: Tensor, decay: Tensor) -> PathKer
 
 
 def stepping(found: Evidence, step_sizes: tuple[float, ...]) -> Evidence:
-    """The same with other steps."""
     repeat = descending(found.targets, step_sizes)
     return replace(found, training=replace(found.training, time=sum(step_sizes), repeat=repeat))
 
 
 def along(found: Evidence, paths: Mapping[str, PathKernel]) -> Evidence:
-    """The same with other integrals."""
     return replace(found, paths=paths)

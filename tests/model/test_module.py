@@ -16,7 +16,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.run.setting import prepare
 from tests.model.unfit import UNFIT
 from tests.run.small import ran, small
-from tests.run.test_exactness import exact
+from tests.run.test_exactness import assert_exact
 
 FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "model.width=8", "ladder.machine=[secant]")
 Write = Callable[[str], Path]
@@ -107,8 +107,7 @@ READ = [
 def test_a_module_is_trained_exactly(name: str, reading: str, written: Write) -> None:
     file = written(FITTING[name])
     run = ran(*FEW, "model=module", f"model.path={file}:build", reading, trust=[str(file)])
-    for row in run.rows("secant"):
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+    assert_exact(run)
 
 
 def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
@@ -126,8 +125,7 @@ def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
     run = ran(*FEW, *model, trust=[str(file)])
     assert [weight.shape for weight in run.setting.problem.weights.values()] == [(3, 4), (4, 4), (4,)]
-    for row in run.rows("secant"):
-        assert exact(row)
+    assert_exact(run)
 
 
 @pytest.mark.parametrize("more", [(), ("path.effects=derivative",)], ids=["parts", "effects"])
@@ -144,8 +142,7 @@ def test_tokens_come_as_whole_numbers(sparse: bool, more: tuple[str, ...], writt
                 return self.last(self.table(x).flatten(1).relu())
         """)
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
-    for row in ran(*FEW, *model, *more, trust=[str(file)]).rows("secant"):
-        assert exact(row)
+    assert_exact(ran(*FEW, *model, *more, trust=[str(file)]))
 
 
 def test_a_gradient_divided_by_how_often_a_batch_has_a_row_trains_no_run(written: Write) -> None:

@@ -29,7 +29,6 @@ def optimizer(name: str, **changes: object) -> AbstractOptimizer:
 
 
 def drawn(chosen: SGD, step: int, examples: int, seed: int) -> Tensor:
-    """The batch of a step."""
     batch = chosen.batch_indices(step, examples, seed)
     assert batch is not None
     return batch

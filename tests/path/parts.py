@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.run.setting import Setting, prepare
@@ -24,7 +24,7 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
             for integrals in found.values():
-                integrals.add(step, block, Tally())
+                integrals.add(step, block)
     return {name: integrals.contributions[setting.domain.read] for name, integrals in found.items()}
 
 

@@ -23,7 +23,7 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     """The same run, with points read so many at a time."""
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
-    cut = replace(points, block=block, keep=keep, shelves=[])
+    cut = replace(points, block=block, keep=keep, cache=[])
     descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
     return run(replace(setting, descent=descent, domain=domain), Memory())
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import Budget
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import setting_of, survey
 from ntkexp.run.state import begin
 from tests.run.small import Memory, small
@@ -116,7 +116,7 @@ def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
     found = survey(experiment)
     setting = setting_of(experiment, found)
     state = begin(setting, listener.trajectory)
-    go(state, listener)
+    train_steps(state, listener)
     summed = [leaf for leaf in tree_leaves(state.accumulator.state) if isinstance(leaf, Tensor) and is_of_all(leaf)]
     assert summed
     held = sum(leaf.nbytes for leaf in summed) + found.budget.tangents * setting.start.kernel.nbytes

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ntkexp.experiment.identity import identity
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.run.small import Memory, ran, small
@@ -90,7 +90,7 @@ def test_training_examples_are_read_once_however_many_outputs_there_are() -> Non
     asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")
     listener = Memory()
     with Largest() as spy:
-        go(begin(prepare(asked), listener.trajectory), listener)
+        train_steps(begin(prepare(asked), listener.trajectory), listener)
     assert spy.numbers < 99 * 23 * 32  # what an output each of them would be pulled back to, layer by layer
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ntkexp import on_disk
 from ntkexp.mistake import NoPlace
 from ntkexp.on_disk import blocks, is_on_disk, put_back, refuse_small_disk, summed, zeros_on_disk
-from ntkexp.run.loop import go, run
+from ntkexp.run.loop import run, train_steps
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import begin, drop_sums, found_sums, keep_sums
@@ -63,10 +63,10 @@ def test_a_run_goes_on_from_sums_that_were_kept(tmp_path: Path, more: tuple[str,
     """The files at work have no name: a run that was killed leaves nothing of them."""
     chosen, listener = setting(*more, spills=True), Memory()
     whole = begin(chosen, listener.trajectory, tmp_path)
-    go(whole, listener)
+    train_steps(whole, listener)
     assert list(tmp_path.iterdir()) == []
     half = begin(replace(chosen, descent=replace(chosen.descent, steps=after)), listener.trajectory, tmp_path)
-    go(half, listener)
+    train_steps(half, listener)
     state, seals = keep_sums(tmp_path, after, half.state)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(seals)
     assert not any(isinstance(leaf, Tensor) and is_on_disk(leaf) for leaf in tree_leaves(state))
@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_sums_that_were_kept(tmp_path: Path, more: tuple[str,
     rest = begin(chosen, listener.trajectory, tmp_path)
     rest.restore(found_sums(tmp_path, torch.load(io.BytesIO(kept.getvalue()), weights_only=True)))
     drop_sums(tmp_path)
-    go(rest, listener)
+    train_steps(rest, listener)
     assert list(tmp_path.iterdir()) == []
     for rule, integrals in whole.accumulator.integrals.items():
         assert torch.equal(integrals.contributions, rest.accumulator.integrals[rule].contributions)

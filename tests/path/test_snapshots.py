@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,10 +12,8 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import StepBlock
-from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
-from tests.run.small import Memory, Ran, ran, small
+from tests.run.small import Ran, ran, small
 
 CASES = (
     ("optimizer=gd", "data.classes=[3,8]"),
@@ -47,10 +43,9 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
 
 
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
-    """The kernel of one step at all points."""
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
-    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)[0]
 
 
 def nodes(found: Ran) -> list[int]:
@@ -110,60 +105,6 @@ def test_the_estimate_of_its_error_is_right(schedule: str) -> None:
     found = ran(*LONG, f"path.schedule={schedule}", "path.count=10")
     true = float((found.contributions("secant") - every_step()).norm() / every_step().norm())
     assert true / 3 < found.error_bar < 3 * true
-
-
-@dataclass(eq=False)
-class Stopping(Memory):
-    """Saves at one step, and goes no further."""
-
-    at: int = 0
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        if state.step == self.at:
-            file = io.BytesIO()
-            torch.save(state.state, file)
-            raise Stopped(file.getvalue())
-
-
-class Stopped(Exception):
-    """What was saved."""
-
-
-def restored(stopped: Stopped) -> dict[str, Any]:
-    """The same, read again."""
-    saved: dict[str, Any] = torch.load(io.BytesIO(stopped.args[0]), weights_only=True)
-    return saved
-
-
-@cache
-def undisturbed(schedule: str) -> Ran:
-    """A run that nothing stopped."""
-    return ran(*SHORT, *CASES[1], schedule)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("schedule", "at"),
-    [
-        (SCHEDULES[0], 5),
-        (SCHEDULES[1], 13),
-        (SCHEDULES[2], 20),
-        pytest.param(SCHEDULES[1], 1, marks=pytest.mark.slow),
-        pytest.param(SCHEDULES[2], 5, marks=pytest.mark.slow),
-    ],
-)
-def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
-    chosen = (*SHORT, *CASES[1], schedule)
-    with pytest.raises(Stopped) as stopped:
-        run(prepare(small(*chosen)), Stopping(at=at))
-    rest = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
-    for rule, path in rest.evidence.paths.items():
-        expected = undisturbed(schedule).outcome.evidence.paths[rule]
-        assert torch.equal(path.contributions, expected.contributions)
-        assert path.facts == expected.facts
-        steps = rest.by_step[rule], undisturbed(schedule).outcome.by_step[rule]
-        assert torch.equal(*(each.stacked() for each in steps))
-        assert steps[0].edges == steps[1].edges
 
 
 def test_what_remembers_is_refused() -> None:

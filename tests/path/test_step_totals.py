@@ -10,10 +10,7 @@ import torch
 
 from ntkexp.path import integrals
 from ntkexp.path.points import NetworkView
-from ntkexp.run.loop import run
-from ntkexp.run.setting import prepare
-from tests.path.test_snapshots import Stopped, Stopping, restored
-from tests.run.small import Memory, Ran, ran, small
+from tests.run.small import Ran, ran
 
 QUICK = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.probe=5", "data.test=4")
 CASES = {
@@ -59,17 +56,6 @@ def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: p
     together = np.add.reduceat(exact.numpy(), edges[:-1], axis=2)
     tolerance = 1e-14 * float(exact.abs().max())  # sums of 8 numbers
     np.testing.assert_allclose(found.by_step("secant").numpy(), together, atol=tolerance)
-
-
-def test_a_run_that_was_stopped_goes_on_in_the_same_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrals, "MOST", 1)
-    monkeypatch.setattr(integrals, "FEWEST", 4)
-    whole = run(prepare(small(*QUICK)), Memory()).by_step["left"]
-    with pytest.raises(Stopped) as stopped:
-        run(prepare(small(*QUICK)), Stopping(at=11))
-    rest = run(prepare(small(*QUICK)), Memory(), restored(stopped.value)).by_step["left"]
-    assert rest.edges == whole.edges
-    assert torch.equal(rest.stacked(), whole.stacked())
 
 
 def test_a_run_that_ends_sooner_is_told_as_far_as_it_went() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ntkexp.optimizer.base import Memory as Remembered
-from ntkexp.path.forward_sum import AbstractAccumulator, integrate
+from ntkexp.path.forward_sum import AbstractAccumulator
+from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import NetworkView
 from ntkexp.path.recording import Playback, Recording, row_length
 from ntkexp.path.step import Step
@@ -60,10 +61,23 @@ def recorded(setting: Setting, folder: Path) -> Playback:
     )
 
 
+def integrate(
+    steps: Iterable[Step], accumulator: AbstractAccumulator, due: Collection[int] = ()
+) -> Mapping[str, Integrals]:
+    """The integrals of all steps from the first to the last; at those that are due a snapshot is taken."""
+    taken = []
+    for step in steps:
+        accumulator.add(step, due=step.index in due)
+        taken.append(step)
+    for _ in accumulator.steps_back(taken[-1].end, [step.step_size for step in taken]):
+        continue
+    return accumulator.integrals
+
+
 def same_bits(found: Ran, steps: Playback | list[Step], folder: Path) -> None:
     """The integrals of these steps are those of the run."""
     due = set(found.memory.kernels)
-    integrals = integrate(steps, begin(found.setting, folder), due.__contains__)
+    integrals = integrate(steps, begin(found.setting, folder), due)
     assert list(integrals) == list(found.outcome.evidence.paths)
     for rule, path in found.outcome.evidence.paths.items():
         ours = integrals[rule]

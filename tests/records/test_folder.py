@@ -46,6 +46,13 @@ def test_a_folder_is_absent_then_dead_then_done(folder: RunFolder) -> None:
     assert state(folder) == "done"
 
 
+@pytest.mark.parametrize("name", ["retraced.csv", "notes.txt"])
+def test_what_only_some_runs_write_is_damage_in_a_run_that_wrote_none(folder: RunFolder, name: str) -> None:
+    finish(folder)
+    (folder.path / name).write_text("of another run", encoding="utf-8")
+    assert state(folder) == ("damaged" if name == "retraced.csv" else "done")
+
+
 def test_another_process_makes_it_running_and_its_death_makes_it_dead(folder: RunFolder) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

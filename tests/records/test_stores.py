@@ -20,7 +20,8 @@ from ntkexp.records.kernels import (
     NOT_YET,
     create_kernels,
     finish_kernels,
-    read_array,
+    get_array,
+    open_store,
     read_predictions,
     read_snapshot,
     read_steps,
@@ -75,7 +76,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run" / "kernels.zarr"
     assert read_steps(path).tolist() == [0, 1]
     np.testing.assert_array_equal(read_snapshot(path, 1), kernel(1))
-    np.testing.assert_array_equal(read_array(path, "path_secant"), kernel(2))
+    np.testing.assert_array_equal(get_array(open_store(path), "path_secant")[...], kernel(2))
     assert list(read_predictions(tmp_path / "run" / "predictions.zarr")) == ["f_0", "secant"]
     assert read_data(tmp_path / "run" / "data.npz")["classes"].tolist() == ["a", "b"]
 
@@ -103,7 +104,7 @@ def test_nothing_is_kept_of_points_and_outputs_at_which_the_path_is_not_known(tm
         write_path_kernel(tmp_path / "k", "secant", found, [3, 70, 71], [1, 6])
     expected = np.full((100, 8, 5, 8), np.nan)
     expected[:, [1, 6]] = found
-    np.testing.assert_array_equal(read_array(tmp_path / "k", "path_secant"), expected)
+    np.testing.assert_array_equal(get_array(open_store(tmp_path / "k"), "path_secant")[...], expected)
     written = sum(map(len, contents(tmp_path / "k" / "path_secant" / "c").values()))
     assert written == 2 * 2 * 16 * 5 * 8 * 8  # two places of 16 points, at two outputs
 

@@ -19,7 +19,7 @@ from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.run_plots import gallery, save
 from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
-from ntkexp.report.plots.together.laws import picture
+from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.run import load_run
 from tests.report.conftest import PROBLEMS
 
@@ -83,7 +83,7 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
     found = Fitted(Fit(quantity="limit_distance_start", axis="model.width", exponent=-0.5, bound="upper"), {}, law)
     with house_style():
-        figure = picture(found, law, table)
+        figure = draw_law(found, law, table)
         assert_inside(figure)
         label = figure.axes[0].yaxis.label.get_window_extent()
     assert label.height <= figure.axes[0].get_window_extent().height

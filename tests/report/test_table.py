@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ntkexp.records.results import Result
-from ntkexp.report.run import combined, load_runs
+from ntkexp.report.run import combined, load_tables
 from ntkexp.report.sentence import format_ladder
 from ntkexp.report.tables import format_text, of_frame
 from ntkexp.text import aligned, short
@@ -72,8 +72,7 @@ def test_a_ladder_with_nothing_in_it_is_still_a_table(rows: list[Result]) -> Non
 
 
 def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
-    runs, _ = load_runs([finished["two classes"], finished["one step"], finished["no probes"]])
-    table = combined(runs)
+    table = combined([load_tables(finished[name]) for name in ("two classes", "one step", "no probes")])
     assert list(table["steps"]) == [60, 1, 60]
     assert list(table["split"]) == ["probe", "probe", "test"]
     assert "seed" not in table
@@ -83,5 +82,5 @@ def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
 
 
 def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:
-    table = combined(load_runs([finished["two classes"]])[0])
+    table = combined([load_tables(finished["two classes"])])
     assert list(table.columns)[:3] == ["run", "split", "secant"]

@@ -19,7 +19,8 @@ from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.material import extent, tabulate_points
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
-from ntkexp.report.plots.together import errors, over_steps
+from ntkexp.report.plots.together.errors import errors_title
+from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, notes
 from tests.report.sweeps import write_sweep
@@ -54,13 +55,13 @@ def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
 
 def test_a_point_without_an_end_is_counted() -> None:
     lines = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
-    assert over_steps.answer(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
+    assert courses_title(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
 
 
 def test_an_axis_is_named_where_it_has_numbers() -> None:
     """Its first level has none, and its levels are not in order."""
     table = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
-    said = errors.answer(table, "width", {"left": "left.test"}, [64, 8, 16])
+    said = errors_title(table, "width", {"left": "left.test"}, [64, 8, 16])
     assert said == "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)"
 
 

@@ -1,6 +1,8 @@
-"""A run whose network casts to single precision inside: kept or left out, and said."""
+"""Runs whose networks cast to single precision inside, or have an operation without a rule; and what they say."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,30 +11,41 @@ from torch import Tensor, nn
 from ntkexp.data.base import Data
 from ntkexp.experiment import problem
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.mistake import Mistake
 from ntkexp.model.base import ScaledOutput
 from tests.run.small import ran
 
 
-class Shortened(nn.Module):
-    """A network whose outputs pass through single precision."""
+class Through(nn.Module):
+    """A network whose outputs pass through a function."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.function = network, function
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.network(x)
-        return outputs.float().to(outputs.dtype)
+        return self.function(self.network(x))
+
+
+def pass_through(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network that is drawn from now on ends in this function."""
+    usual = problem.draw_network
+
+    def network(experiment: Experiment, data: Data, outputs: int, copies: float) -> ScaledOutput:
+        return ScaledOutput(Through(usual(experiment, data, outputs, copies), function), 1.0)
+
+    monkeypatch.setattr(problem, "draw_network", network)
 
 
 @pytest.fixture
 def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = problem.draw_network
+    pass_through(lambda outputs: outputs.float().to(outputs.dtype), monkeypatch)
 
-    def network(experiment: Experiment, data: Data, outputs: int, copies: float) -> ScaledOutput:
-        return ScaledOutput(Shortened(usual(experiment, data, outputs, copies)), 1.0)
 
-    monkeypatch.setattr(problem, "draw_network", network)
+@pytest.fixture
+def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running products, of which there is no rule: kernels are read from plain Jacobians."""
+    pass_through(lambda outputs: outputs.cumprod(1), monkeypatch)
 
 
 @pytest.mark.usefixtures("_shortened")
@@ -54,3 +67,22 @@ def test_a_network_without_casts_is_the_same_either_way() -> None:
     assert torch.equal(kept.contributions("secant"), ignored.contributions("secant"))
     assert kept.outcome.sentence == ignored.outcome.sentence
     assert "cast" not in kept.outcome.sentence
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
+    sentence = ran("path.rule=[left]", "steps=2").outcome.sentence
+    assert "no difference rule for the operation aten.cumprod.default: the tangent is read from plain" in sentence
+
+
+@pytest.mark.usefixtures("_running")
+@pytest.mark.parametrize("optimizer", ["gd", "momentum"])
+def test_a_secant_is_refused_before_training(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the path is integrated after it, from the end."""
+    monkeypatch.setattr("tests.run.small.run", never)
+    with pytest.raises(Mistake, match=r"no difference rule for the operation aten\.cumprod.*path\.rule=\[gauss,left\]"):
+        ran("path.rule=[secant]", f"optimizer={optimizer}")
+
+
+def never(*_: object) -> None:
+    raise AssertionError("training begins")

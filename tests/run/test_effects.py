@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -19,7 +16,6 @@ from ntkexp.removal.rerun import again, trained
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import EffectsFound, drifted
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights
 from tests.run.small import Memory, small
 
@@ -31,8 +27,8 @@ QUICK = (
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 
 
-def effects_of(setting: Setting, listener: Memory | None = None, saved: dict[str, Any] | None = None) -> EffectsFound:
-    found = run(setting, listener or Memory(), saved).effects
+def effects_of(setting: Setting) -> EffectsFound:
+    found = run(setting, Memory()).effects
     assert found is not None
     return found
 
@@ -59,8 +55,8 @@ def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) ->
 
 
 def test_where_training_without_each_example_is_cheaper_the_truth_is_told() -> None:
-    setting, listener = prepare(small(*QUICK, *ADAM, "path.effects=true")), Memory()
-    found = effects_of(setting, listener)
+    setting = prepare(small(*QUICK, *ADAM, "path.effects=true"))
+    found = effects_of(setting)
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
     ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
     whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
@@ -90,45 +86,6 @@ def test_a_training_that_does_not_repeat_itself_is_told() -> None:
 def test_chosen_outputs_have_the_same_effects() -> None:
     every, some = (effects_of(prepare(small(*QUICK, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",)))
     assert torch.allclose(some[:2], every[:2, 2:], rtol=1e-12, atol=0)
-
-
-class Interrupted(Memory):
-    """Stops within a chunk of the sweeps, at its end, or in the next one."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-        self.saved: dict[str, Any] = {}
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        assert whole == 12
-        if done == self.after:
-            self.saved = state.state
-            raise KeyboardInterrupt
-
-
-def in_chunks(setting: Setting) -> Setting:
-    """The same, with so little memory that three points are swept at once."""
-    assert setting.sweep is not None
-    plan = setting.sweep.plan
-    return replace(setting, sweep=replace(setting.sweep, plan=replace(plan, free=2 * 3.5 * 3 * plan.per_output)))
-
-
-@pytest.mark.parametrize(
-    ("words", "after"),
-    [
-        (ADAM, 2),
-        *(pytest.param(words, k, marks=pytest.mark.slow) for words in (ADAM, ("optimizer=gd",)) for k in (2, 6, 7)),
-    ],
-)
-def test_an_interrupted_sweep_goes_on_to_the_same_bits(words: tuple[str, ...], after: int) -> None:
-    setting = in_chunks(prepare(small(*QUICK, *words)))
-    undisturbed, listener = effects_of(setting), Interrupted(after)
-    with pytest.raises(KeyboardInterrupt):
-        run(setting, listener)
-    resumed = effects_of(setting, listener, listener.saved)
-    assert torch.equal(resumed.values.nan_to_num(), undisturbed.values.nan_to_num())
-    assert resumed.facts == undisturbed.facts
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
-from ntkexp.run.state import RunState
-from tests.run.small import Memory, Ran, ran, small
+from tests.run.small import Ran, ran, small
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
 SEQUENCE = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]")
@@ -140,52 +137,6 @@ def test_every_row_tells_of_every_task() -> None:
     assert switch["loss_probe_1"] < first["loss_probe_1"]  # type: ignore[operator]  # it is a number
     assert switch["loss_probe_1"] < last["loss_probe_1"]  # type: ignore[operator]  # A is forgotten
     assert last["loss_2"] < switch["loss_2"]  # type: ignore[operator]  # B is learned
-
-
-class Left(Memory):
-    """Keeps the state after so many of its steps, there and back, and leaves."""
-
-    after: int
-    state: dict[str, Any] | None = None
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        super().on_step(state, loss)
-        self.leave(state)
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.leave(state)
-
-    def leave(self, state: RunState) -> None:
-        self.after -= 1
-        if self.after == 0:
-            torch.save(state.state, self.folder / "state.pt")
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("name", "after"),
-    [
-        ("sgd", 17),
-        ("momentum", 25),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("sgd", 4), ("momentum", 17), ("momentum", 30))),
-        pytest.param("momentum", 41, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str, after: int) -> None:
-    undisturbed = learned(name, "relu" if name == "sgd" else "tanh")
-    setting = prepare(undisturbed.setting.experiment)
-    listener = Left()
-    listener.after = after
-    with pytest.raises(KeyboardInterrupt):
-        run(setting, listener)
-    saved = torch.load(listener.folder / "state.pt", weights_only=True)
-    listener.after = -1
-    outcome = run(setting, listener, saved)
-    again = Ran(setting, outcome, listener)
-    assert torch.equal(by_phase(again), by_phase(undisturbed))
-    assert outcome.phases is not None
-    assert undisturbed.outcome.phases is not None
-    assert torch.equal(outcome.phases.change, undisturbed.outcome.phases.change)
 
 
 def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:

@@ -105,7 +105,6 @@ def test_a_removal_of_another_run_is_not_read(places: tuple[Path, Path], tmp_pat
 
 
 def table(path: Path, last: str) -> str:
-    """A table of which the last row is this."""
     rows = [f"{k},{k % 5},{np.sin(k)}" for k in range(15)]
     path.write_text("\n".join(["a,b,y", *rows, last]) + "\n", encoding="utf-8")
     return f"data.path={path}"

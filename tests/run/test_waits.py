@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ntkexp.kernel.record.recorder import DispatchMode
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.run.small import Memory, small
@@ -38,7 +38,7 @@ def waits(steps: int, *overrides: str) -> int:
     setting = prepare(small(f"steps={steps}", "path.rule=[secant]", "path.schedule=[0]", *overrides))
     listener = Memory()
     with Waits() as seen:
-        go(begin(setting, listener.trajectory), listener)
+        train_steps(begin(setting, listener.trajectory), listener)
     found: int = seen.count
     return found
 

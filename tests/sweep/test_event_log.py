@@ -14,8 +14,8 @@ from tests.torture.damage import HARMS
 def test_the_last_event_counts(tmp_path: Path) -> None:
     journal = EventLog(tmp_path / "sweeps" / NAME, "width")
     assert journal.failures() == {}
-    for run, event in (("a", "failed"), ("b", "failed"), ("a", "began"), ("c", "done")):
-        journal.write(run, event, "too wide" * (event == "failed"))
+    for name, event in (("a", "failed"), ("b", "failed"), ("a", "began"), ("c", "done")):
+        journal.write(name, event, "too wide" * (event == "failed"))
     assert journal.failures() == {"b": "too wide"}
     assert EventLog(journal.path, "depth").failures() == {"b": "too wide"}
     assert journal.path.read_text().count("\n") == 4
@@ -35,8 +35,8 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
 def test_a_line_that_was_damaged_says_nothing(tmp_path: Path, seed: int) -> None:
     """A failure that is told was one; one that is not told is tried again."""
     journal, luck = EventLog(tmp_path / NAME, "width"), Random(seed)
-    for run in "abc":
-        journal.write(run, "failed", f"too wide for {run}")
+    for name in "abc":
+        journal.write(name, "failed", f"too wide for {name}")
     content = journal.path.read_bytes()
     journal.path.write_bytes(luck.choice(HARMS)(luck, content, b"[1]\n{}\nnull\n"))
     assert journal.failures().items() <= {run: f"too wide for {run}" for run in "abc"}.items()

@@ -13,7 +13,6 @@ from submitit.core.job_environment import SignalHandler
 from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from ntkexp.cli.main import run
 from ntkexp.engine.base import Task, ignore, work
 from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
 from ntkexp.sweep.jobs import RunJob
@@ -97,18 +96,3 @@ def test_many_jobs_wait_at_once(queue: Path) -> None:
 
 def test_what_is_not_asked_for_is_as_usual() -> None:
     assert open_engine("cluster=local", 3).parameters == USUAL
-
-
-@pytest.mark.parametrize(
-    ("where", "advice"),
-    [
-        ("partitoin=x", "did you mean 'partition'"),
-        ("cluster=local,cpus=two", "cpus=two is no number"),
-        ("cluster=lokal", "did you mean 'local'"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(where: str, advice: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["sweep", *TWO, f"--engine=slurm:{where}"]) == 2
-    said = capfd.readouterr().err
-    assert advice in said
-    assert said.count("\n") == 1

@@ -20,12 +20,10 @@ def flipped(luck: Random, content: bytes, other: bytes) -> bytes:
 
 
 def cut(luck: Random, content: bytes, other: bytes) -> bytes:
-    """The beginning of it."""
     return content[: luck.randrange(len(content))]
 
 
 def emptied(luck: Random, content: bytes, other: bytes) -> bytes:
-    """Nothing of it."""
     return b""
 
 
@@ -41,7 +39,6 @@ def doubled(luck: Random, content: bytes, other: bytes) -> bytes:
 
 
 def zeroed(luck: Random, content: bytes, other: bytes) -> bytes:
-    """A page of it zero."""
     start, end = block(luck, content)
     return content[:start] + bytes(end - start) + content[end:]
 

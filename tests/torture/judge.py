@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["done", "refused"]
 OURS = "ntkexp: "
-LOST = (" is damaged: ", " was left without a checkpoint; ")
+LOST = (" is damaged", " was left without a checkpoint; ")
 """A quiet command says one thing on its way: what work was lost."""
 SHOWN = 1200  # characters of a complaint
 
@@ -63,7 +63,6 @@ def is_of_lost_work(line: str) -> bool:
 
 
 def agree(found: dict[str, bytes], expected: dict[str, bytes], what: str) -> None:
-    """The same bytes, file by file."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise Fault(f"{what}: {name} {'is missing' if name not in found else 'has other bytes'}")

@@ -86,7 +86,6 @@ REFERENCES = (
 
 
 def value(luck: Random) -> str:
-    """One of them."""
     return luck.choice(luck.choice((NUMBERS, NUMBERS, WORDS, TREES, REFERENCES)))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_interpolation_peak
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
@@ -154,9 +154,7 @@ class InterpolationPeak(AbstractPicture):
     threshold: float = Field(gt=0)
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_interpolation_peak as draw  # noqa: PLC0415  drawing is slow to load
-
-        return draw(measured(judged), self.threshold, self.title(judged))
+        return draw_interpolation_peak(measured(judged), self.threshold, self.title(judged))
 
     def title(self, judged: JudgedClaim) -> str:
         """Say where the mean test error is largest, and how far it falls beyond."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.claim.claim import CONTROL, MAIN
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_scalar_step, draw_scalar_training
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
@@ -191,15 +191,13 @@ class ScalarStep(AbstractPicture):
     control: str = ""
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_scalar_step as draw  # noqa: PLC0415  drawing is slow to load
-
         trial, rows = curve(judged), given(judged)
         kernels = [("tangent kernel", rows["share"])]
         if self.finite:
             kernels.append((f"step of {spelled(trial.ascent)}", rows["finite"]))
         if self.control:
             kernels.append((self.control, given(judged, CONTROL)["share"]))
-        return draw(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
+        return draw_scalar_step(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
 
     def here(self, judged: JudgedClaim) -> str:
         trial, rows = curve(judged), given(judged)
@@ -271,9 +269,7 @@ class ScalarTraining(AbstractPicture):
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_scalar_training as draw  # noqa: PLC0415  drawing is slow to load
-
-        return draw(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
+        return draw_scalar_training(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
 
     def here(self, judged: JudgedClaim) -> str:
         trial, rows = curve(judged), ascents(judged)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,13 +27,14 @@ from ntkexp.cli.options import (
 )
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.folder import command
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import rate, short
 
 if TYPE_CHECKING:
     from ntkexp.claim.conduct import Workshop
     from ntkexp.claim.read import Size
     from ntkexp.config.compose import Composer
-    from ntkexp.records.claim import ClaimRecord, Judgement
+    from ntkexp.records.claim import ClaimRecord
 
 
 FOLDER = "claims"
@@ -130,53 +131,22 @@ def judged(
         yield record
 
 
-# --- Claims on the terminal: the list of them, the table of verdicts, and how well the rules judge.
-
-
-HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
+# --- Claims on the terminal: what was found, the list of them, and how well the rules judge.
 
 
 def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
-    from ntkexp.report.claims import summary
+    from ntkexp.report.claims import format_claims, summary
 
     if as_json:
         sys.stdout.write(to_text([record.told for record in found]))
     elif not quiet:
-        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
-
-
-def table(found: Sequence[ClaimRecord]) -> str:
-    """Lay out a line for each claim."""
-    rows = [
-        [
-            *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
-            shortened(record.main.expected),
-            *(record.looks[name].verdict for name in ("control", "second")),
-            "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}",
-        ]
-        for record in found
-    ]
-    return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
-
-
-def interval(judged: Judgement) -> str:
-    return f"{short(judged.low)} to {short(judged.high)}"
-
-
-def shortened(expected: str) -> str:
-    """Leave the parts but the first to the page.
-
-    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
-    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
-    """
-    first, *others = expected.split("; ")
-    return f"{first}, and {len(others)} more" if others else first
+        sys.stdout.write(f"{format_claims(found)}\n\n{notes(found)}{summary(found)}\n")
 
 
 def line(record: ClaimRecord) -> str:
     """Say of one claim what came out."""
-    from ntkexp.report.claims import outlook
+    from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main
     found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
@@ -223,9 +193,6 @@ def show_trials(*, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return
-    header = ("rule", "tables", "false verdicts", "support where true", "refute where false")
-    rows = [
-        [one.rule, str(one.tables), *(f"{100 * share:.1f} %" for share in (one.false, one.support, one.refute))]
-        for one in tried
-    ]
-    sys.stdout.write(f"{aligned(header, rows, [False, True, True, True, True])}\n")
+    rates = [Column(name, spell=rate) for name in ("false verdicts", "support where true", "refute where false")]
+    columns = (Column("rule", number=False), Column("tables"), *rates)
+    sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, tried))))}\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import ConfigDir, Overrides, Trust
-from ntkexp.text import aligned
+from ntkexp.report.tables import Column, Table, format_text
 
 if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
@@ -42,6 +42,10 @@ def config(
 # --- `ntkexp config --plan`: how the kernel of an experiment would be read, as a table.
 
 
+COLUMNS = (
+    *(Column("parameters", number=False), Column("way", number=False), Column("uses")),
+    *(Column("MB", spell="{:.1f}".format), Column("GFLOP", spell="{:.3f}".format)),
+)
 WAYS = """
 one product       ⟨a, a′⟩⟨β, β′⟩ from one pair of factors an example
 double sum        the same for every pair of uses
@@ -52,7 +56,7 @@ Jacobians         the same, from a back-propagation for every example and output
 
 
 def cost_table(experiment: Experiment) -> str:
-    """Tabulate the cost, a line for each group of parameters; a multiplication and an addition are two operations."""
+    """Tabulate the cost of reading the kernel, a line for each group of parameters."""
     from ntkexp.kernel.read.reader import Cost
     from ntkexp.run.setting import survey
 
@@ -60,10 +64,8 @@ def cost_table(experiment: Experiment) -> str:
     points, costs = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
     total = Cost("in total", "", 0, sum(each.bytes for each in costs), sum(each.multiplications for each in costs))
-    rows = [
-        (each.parameters, each.way, str(each.uses or ""), f"{each.bytes / 1e6:.1f}",
-         f"{2 * each.multiplications / 1e9:.3f}")
+    rows = tuple(  # a multiplication and an addition are two operations
+        (each.parameters, each.way, each.uses or "", each.bytes / 1e6, 2 * each.multiplications / 1e9)
         for each in [*costs, total]
-    ]  # fmt: skip
-    header = ("parameters", "way", "uses", "MB", "GFLOP")
-    return f"{title}\n\n{aligned(header, rows, [False, False, True, True, True])}\n\n{WAYS.strip()}\n"
+    )
+    return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"

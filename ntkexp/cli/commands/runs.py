@@ -38,7 +38,7 @@ def runs(
         from ntkexp.records.atomic import Json, to_text
 
         rows: list[Json] = [
-            {"run": str(one.path), "state": one.state, "said": one.said, "config": one.facts} for one in found
+            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts} for one in found
         ]
         sys.stdout.write(to_text(rows))
     elif found:

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import (
     _get_default_store,  # there is no public way to the store
 )
 
-from ntkexp.foreign_loop.attribution import AGREES
+from ntkexp.foreign_loop.clipping import AGREES
 from ntkexp.foreign_loop.rule import distance
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.mistake import Mistake

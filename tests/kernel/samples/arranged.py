@@ -12,7 +12,6 @@ from tests.kernel.samples.base import Sample, image, square, volume, whole
 
 
 def resized(h: Tensor, k: Tensor, *, dims: int, mode: str, **how: bool) -> Tensor:
-    """Stretched by 2."""
     shape = {1: h[:, None], 2: image(h), 3: volume(h)}[dims]
     return functional.interpolate(shape, scale_factor=2, mode=mode, **how)
 
@@ -48,7 +47,6 @@ def bags(h: Tensor, k: Tensor) -> Tensor:
 
 
 def columns(h: Tensor, *numbers: int) -> Tensor:
-    """The same columns for every example."""
     return whole(*numbers).expand(len(h), -1)
 
 

@@ -17,12 +17,10 @@ def on(domain: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor])
 
 
 def anywhere(h: Tensor) -> Tensor:
-    """All numbers."""
     return h
 
 
 def above_one(h: Tensor) -> Tensor:
-    """Numbers from 1.5 on."""
     return 1 + positive(h)
 
 

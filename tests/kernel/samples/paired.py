@@ -34,7 +34,6 @@ def powers(h: Tensor, k: Tensor) -> Tensor:
 
 
 def losses(loss: Callable[..., Tensor], h: Tensor, k: Tensor) -> Tensor:
-    """Each by itself, and one for each example."""
     own = [loss(a, b, reduction=how) for a, b in zip(h, k, strict=True) for how in ("mean", "sum")]
     return torch.cat([loss(h, k, reduction="none"), torch.stack(own).view(-1, 2)], 1)
 

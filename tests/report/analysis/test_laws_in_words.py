@@ -10,7 +10,7 @@ import pytest
 
 from ntkexp.records.sweep import Expected, Fit
 from ntkexp.report.analysis.estimate import power_law
-from ntkexp.report.analysis.laws import Fitted, summary, told
+from ntkexp.report.analysis.laws import Fitted, law_in_words, summary
 from ntkexp.report.analysis.tables import draws
 from ntkexp.report.run import Run
 from tests.report.analysis.trials import WIDTHS
@@ -34,7 +34,7 @@ def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: in
 
 def said(found: Fitted) -> str:
     assert found.law is not None
-    return told(found, found.law)
+    return law_in_words(found, found.law)
 
 
 def test_a_law_that_agrees_names_interval_seeds_and_margin() -> None:

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import power_law
+from tests.report.analysis.trials import WIDTHS
 
 Array = NDArray[np.float64]
-WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
 
 
 def design(seeds: int) -> tuple[Array, NDArray[np.int64]]:
-    """Every width with every seed."""
     return np.tile(WIDTHS, seeds), np.repeat(np.arange(seeds), len(WIDTHS))
 
 

@@ -57,7 +57,7 @@ def test_it_is_the_variance_over_seeds_among_the_training_examples(tmp_path: Pat
     assert law.law is not None
     assert (law.law.runs, law.law.seeds, law.law.units, law.law.left_out) == (4 * len(WIDTHS), 4, 3, 0)
     assert law.law.exponent.covers(-1.0)
-    assert law.verdict is not None
+    assert law.comparison is not None
 
 
 def test_kernels_of_different_data_are_not_compared(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_distances_from_the_mean_of_all_would_not(seeds: int) -> None:
 def test_numbers_are_distances_from_the_mean_of_those_before() -> None:
     kernels = list(np.random.default_rng(0).normal(1.0, 0.1, size=(4, 5)))
     size = (np.mean(kernels, axis=0) ** 2).sum()
-    found = spread(kernels, lambda seed: seed)
+    found = spread(kernels)
     expected = [k / (k + 1) * ((kernels[k] - np.mean(kernels[:k], axis=0)) ** 2).sum() / size for k in (1, 2, 3)]
     assert found == pytest.approx(expected)
     assert np.mean(found) == pytest.approx(np.var(kernels, axis=0, ddof=1).sum() / size)
-    assert np.mean(spread(kernels[::-1], lambda seed: seed)) == pytest.approx(np.mean(found))
+    assert np.mean(spread(kernels[::-1])) == pytest.approx(np.mean(found))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ntkexp.records.sweep import MARGIN, Expected
-from ntkexp.report.analysis.estimate import judge, power_law
+from ntkexp.report.analysis.estimate import compare, power_law
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Laws, estimates, laws
 
 SEEDS = (2, 3, 5)
@@ -72,20 +72,20 @@ def test_one_seed_that_can_be_asked_leaves_everything_undecided() -> None:
 def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
     """In 80 % of the trials at least, where value and spread are what they seemed; not with half as many."""
     (first,) = estimates(np.array([[value - 0.1], [value + 0.1], [value - 0.1], [value + 0.1]]))
-    more = judge(first, Expected(0.0)).more
+    more = compare(first, Expected(0.0)).more
     assert more is not None
     spread, total = first.error * 2, 4 + more
     decided = []
     for seeds in (total, max(total // 2, 2)):
         drawn = value + spread * np.random.default_rng(seeds).normal(size=(seeds, SWEEPS))
-        decided.append(np.mean([judge(law, Expected(0.0)).word != "undecided" for law in estimates(drawn)]))
+        decided.append(np.mean([compare(law, Expected(0.0)).where != "across" for law in estimates(drawn)]))
     assert decided[0] >= 0.8 - CHANCE
     assert decided[1] < 0.75
 
 
 def test_what_hardly_any_number_of_seeds_decides_has_none() -> None:
     (edge,) = estimates(MARGIN + np.array([[-1.0], [1.0], [0.001]]))
-    assert judge(edge, Expected(0.0)).more is None
+    assert compare(edge, Expected(0.0)).more is None
 
 
 @pytest.mark.parametrize("name", ["a point missing", "a seed a run", "seeds alone at one width"])

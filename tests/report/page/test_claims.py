@@ -16,12 +16,10 @@ from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records,
 from ntkexp.records.results import Took, write_timings
 from ntkexp.report.claims import outlook, standing, summary
 from ntkexp.report.page.build import write_claims
-
-HOSTILE = "<script>alert('&')</script>"
+from tests.report.page.conftest import HOSTILE
 
 
 def judgement(verdict: str = "supported", p: float | None = 0.001) -> Judgement:
-    """One look."""
     numbers = {"figure": -0.5, "low": -0.6, "high": math.nan, "p": p, "more_seeds": None}
     told = {"expected": "slope −0.5 ± 0.1", "seeds": (0, 1, 2), "draws": "each drawing weights", "note": HOSTILE}
     return Judgement(verdict=verdict, **numbers, **told)  # type: ignore[arg-type]

@@ -87,6 +87,5 @@ def broken_off(command: Command, owner: type, method: str, call: int) -> Command
 
 
 def only_run(folder: Path) -> Path:
-    """The folder of the one run."""
     (found,) = (folder / "outputs" / "runs").iterdir()
     return found

@@ -15,6 +15,8 @@ from tests.torture.stage import Stage, contents
 NAMES = ("secant", "adam")
 ANSWER = "answer"
 REDOING = ("train", "resume")
+SAID = ("damaged", "left out")
+"""A word for what is wrong with the run, or why it is not among the others."""
 
 
 def questions(name: str, run: str, other: str) -> dict[str, tuple[str, ...]]:
@@ -45,7 +47,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
         outcome = judged(ended)
         if outcome == "done" and asked in REDOING:
             agree(promised(stage.folder), promised(made), what)
-        elif outcome == "done" and "damaged" not in ended.out + ended.err:
+        elif outcome == "done" and not any(word in ended.out + ended.err for word in SAID):
             agree(answer(stage.folder, ended), contents(left_alone / "told"), what)
     except Fault as fault:
         raise Fault(f"{what}\n{fault}") from None

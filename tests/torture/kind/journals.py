@@ -40,7 +40,6 @@ def make(seed: int, stage: Stage) -> None:
 
 
 def asked(made: Path) -> Sequence[tuple[str, ...]]:
-    """What is asked about it."""
     (record,) = (made / "outputs" / "sweeps").glob("*.json")
     return (*SWEEP, "seed=0"), *(("report", record.stem, f"--format={form}") for form in FORMS)
 

@@ -111,11 +111,9 @@ def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
 
 
 def gradients(loop: Loop) -> dict[str, Tensor]:
-    """Copies of them."""
     return {name: weight.grad.clone() for name, weight in loop.net.named_parameters() if weight.grad is not None}
 
 
 def share(was: Tensor, now: Tensor) -> float:
-    """What one is of the other."""
     square = float((was * was).sum())
     return float((was * now).sum()) / square if square else 0.0

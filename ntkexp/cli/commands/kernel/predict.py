@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, fields
@@ -14,7 +13,8 @@ import typer
 
 from ntkexp.cli.options import CommonOptions, Overrides
 from ntkexp.mistake import Mistake
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import rate
 
 if TYPE_CHECKING:
     from ntkexp.kernel_file.predict import Answer, Entries, Score
@@ -155,17 +155,11 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
 
 def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a table as a file, with every digit."""
-    import csv
-
     from ntkexp.records.atomic import write_atomically
-    from ntkexp.records.results import cell
+    from ntkexp.records.results import csv_text
 
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([cell(name) for name in header])
-    table.writerows([cell(value) for value in row] for row in rows)
     try:
-        write_atomically(folder / name, text.getvalue())
+        write_atomically(folder / name, csv_text(header, rows))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
     return folder / name
@@ -173,23 +167,10 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 def table(scores: Sequence[Score]) -> str:
     """Lay scores out as a reader wants them."""
-    header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
-    rows = [
-        [
-            *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
-            rate(score.accuracy),
-            *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
-            score.solver,
-        ]
-        for score in scores
-    ]
-    return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
-
-
-def rate(share: float | None) -> str:
-    """Spell an accuracy as papers print it.
-
-    >>> rate(0.98765), rate(None)
-    ('98.8 %', '–')
-    """
-    return "–" if share is None else f"{100 * share:.1f} %"
+    columns = (
+        *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
+        *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),
+        *map(Column, ("RMSE", "R²", "log loss", "ECE")),
+        Column("solved by", number=False),
+    )
+    return format_text(Table(columns, tuple(map(astuple, scores))))

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.commands.kernel.predict import rate, read_ridge, save
+from ntkexp.cli.commands.kernel.predict import read_ridge, save
 from ntkexp.cli.kernel_files import FOLDER, Filling, Tiles, compose_for_tiles, default_path, tiles_at_once
 from ntkexp.cli.options import CommonOptions, Engine, Overrides
-from ntkexp.text import aligned, short
+from ntkexp.text import aligned, rate, short
 
 
 def study(
