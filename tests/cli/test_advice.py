@@ -17,7 +17,7 @@ from ntkexp.config.choices import Choices, folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 
 PACKAGE = Path(ntkexp.__file__).parent
-LIBRARY = ("kernel", "library", "limit", "closed_form")
+LIBRARY = ("kernel", "library", "limit", "closed_form.py")
 
 
 def commands(command: object) -> Iterator[object]:
