@@ -144,7 +144,7 @@ class Backwards:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
         nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()} if beside else {}
 
-        # the sum, and proof (c)
+        # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries
         tape = self.reader.record(step.start, self.queries)
         back = StepBack(
             start=step.start,
@@ -159,6 +159,7 @@ class Backwards:
         closure = (taken.pushed - change).norm()
         self.later = tape
 
+        # added up by example and by step
         proofs = (
             min(factors[name] for name in step.heard) if step.heard else 0.0,
             missed,
