@@ -22,8 +22,7 @@ from ntkexp.run.loop import AbstractListener, reverse_pass, train_steps
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import RunState, begin
-from tests.bench.stopwatch import milliseconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, milliseconds
 
 STEPS = 6
 

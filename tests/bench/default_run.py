@@ -10,8 +10,7 @@ from ntkexp.config.compose import compose
 from ntkexp.path.integrals import Integrals, integrals_at_zero
 from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
-from tests.bench.stopwatch import medians, milliseconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, medians, milliseconds
 
 RULES = ("secant", "left", "gauss")
 TINY = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8")

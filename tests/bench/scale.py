@@ -29,7 +29,7 @@ from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
-from tests.bench.table import Table
+from tests.bench.cell import Table
 
 TITLE = "Scale: one thread"
 SIZES = {

@@ -20,7 +20,7 @@ from ntkexp.config.choices import Choices, dotted, folders, title
 from ntkexp.config.field_types import takes
 from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.sweep.definition import values
-from tests.docs import commands
+from tests.docs import pages as commands
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"

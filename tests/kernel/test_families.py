@@ -18,11 +18,10 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
-from tests.kernel.applied import applied
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree, applied
 from tests.kernel.problems import Formula
-from tests.kernel.samples.algebra import matrix, regular
 from tests.kernel.samples.base import Sample, square
+from tests.kernel.samples.shaped import matrix, regular
 from tests.kernel.test_rules import problem_of
 
 EPS = torch.finfo(torch.float64).eps

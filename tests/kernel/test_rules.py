@@ -23,13 +23,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
-from tests.kernel.applied import applied
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree, applied
 from tests.kernel.problems import Formula
 from tests.kernel.samples import COMPLEX_SAMPLES, SAMPLES
-from tests.kernel.samples.algebra import ALGEBRA
 from tests.kernel.samples.base import Sample
-from tests.kernel.samples.complex_numbers import OWN
+from tests.kernel.samples.shaped import ALGEBRA, OWN
 
 EPS = torch.finfo(torch.float64).eps
 NAMES = sorted(RULES)

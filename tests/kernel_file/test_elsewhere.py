@@ -14,8 +14,8 @@ import pytest
 from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file.slurm import install
 from tests.kernel_file.test_fill import contents
-from tests.sweep.cluster import Cluster, dask_cluster
 from tests.sweep.commands import Ended, children, ended, running, workers
+from tests.sweep.test_clusters import Cluster, dask_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from ntkexp.library import ascend, finite_step_kernel, secant_kernel, tangent_ke
 from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import AbstractScalar
 from tests.config.components import SCALAR, configured
-from tests.init.test_init import init
 from tests.run.small import ran
+from tests.test_init import init
 
 X = torch.arange(-10.0, 21.0, dtype=torch.float64)[:, None]
 OBSERVED = X[20:21]

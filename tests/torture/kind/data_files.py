@@ -12,9 +12,8 @@ from struct import pack
 
 import numpy as np
 
-from tests.torture.judge import Outcome
-from tests.torture.nasty import letters, value
-from tests.torture.stage import SMALL, Stage
+from tests.torture.damage import letters, value
+from tests.torture.stage import SMALL, Outcome, Stage
 
 TRAIN = ("train", "--quiet", *SMALL, "steps=1", "ladder.machine=[secant]")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from random import Random
 
 from tests.torture.damage import damage
-from tests.torture.judge import Ended, Fault, Outcome, agree, judged
 from tests.torture.kind.kills import COMMANDS, promised, undrawn
-from tests.torture.stage import Stage, contents
+from tests.torture.stage import Ended, Fault, Outcome, Stage, agree, contents, judged
 
 NAMES = ("secant", "adam")
 ANSWER = "answer"

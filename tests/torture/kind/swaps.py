@@ -25,10 +25,9 @@ from ntkexp.records.contributions import Removal, write_removal
 from ntkexp.records.kernel_file import open_matrix
 from ntkexp.run.folder_listener import FolderListener
 from tests.foreign_loop import loops
-from tests.torture.judge import Ended, Fault, Outcome, agree, judged
 from tests.torture.kind.damages import broken_off
 from tests.torture.kind.kills import promised, undrawn
-from tests.torture.stage import SMALL, Stage
+from tests.torture.stage import SMALL, Ended, Fault, Outcome, Stage, agree, judged
 
 TRAIN = ("train", "--quiet", "--out=outputs", *SMALL)
 ADAM = (*TRAIN, "optimizer=adam", "optimizer.step_size=0.05", "steps=8", "checkpoint_seconds=0")
