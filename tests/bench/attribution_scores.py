@@ -25,8 +25,7 @@ from torch.func import jacrev, jvp, vjp
 from ntkexp.effects.curvature import at_once, load_forward_mode
 from ntkexp.effects.curvature import scores as taken_back
 from ntkexp.effects.trajectory import TakenBatch
-from ntkexp.removal.group import losses
-from ntkexp.removal.rerun import AT_ONCE, Rerun, retrain, trained
+from ntkexp.removal.rerun import AT_ONCE, Rerun, losses, retrain, trained
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
 """F of every point, as a function of weights."""

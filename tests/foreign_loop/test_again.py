@@ -15,6 +15,7 @@ from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
+from ntkexp.removal.retraining import changes
 from ntkexp.report.explain import known_effects
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Maker, followed, loop
@@ -48,7 +49,7 @@ def test_leaving_out_is_training_without(optimizers: Maker, body: Body) -> None:
     emptied = next(loops.batches())[:2].tolist()
     weights[[3, 8, *emptied]], weights[11] = 0.0, 0.5
     chosen = {name: float(weight) for name, weight in zip(names, weights, strict=True) if weight < 1}
-    found = LoopAgain(lambda: again(optimizers, body), trace, "renormalised").outputs(chosen)
+    found = LoopAgain(lambda: again(optimizers, body), trace, "renormalised").outputs_with(chosen)
     assert float((found - trained_with(optimizers, body, weights)).abs().max()) < CLOSE
     assert float((found - LoopAgain(lambda: None, trace, "renormalised").at_end(trace)).abs().max()) > 1e-3
 
@@ -83,7 +84,7 @@ def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> 
     worst = known.check.removals[0]
     assert worst.influential
     assert worst.examples == (int(np.square(found["effect"].to_numpy()).sum((0, 1)).argmax()),)
-    train_without = LoopAgain(train, train(), "renormalised").changes([worst.examples])
+    train_without, _ = changes(LoopAgain(train, train(), "renormalised"), [worst.examples])
     assert abs(known.check.actual[0] - train_without[0].numpy()).max() < CLOSE
 
 
@@ -165,7 +166,7 @@ def test_another_loop_is_refused(train: Callable[[], object], said: str) -> None
     trace = again(loops.momentum, loops.plain)
     before = torch.random.get_rng_state()
     with pytest.raises(Mistake, match=said):
-        LoopAgain(train, trace, "renormalised").changes([[0]])
+        changes(LoopAgain(train, trace, "renormalised"), [[0]])
     assert torch.equal(before, torch.random.get_rng_state())
     assert "contribution" in again(loops.momentum, loops.plain).attribute()  # nothing is left of the retraining
 

@@ -17,7 +17,7 @@ from ntkexp.foreign_loop.again import Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without
+from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
@@ -25,6 +25,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
 from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.retraining import OutputsAt
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with
@@ -100,7 +101,7 @@ def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
     queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
-    return pair, OutputsAt(pair, first.function, queries), first
+    return pair, OutputsAt([partial(outputs_at, first.function, one.flat, query) for query in queries]), first
 
 
 def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:

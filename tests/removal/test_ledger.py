@@ -15,8 +15,7 @@ from torch import Tensor
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.removal.between import Pair, along
-from ntkexp.removal.group import ledger_between
-from ntkexp.removal.rerun import Rerun, again, trained
+from ntkexp.removal.rerun import Rerun, again, ledger_between, trained
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
 from tests.config.components import OWN, asked_for, networks

@@ -15,9 +15,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import Memory as OptimizerMemory
 from ntkexp.optimizer.base import Sizes
 from ntkexp.optimizer.descent import SGD
-from ntkexp.removal.rerun import again, trained
+from ntkexp.removal.rerun import again, drifted, trained
+from ntkexp.removal.retraining import EffectsFound
 from ntkexp.run.loop import run
-from ntkexp.run.outcome import EffectsFound, drifted
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights
