@@ -25,8 +25,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.records.data import Trajectory
 from ntkexp.records.sweep import Level
-from ntkexp.removal.group import changes
-from ntkexp.removal.rerun import WEIGHTS, Rerun, again, retrain, trained
+from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, again, retrain, trained
+from ntkexp.removal.retraining import changes
 from ntkexp.run.loop import AbstractListener
 from ntkexp.run.loop import run as run_loop
 from ntkexp.run.metrics import Row
@@ -68,7 +68,7 @@ class Retraining:
     def changes_without(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
         """What the output at those points changes by when the groups that are marked by 1 are left out."""
         removals = [group.nonzero().flatten().tolist() for group in left]
-        return changes(self.rerun, removals, self.others)[:, :, 0]
+        return changes(RerunAt(self.rerun, self.others), removals)[0][:, :, 0]
 
 
 def retraining(base: Sequence[str], seed: int) -> Retraining:
