@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from ntkexp.kernel.record.taping import columns, composed, functional_tape, unfused
+from ntkexp.kernel.record.taping import composed, record, unfused
 from ntkexp.model.functional import function_of, weights_of
 
 
@@ -30,6 +29,6 @@ def test_what_torch_composes_has_no_cell_left_and_the_same_values(kind: Callable
     """torch's compositions are the same for every device; its cells are what a GPU would run instead."""
     module, x = Last(kind).double(), torch.randn(5, 3, 3, dtype=torch.float64)
     with unfused(), composed():
-        tape = functional_tape(partial(columns, function_of(module)), weights_of(module), x, False)
+        tape = record(function_of(module), weights_of(module), x)
     assert not [entry.name for entry in tape.entries if "rnn" in entry.name or "cell" in entry.name]
     torch.testing.assert_close(tape.outputs, module(x).detach(), rtol=1e-14, atol=1e-14)
