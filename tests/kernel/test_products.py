@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import pytest
@@ -19,7 +18,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache, parts
 from ntkexp.kernel.read.reader import JACOBIANS, costs
 from ntkexp.kernel.record import convolution
 from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window, convolve, convolve_back
-from ntkexp.kernel.record.taping import columns, composed, functional_tape, unfused
+from ntkexp.kernel.record.taping import composed, record, unfused
 from ntkexp.kernel.secant.call import inner_products
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
@@ -235,7 +234,7 @@ def test_what_torch_composes_has_no_cell_left_and_the_same_values(kind: Callable
     """torch's compositions are the same for every device; its cells are what a GPU would run instead."""
     module, x = Last(kind).double(), torch.randn(5, 3, 3, dtype=torch.float64)
     with unfused(), composed():
-        tape = functional_tape(partial(columns, function_of(module)), weights_of(module), x, False)
+        tape = record(function_of(module), weights_of(module), x)
     assert not [entry.name for entry in tape.entries if "rnn" in entry.name or "cell" in entry.name]
     torch.testing.assert_close(tape.outputs, module(x).detach(), rtol=1e-14, atol=1e-14)
 

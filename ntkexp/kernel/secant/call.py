@@ -124,7 +124,6 @@ class Ends:
 
     @property
     def change(self) -> Tensor:
-        """The difference of a value that does change."""
         assert self.delta is not None, "a rule asked for the difference of a value that cannot change"
         return self.delta
 
@@ -204,7 +203,6 @@ class Call:
 
     @cached_property
     def ends(self) -> list[tuple[Tensor, Tensor]]:
-        """Every result at both ends."""
         chord, slots = self.chord, self.entry.results
         starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
         ends = starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
@@ -239,7 +237,6 @@ class Call:
         return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """slope(v₀, v₁)."""
         if self.chord.scramble is not None:
             return self.chord.random_like(value.start)
         return slope(value.start, value.end)
@@ -393,7 +390,8 @@ def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
         made = pair(value[..., :half], value[..., half : 2 * half])
         if n % 2:  # the last has no partner
             parts = ((made.start, value.start), (made.end, value.end), (made.change, value.change))
-            made = Ends(*(torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts))
+            start, end, delta = (torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts)
+            made = Ends(start, end, delta)
         value = made
     return value[..., 0]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.convolution import CONVOLVE_BACK, patches
+from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, fold, last, once, passed, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
 
@@ -94,7 +94,7 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
 
 
 NUMBERS: dict[str, Rule] = {
-    "mul": lambda call: multiply(call, *call.args, call.start.shape),
+    "mul": lambda call: multiply(call, call.args[0], call.args[1], call.start.shape),
     "addcmul": partial(add_scaled, multiply),
     "div": div,
     "addcdiv": partial(add_scaled, divide),
@@ -168,7 +168,7 @@ MATRICES: dict[str, Rule] = {
     "mv": lambda call: call.product(call.args[0], call.args[1][:, None])[:, 0],
     **dict.fromkeys(("dot", "vdot"), lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0]),
     "addmm": addmm,
-    "bmm": lambda call: batch_product(call, *call.args, call.start.shape),
+    "bmm": lambda call: batch_product(call, call.args[0], call.args[1], call.start.shape),
     "baddbmm": baddbmm,
 }
 
@@ -223,7 +223,7 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
         along = reversed(list(zip(reach, padding, extra, strict=True)))
         image = torch.nn.functional.pad(spread, [side for r, p, e in along for side in (r - p, r - p + e)])
         stride, padding = (1,) * len(stride), (0,) * len(stride)
-    rows = patches(image, size, stride, padding, dilation)
+    rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
         found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:

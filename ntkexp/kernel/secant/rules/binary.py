@@ -100,7 +100,6 @@ def log_sum(base: float, call: Call) -> Tensor:
 
 
 def lerp(call: Call) -> Tensor:
-    """Δa + w̄ (Δb − Δa) + (b̄ − ā) Δw for a + w(b − a)."""
     shape, weight = call.start.shape, call.args[2]
     left, right = call.both()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
@@ -110,7 +109,6 @@ def lerp(call: Call) -> Tensor:
 
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:
-    """Δb − Δa."""
     if left.delta is None or right.delta is None:
         return right.delta if left.delta is None else -left.delta
     return right.delta - left.delta

@@ -61,7 +61,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
     """The largest or the smallest, or both, by a tournament along some axes, or along all; of two tensors, where the
     second argument is one."""
     if "other" in call.given:
-        return of_two(*signs, 0.5, call)
+        return of_two(signs[0], 0.5, call)
     dims, found = call.given.get("dim"), []
     for sign in signs:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
@@ -226,15 +226,14 @@ def adaptive_max_pool(call: Call) -> Result:
         shown = [[min(start + k, stop - 1) for k in range(longest)] for start, stop in ends]
         places = torch.tensor(shown).to(best.start.device)
         # The windows in place of an axis, and what they show along the last
-        windows = best.view(partial(unfold, axis, places))
+        shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])
+        windows = best.view(
+            lambda v, axis=axis, places=places, shape=shape: (  # type: ignore[misc]
+                v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
+            )
+        )
         best = fold(windows, lambda left, right: pairwise(call, left, right, 1))
     return best.change
-
-
-def unfold(axis: int, places: Tensor, v: Tensor) -> Tensor:
-    """Windows [window, place in it] of an axis: the first in its place, the second behind all others."""
-    shape = (*v.shape[:axis], *places.shape, *v.shape[axis + 1 :])
-    return v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
 
 
 CHOICE: dict[str, Rule] = {

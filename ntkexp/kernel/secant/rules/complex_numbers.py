@@ -112,7 +112,6 @@ def real_factors(left: Ends, right: Ends) -> tuple[Ends, Ends]:
 
 
 def from_parts(pair: Tensor) -> Tensor:
-    """[Re C, Im C] as C."""
     return torch.complex(*(part.contiguous() for part in pair.chunk(2, -1)))
 
 

@@ -260,7 +260,8 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
     others = torch.where(torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others).sum(-1)
     sign = torch.linalg.det(u @ vh).sign()
     cofactors = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
-    return (weights * cofactors).sum(0)
+    mean: Tensor = (weights * cofactors).sum(0)
+    return mean
 
 
 def log_determinant(call: Call) -> Result:

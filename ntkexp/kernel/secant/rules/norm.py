@@ -103,18 +103,21 @@ SOFTMAX: dict[str, Rule] = {
 # --- Normalisations.
 
 
-def layer_norm(call: Call) -> Result:
-    """Layer norm over the last axes."""
-    x, shape, gain, bias, _ = call.args
-    together = (*call.start.shape[: -len(shape)], 1)
-    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, together)), gain, bias)
-
-
-def group_norm(call: Call) -> Result:
-    """Group norm, over groups of channels."""
-    x, gain, bias, examples, _, _, groups, _ = call.args
-    gain, bias = (along(p, 1, x) for p in (gain, bias))
-    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, (examples, groups, 1))), gain, bias)
+def norm_of_examples(call: Call) -> Result:
+    """Layer norm over the last axes, or group norm over groups of channels."""
+    if call.entry.name == "native_layer_norm":
+        x, axes, gain, bias, _ = call.args
+        shape = (*call.start.shape[: -len(axes)], 1)
+    else:
+        x, gain, bias, examples, _, _, groups, _ = call.args
+        gain, bias = (along(p, 1, x) for p in (gain, bias))
+        shape = (examples, groups, 1)
+    # mean x and r, which the operation gave beside its result
+    mean, r = (
+        Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
+        for v0, v1 in call.ends[1:]
+    )
+    return affine(call, *normalise(call, x, gain, mean, r), gain, bias)
 
 
 def batch_norm(call: Call) -> Result:
@@ -143,12 +146,6 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
     """A number for each channel, beside x."""
     rest = x.start.dim() - axis - 1
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
-
-
-def moments_on_tape(call: Call, shape: tuple[int, ...]) -> tuple[Ends, Ends]:
-    """mean x and r, which the operation gave beside its result."""
-    (m0, m1), (r0, r1) = [[v.reshape(shape).to(call.start.dtype) for v in ends] for ends in call.ends[1:]]
-    return Ends(m0, m1, None, False, True), Ends(r0, r1, None, False, True)
 
 
 def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
@@ -281,8 +278,7 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
 
 
 NORM: dict[str, Rule] = {
-    "native_layer_norm": layer_norm,
-    "native_group_norm": group_norm,
+    **dict.fromkeys(("native_layer_norm", "native_group_norm"), norm_of_examples),
     "native_batch_norm": batch_norm,
     "_weight_norm_interface": weight_norm,
     **dict.fromkeys(("var", "var_mean"), variance),
