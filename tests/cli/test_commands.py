@@ -267,7 +267,7 @@ def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) ->
 
 
 PACKAGE = Path(ntkexp.__file__).parent
-LIBRARY = ("kernel", "library", "limit", "closed_form")
+LIBRARY = ("kernel", "library", "limit", "closed_form.py")
 
 
 def commands(command: object) -> Iterator[object]:
