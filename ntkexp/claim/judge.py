@@ -205,7 +205,7 @@ RULES: tuple[AbstractExpectation, ...] = (
 
 @dataclass(frozen=True)
 class Tried:
-    """A rule was tried on so many tables at each place."""
+    """How a rule did on tables at each place: the shares of verdicts."""
 
     rule: str
     tables: int
@@ -215,7 +215,6 @@ class Tried:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The rates are plain data."""
         return {
             "rule": self.rule,
             "tables": self.tables,
@@ -226,9 +225,11 @@ class Tried:
 
 
 def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
-    """Try one rule."""
+    """Judge tables whose truth is at each place."""
     generator = np.random.default_rng(seed)
-    rates = {place: verdicts(rule, place, tables, generator) for place in rule.places}
+    rates: dict[float, list[str]] = {
+        place: [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)] for place in rule.places
+    }
     false = max(rates[place].count(word) for place in rule.places for word in WRONG[place]) / tables
     return Tried(
         rule=f"{rule.option}: {rule.words}",
@@ -237,8 +238,3 @@ def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> 
         support=rates[-1.0].count("supported") / tables,
         refute=rates[1.0].count("refuted") / tables,
     )
-
-
-def verdicts(rule: AbstractExpectation, place: float, tables: int, generator: np.random.Generator) -> Sequence[str]:
-    """Judge tables whose truth is at a place."""
-    return [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)]

@@ -59,7 +59,7 @@ class PublishedNumber(Component):
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
 
     >>> rows = pd.DataFrame({"seed": [0, 1], "quantity": ["after", "after"], "value": [35.6, 35.6]})
-    >>> PublishedNumber(what="f(10) after a step", value=35.6, where={"quantity": "after"}).found(rows).value
+    >>> PublishedNumber(what="f(10) after a step", value=35.6, where={"quantity": "after"}).estimate(rows).value
     35.6
     """
 
@@ -67,7 +67,7 @@ class PublishedNumber(Component):
     value: float
     where: dict[str, Any]
 
-    def found(self, table: pd.DataFrame) -> Estimate:
+    def estimate(self, table: pd.DataFrame) -> Estimate:
         """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
         for key, wanted in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(wanted)])]
@@ -75,8 +75,7 @@ class PublishedNumber(Component):
         return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
 
     def row(self, table: pd.DataFrame) -> dict[str, str | float]:
-        """Set both side by side."""
-        found = self.found(table)
+        found = self.estimate(table)
         return {"what": self.what, "published": self.value, "here": found.value, "low": found.low, "high": found.high}
 
 
@@ -129,7 +128,7 @@ class JudgedRows(AbstractPicture):
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn(judged)
+        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn_parts(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
@@ -143,19 +142,18 @@ class JudgedRows(AbstractPicture):
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
-        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn(judged))
+        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn_parts(judged))
         missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
         return f"blue is the claim's own look, orange the second{missing}."
 
 
-def drawn(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
+def drawn_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
     found = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     return sorted(found, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
 
 
 def title(record: ClaimRecord) -> str:
-    """Say in a sentence what was found."""
     main = record.main
     found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
     return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})"

@@ -18,6 +18,7 @@ from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, counts_of
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
+from ntkexp.removal.retraining import AbstractRetraining
 from ntkexp.text import counted, short
 
 if TYPE_CHECKING:
@@ -124,29 +125,38 @@ REPEATED = 0.01
 """With all examples the loop must end where it did, to this share of what leaving some of them out changes."""
 
 
+SEED = 0  # of the groups that are left out by chance
+
+
 @dataclass(frozen=True)
-class LoopAgain:
-    """`again` carries out the loop that the trace is of."""
+class LoopAgain(AbstractRetraining):
+    """`again` carries out the loop that the trace is of; outputs are those at its queries."""
 
     again: Again
     trace: Trace
     mean: MeanName
 
+    @property
+    def everyone(self) -> Float[Tensor, " example"]:
+        return torch.ones(len(self.trace.examples), dtype=torch.float64)
+
+    @property
+    def seed(self) -> int:
+        return SEED
+
     @cached_property
-    def repeated(self) -> Float[Tensor, "probe out"]:
-        """The outputs at the queries when nobody is left out."""
-        return self.outputs({})
+    def whole(self) -> Float[Tensor, "point out"]:
+        """The loop carried out again as it was."""
+        return self.outputs_with({})
 
-    def changes(self, removals: Sequence[Sequence[int]]) -> Float[Tensor, "removal probe out"]:
-        """How the outputs change when each of these groups of places is left out."""
+    def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
+        """One training after another, but the one with all examples, which is known."""
         names = list(self.trace.examples)
-        ends = [self.outputs(dict.fromkeys((names[k] for k in group), 0.0)) for group in removals]
-        found = torch.stack(ends) - self.repeated
-        self.refuse_unrepeated(float(found.square().sum((1, 2)).mean().sqrt()))
-        return found
+        altered = [{names[k]: float(row[k]) for k in (row != 1).nonzero().flatten().tolist()} for row in weights]
+        return torch.stack([self.outputs_with(each) if each else self.whole for each in altered])
 
-    def outputs(self, weights: Mapping[str, float]) -> Float[Tensor, "probe out"]:
-        """The outputs at the queries with these weights of examples."""
+    def outputs_with(self, weights: Mapping[str, float]) -> Float[Tensor, "point out"]:
+        """The outputs with these weights of some examples, by their names."""
         return self.at_end(self.train(weights))
 
     def train(self, weights: Mapping[str, float], place: Path | None = None) -> Trace:
@@ -155,7 +165,7 @@ class LoopAgain:
         self.refuse_other(found)
         return found
 
-    def at_end(self, trace: Trace) -> Float[Tensor, "probe out"]:
+    def at_end(self, trace: Trace) -> Float[Tensor, "point out"]:
         """The outputs at the queries where a training ended."""
         with torch.no_grad(), plain_kernels():
             return columns(self.trace.function, trace.steps.end, self.trace.queries).detach()
@@ -177,14 +187,16 @@ class LoopAgain:
                 f"than this one of {len(theirs)}; let the function seed the order of its batches"
             )
 
-    def refuse_unrepeated(self, changed: float) -> None:
-        """Refuse a loop that ends elsewhere when nothing is changed."""
-        missed = float((self.repeated - self.at_end(self.trace)).norm())
+    def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+        """None: a loop that ends elsewhere when nothing is changed is refused."""
+        changed = float(changes.square().sum((1, 2)).mean().sqrt())
+        missed = float((repeated - self.at_end(self.trace)).norm())
         if missed > REPEATED * changed:
             raise Mistake(
                 f"again=: carried out again as it was, the loop ends {short(missed)} from where it did, and without "
                 f"some examples {short(changed)}; let the function seed all that is random, or take smaller steps"
             )
+        return []
 
 
 def same(one: Tensor, other: Tensor) -> bool:

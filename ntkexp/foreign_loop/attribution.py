@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
@@ -48,6 +48,24 @@ class LoopSums:
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
+
+    def add(
+        self,
+        step: int,
+        rows: Int[Tensor, " row"],
+        parts: Float[Tensor, "probe out row"],
+        decay: Float[Tensor, "probe out"],
+        casts: Float[Tensor, "probe out"],
+        proofs: tuple[float, ...],
+    ) -> None:
+        """Add a step, with the place of the example of each of its rows."""
+        self.parts.index_add_(2, rows, parts)
+        if self.halves is not None:
+            self.halves.add_rows(step, rows, parts)
+        self.decay += decay
+        self.casts += casts
+        self.by_step[:, :, step] = parts.sum(2) + decay + casts
+        self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
 
     def arrays(self, *, cast: bool) -> NamedArrays:
         """All of it; what casts did only where there were some."""
@@ -126,7 +144,7 @@ class Backwards:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
         nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()} if beside else {}
 
-        # the sum, and proof (c)
+        # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries
         tape = self.reader.record(step.start, self.queries)
         back = StepBack(
             start=step.start,
@@ -142,22 +160,16 @@ class Backwards:
         self.later = tape
 
         # added up by example and by step
-        names = [self.places[name] for call in step.calls for name in call.names]
-        rows = torch.tensor(names, dtype=torch.long, device=parts.device)
-        self.added.parts.index_add_(2, rows, parts)
-        if self.added.halves is not None:
-            self.added.halves.add_rows(step.index, rows, parts)
-        self.added.decay += taken.decay
-        self.added.casts += taken.beside
-        self.added.by_step[:, :, step.index] = parts.sum(2) + taken.decay + taken.beside
-        proved = (
+        proofs = (
             min(factors[name] for name in step.heard) if step.heard else 0.0,
             missed,
             step.rule_error,
             float(closure / change.norm()) if bool(change.any()) else float(closure),
             relative(beside, step.gradient) if cast else 0.0,
         )
-        self.added.proofs[:, step.index] = torch.tensor(proved, dtype=torch.float64)
+        places = [self.places[name] for call in step.calls for name in call.names]
+        rows = torch.tensor(places, dtype=torch.long, device=parts.device)
+        self.added.add(step.index, rows, parts, taken.decay, taken.beside, proofs)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]

@@ -193,15 +193,6 @@ class Circumstances:
     autocast: Autocast | None = None
     forbidden: frozenset[str] = frozenset()
 
-    @classmethod
-    def of(
-        cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None, forbidden: frozenset[str]
-    ) -> Circumstances:
-        """Those of a call that has come back, before which generators were in these states."""
-        after = generator_states(module)
-        drawn_from = {place: state for place, state in before.items() if not torch.equal(state, after[place])}
-        return cls(LayerModes.of(module), drawn_from, autocast, forbidden)
-
     @contextmanager
     def again(self) -> Iterator[None]:
         """Draw and cast as then; modes are the module's affair, and kernels those of the way back too."""

@@ -17,8 +17,8 @@ from torch.func import jacrev
 
 from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
-from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName, kind_of
-from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing
+from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
+from ntkexp.foreign_loop.again import SEED, Again, LoopAgain, Weighing
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.step import FollowedStep
@@ -26,9 +26,7 @@ from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.contributions import RETRAINED, LeaveOut
-from ntkexp.removal.group import beside, cosine, groups, groups_left_out, sizes, sizes_of, twentieth
-from ntkexp.report.leave_out import held_against, told_of_trainings
+from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept, groups
 from ntkexp.shapes import Inputs
 
 if TYPE_CHECKING:
@@ -113,57 +111,21 @@ def sweep_over(
     return FollowedSweep(training=training, sweep=sweep, files=files)
 
 
-# --- Effects of a followed loop that are no estimates: it is carried out again without each example by itself.
+# --- What a followed loop says of its effects: by sweeps back, or by carrying it out again without each example, which
+# is done where a sweep would take longer.
 #
-#     effect of i = f_T trained without i − f_T        from the same start, in the same order
-#
-# This is done where a sweep back would take longer. `loss=` is held against every call of the loop all the same,
-# as only a mean of it is weighed by what comes back to the outputs. In the trainings every step is held against
-# the rule of its optimizer; that gradients are those of the calls is proved of the training that was followed,
-# which is repeated first.
-
-
-OUTPUTS = 2
-"""A sweep goes back for so many outputs while the loop is carried out once: 0.7 (wide networks) to 5.5."""
-
-
-def costs_more(plan: SweepPlan) -> bool:
-    """Whether the sweep takes longer than training without each example in turn."""
-    return OUTPUTS * plan.train <= plan.points * plan.outputs
-
-
-@dataclass(frozen=True)
-class TrainedAlone:
-    """What is changed by leaving each example out."""
-
-    training: FollowedTraining
-    loop: LoopAgain
-
-    def effects(self) -> Float[Tensor, "probe out example"]:
-        """Train as many times as there are examples."""
-        for index in reversed(range(self.training.length)):
-            self.training.step(index)  # refuses another loss
-        return self.loop.changes([(k,) for k in range(self.training.examples)]).permute(1, 2, 0)
-
-
-# --- What a followed loop says of its effects: the numbers, what is known of them, and what speaks against them.
+# `loss=` is held against every call of the loop all the same, as only a mean of it is weighed by what comes back to the
+# outputs. In the trainings every step is held against the rule of its optimizer; that gradients are those of the calls
+# is proved of the training that was followed, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
-SEED = 0  # of the groups that are left out by chance
+OUTPUTS = 2
+"""A sweep goes back for so many outputs while the loop is carried out once: 0.7 (wide networks) to 5.5."""
 UNCHECKED = "effects were not held against trainings without examples; give again=, a function that trains anew"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopEffects:
-    """The effects, their attributes, and the trainings that they were held against, if there were any."""
-
-    values: Float[Tensor, "probe out example"]
-    facts: Mapping[str, float | str]
-    check: LeaveOut | None
-
-
-def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> LoopEffects:
+def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> EffectsFound:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
     training = FollowedTraining(
         steps=trace.steps,
@@ -175,33 +137,28 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
-    if again is not None and effects is True and costs_more(plan):
-        return trained_alone(plan, TrainedAlone(training, LoopAgain(again, trace, mean)))
-    LOG.warning("ntkexp: %s%s", plan.sentence, "" if again is None else f"; then {retrainings(len(trace.examples))}")
+    loop, probe = None if again is None else LoopAgain(again, trace, mean), range(plan.points)
+    if loop is not None and effects is True and OUTPUTS * plan.train <= plan.points * plan.outputs:
+        LOG.warning("ntkexp: %s", plan.spared())
+        for index in reversed(range(training.length)):
+            training.step(index)  # refuses another loss
+        return effects_retrained(loop, mean, probe)
+    then = ""
+    if loop is not None:
+        times = len(groups(torch.zeros(plan.train), SEED)) + 3
+        then = f"; then the loop is carried out {times} times again, without some of its examples"
+    LOG.warning("ntkexp: %s%s", plan.sentence, then)
     sweep = sweep_over(trace, training, plan, effects, mean)
     values = sweep.effects()
-    loop = None if again is None else LoopAgain(again, trace, mean)
-    agrees = None if loop is None else agreement_of(loop)
-    check = None if loop is None else check_of(loop, values)
-    caveats = Caveats(growth=sweep.sweep.growth, agreement=agrees, kinks=kinks(tape), eps=eps_of(last)).sentences
-    caveats += [UNCHECKED] if check is None else [held_against(check, sweep.sweep.growth).sentence]
-    facts: dict[str, float | str] = {
-        "kind": kind_of(effects),
-        "mean": mean,
-        "growth": sweep.sweep.growth,
-        "caveats": "; ".join(caveats),
-    }
-    return LoopEffects(values=values, facts=facts | ({} if agrees is None else {"agreement": agrees}), check=check)
+    caveats = Caveats(growth=sweep.sweep.growth, kinks=kinks(tape), eps=eps_of(last))
+    return effects_swept(values, effects, mean, caveats, loop, probe, unchecked=UNCHECKED)
 
 
-def trained_alone(plan: SweepPlan, alone: TrainedAlone) -> LoopEffects:
-    """Carry the loop out without each example, which is the truth."""
-    LOG.warning("ntkexp: %s", plan.spared())
-    values = alone.effects()
-    check = groups_left_out(values, SEED, alone.loop.changes, range(len(values)))
-    told = told_of_trainings(plan.train, [], check)
-    facts: dict[str, float | str] = {"kind": RETRAINED, "mean": alone.loop.mean, "caveats": "; ".join(told)}
-    return LoopEffects(values=values, facts=facts, check=check)
+def attributes_of(found: EffectsFound) -> dict[str, float | str]:
+    """What is known of effects, as it stands beside them; the agreement comes last."""
+    facts = dict(found.facts)
+    agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
+    return facts | {"caveats": "; ".join(found.caveats)} | agrees
 
 
 def loss_of(trace: Trace) -> ExampleLoss:
@@ -247,26 +204,3 @@ def adjoints(settings: Mapping[str, object]) -> int:
 def eps_of(step: FollowedStep) -> float | None:
     """The least ε by which an optimizer divides, if one does."""
     return min((float(each["eps"]) for each in step.settings.values() if "betas" in each), default=None)
-
-
-def retrainings(count: int) -> str:
-    """Say how often the loop is carried out again."""
-    times = len(groups(torch.zeros(count), SEED)) + 3
-    return f"the loop is carried out {times} times again, without some of its examples"
-
-
-def agreement_of(loop: LoopAgain) -> float:
-    """Whether half of a removal does half of it."""
-    names = list(loop.trace.examples)
-    chosen = [names[k] for k in twentieth(len(names), SEED).tolist()]
-    half, none = (loop.outputs(dict.fromkeys(chosen, weight)) for weight in (0.5, 0.0))
-    return cosine(loop.repeated.flatten(), half.flatten(), none.flatten())
-
-
-def check_of(loop: LoopAgain, effect: Float[Tensor, "probe out example"]) -> LeaveOut | None:
-    """Effects held against trainings without examples, if there are enough to leave some out."""
-    if not sizes(effect.shape[2]):
-        return None
-    removals = groups(sizes_of(effect), SEED)
-    actual = loop.changes([each.examples for each in removals])
-    return beside(effect, removals, actual, range(len(effect)))

@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
-from ntkexp.foreign_loop.effects import loop_effects
+from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
@@ -176,7 +176,7 @@ class Trace:
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
-            found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), known.facts)
+            found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
         for sentence in (rounding_sentence(found), outside_sentence(found)):
             if self.folder is None and sentence:
                 LOG.warning("ntkexp: %s", sentence)

@@ -48,6 +48,7 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.calls import (
     Autocast,
     Circumstances,
+    LayerModes,
     ModelCall,
     call_inputs,
     forbidden_kernels,
@@ -211,7 +212,10 @@ class Watch:
                 "one whose outputs have the examples as their first axis"
             )
 
-        how = Circumstances.of(self.inner, self.generators, self.autocast, self.forbidden)
+        # its circumstances, with the generators that it drew from; what it gave; and what is to come back to that
+        after = generator_states(self.inner)
+        drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
+        how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
         call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)

@@ -1,6 +1,6 @@
-"""A kernel machine: a prediction of the trained network from matrices alone, and the evidence that a run leaves for it.
+"""A kernel machine: a prediction of the trained network from matrices alone.
 
-A machine sees the evidence and never a network, so it can be tried on matrices made by hand.
+A machine sees the evidence that a run leaves and never a network, so it can be tried on matrices made by hand.
 """
 
 from __future__ import annotations

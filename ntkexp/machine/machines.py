@@ -99,7 +99,9 @@ def parts(facts: Mapping[str, float]) -> str:
 
 
 class FixedCoefficients(AbstractMachine):
-    """A true kernel machine: the path kernel with coefficients that do not depend on the query, means over the path.
+    """A true kernel machine: the path kernel with coefficients that do not depend on the query.
+
+    The coefficients are means over the path,
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
@@ -249,7 +251,9 @@ class Linearised(AbstractMachine):
 
 class NNGP(AbstractMachine):
     """The Gaussian process that a network of infinite width is before training, given the training targets: the mean
-    of its posterior without noise, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
+    of its posterior, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
+
+    There is no noise.
 
     Bayesian networks are it, and networks of which only the readout is trained; not those that train every layer.
     """

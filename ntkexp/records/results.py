@@ -185,7 +185,8 @@ def read_row(row: Mapping[str, str]) -> Result:
     found: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
     found |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
     numbers = ("relative_error", "floor", "max_error", "agreement", "r2")
-    return Result(**found, **{name: float(row[name]) if row[name] else None for name in numbers})
+    found |= {name: float(row[name]) if row[name] else None for name in numbers}
+    return Result(**found)
 
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are

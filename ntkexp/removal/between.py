@@ -276,6 +276,7 @@ class Ledger:
     by_step: Float[Tensor, "chosen step"]
     magnitude: Float[Tensor, " chosen"]  # M
     growth: float  # of the adjoint, at most, over what it was in the end
+    emptied: int  # steps of whose calls nothing was left, as far as was seen
 
     @property
     def missed(self) -> float:
@@ -313,7 +314,7 @@ def joined(parts: Sequence[Ledger]) -> Ledger:
     """The ledgers of several outputs as one."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
     each = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Ledger(**each, growth=max(part.growth for part in parts))
+    return Ledger(**each, growth=max(part.growth for part in parts), emptied=parts[0].emptied)
 
 
 # --- The ledger between two trainings that were recorded, whoever trained: with all examples, and with some left out.
@@ -343,7 +344,7 @@ class TrainingPair:
     mean: AbstractMean
     together: int | None = None  # vectors in one pass; None: all
     begun: int = 0
-    emptied: int = 0  # steps of whose calls nothing was left, as far as was seen
+    emptied: int = 0  # steps of whose calls nothing was left, on the way back that was taken last
 
     def ledger(self, outputs: Jacobian, tell: Callable[[int], None]) -> Ledger:
         """Split the change of the outputs. The number of steps back is told."""
@@ -366,6 +367,7 @@ class TrainingPair:
             by_step=by_step,
             magnitude=magnitude,
             growth=largest / size if size else 1.0,
+            emptied=self.emptied,
         )
 
     def take(

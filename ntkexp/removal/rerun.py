@@ -1,11 +1,13 @@
-"""A training carried out again, several runs at once, each with weights of the examples, and filmed if asked."""
+"""A training of this package carried out again, several runs at once, each with weights of the examples, and recorded
+if asked.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryFile
@@ -19,7 +21,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from ntkexp.effects.curvature import at_once
-from ntkexp.effects.trajectory import FlatWeights, flat_like
+from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.sweep import MEANS
+from ntkexp.effects.trajectory import AbstractTrajectory, FlatWeights, TakenBatch, TrainedStep, flat_like
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
@@ -28,9 +32,14 @@ from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
+from ntkexp.path.recording import update_of
 from ntkexp.path.step import sizes_of
+from ntkexp.progress import AbstractProgress
+from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_change
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Function, Weights
+from ntkexp.text import short
 
 # --- A training that can be carried out again with other weights of its examples: the same start, order and step
 # sizes.
@@ -298,3 +307,198 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         memory_gb=experiment.room_gb,
         renormalises=experiment.path.mean == "renormalised",
     )
+
+
+# --- The outputs at some points, as what is asked of a training that is carried out again.
+
+
+REPEATED = 0.01
+"""The training as it was must end where it did, to this share of what single removals change."""
+
+
+@dataclass(frozen=True)
+class RerunAt(AbstractRetraining):
+    """A training with these outputs of these points; `end` is where it led with all examples, if that is known."""
+
+    rerun: Rerun
+    inputs: Float[Tensor, "point *shape"]
+    outs: Sequence[int] | None = None
+    end: Float[Tensor, " weight"] | None = None
+
+    @property
+    def everyone(self) -> Float[Tensor, " example"]:
+        return self.rerun.everyone
+
+    @property
+    def seed(self) -> int:
+        return self.rerun.seed
+
+    @property
+    def whole(self) -> Float[Tensor, "point out"]:
+        assert self.end is not None
+        return self.at(self.end)
+
+    def at(self, weights: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+        """The outputs at these weights."""
+        with torch.no_grad(), plain_kernels():
+            found = self.rerun.outputs(weights, self.inputs)
+        return found if self.outs is None else found[:, list(self.outs)]
+
+    def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
+        """All are trained at once, as far as there is memory."""
+        some = torch.split(weights, self.rerun.directions)
+        return torch.stack([self.at(end) for each in some for end in trained(self.rerun, each)])
+
+    def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+        """Where training amplifies rounding to the size of what it is asked about, nothing is to be believed."""
+        return [] if self.end is None else drifted(repeated - self.whole, changes)
+
+
+def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+    """Say so, where training again as it was misses where it led by too large a share of what it is asked about."""
+    changed, off = float(changes.square().mean().sqrt()), float(missed.square().mean().sqrt())
+    if off <= REPEATED * changed or off == changed == 0.0:
+        return []
+    return [
+        f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
+        f"{short(changed)}: its steps amplify rounding, so believe no effect; choose a smaller step size"
+    ]
+
+
+# --- One of the trainings on a film, as a training that can be gone back over.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilmedTraining(AbstractTrajectory):
+    """The run of this number, in which the examples had these weights."""
+
+    rerun: Rerun
+    film: Film
+    run: int
+    weight: Float[Tensor, " train"]
+
+    @property
+    def length(self) -> int:
+        return self.rerun.length
+
+    @property
+    def examples(self) -> int:
+        return self.rerun.examples
+
+    @property
+    def flat(self) -> FlatWeights:
+        return self.rerun.flat
+
+    @property
+    def end(self) -> Float[Tensor, " weight"]:
+        return self.film.read(self.length, WEIGHTS, self.run)
+
+    def step(self, index: int) -> TrainedStep:
+        rerun, after, before = self.rerun, self.memory(index), self.memory(index - 1)
+        return TrainedStep(
+            index=index,
+            weights=self.film.read(index, WEIGHTS, self.run),
+            batches=(self.batch(index),),
+            updates=(update_of(rerun.optimizer, rerun.start, index, rerun.sizes(index), after, before),),
+            clip_norm=rerun.optimizer.clip_norm,
+        )
+
+    def memory(self, index: int) -> Memory:
+        """What the optimizer remembered after a step; nothing before the first."""
+        parts = [part for part in self.film.parts if part != WEIGHTS and index >= 0]
+        return {part: self.flat.weights(self.film.read(index, part, self.run)) for part in parts}
+
+    def batch(self, index: int) -> TakenBatch:
+        """What the step was taken on, each example once, however often it was drawn."""
+        drawn = self.rerun.batch(index)
+        left = drawn.left(self.weight)
+        divided = self.rerun.divided(drawn, left)
+        return TakenBatch(
+            examples=drawn.rows,
+            shares=left * divided,
+            losses=self.losses(drawn.rows),
+            is_mean=self.rerun.loss.reduction == "mean",
+            per_weight=drawn.times * divided,
+        )
+
+    def losses(self, rows: Int[Tensor, " row"]) -> Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]:
+        """ℓ of these examples; what scales the loss is in their shares."""
+        return partial(losses, self.rerun, self.rerun.inputs[rows], self.rerun.targets[rows])
+
+
+def losses(rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
+    """The losses of some examples."""
+    return rerun.loss.value(rerun.outputs(weights, inputs), targets)
+
+
+def film_parts(rerun: Rerun) -> tuple[str, ...]:
+    """What a film of the training has to hold, or why none would do."""
+    optimizer = rerun.optimizer
+    if optimizer.records and optimizer.spread_at(0) is None:
+        raise Mistake(
+            f"optimizer={optimizer.option} scales gradients by what it remembers of them, and differences of its steps "
+            "are known for no optimizer of that kind but Adam and AdamW"
+        )
+    return (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
+
+
+# --- A group of examples is left out: both trainings are filmed, and the difference is split over the group.
+
+
+def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
+    """Train with both weights of the examples, and keep every step in a file of this folder."""
+    parts = film_parts(rerun)
+    start = rerun.flat.vector(rerun.start)
+    room = bytes_of(parts, rerun.length + 1, start)
+    progress.say(f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split")
+    film = film_for(parts, rerun.length + 1, start, folder)
+    film.write(0, {WEIGHTS: start.expand(2, -1)})
+    progress.start("again", rerun.length, 0)
+    for taken in retrain(rerun, torch.stack(tuple(weight))):
+        film.write(taken.step, taken.found)
+        film.write(taken.step + 1, {WEIGHTS: taken.weights})
+        progress.step(taken.step + 1, None, None)
+    return film
+
+
+def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
+    """Both trainings on the film."""
+    first, second = (FilmedTraining(rerun=rerun, film=film, run=k, weight=each) for k, each in enumerate(weight))
+    for which, training in (("as it was", first), ("without these examples", second)):
+        if not training.end.isfinite().all():
+            raise Mistake(f"training {which} diverges, so there is no change to split; choose a smaller step size")
+    lefts = ((step, rerun.batch(step).left(torch.stack(tuple(weight)))) for step in range(rerun.length))
+    begun = next((step for step, (one, other) in lefts if not torch.equal(one, other)), rerun.length)
+    return TrainingPair(
+        first=first,
+        second=second,
+        weights=weight,
+        mean=MEANS["renormalised" if rerun.renormalises else "fixed"],
+        together=max(1, IN_CACHE // rerun.flat.size),
+        begun=begun,
+    )
+
+
+AT_ONCE_BACK = 16
+"""How many outputs are gone back from together, into the weights at the end."""
+
+
+def ledger_between(
+    rerun: Rerun,
+    weight: Pair,
+    inputs: Float[Tensor, "point *shape"],
+    chosen: Int[Tensor, "chosen 2"],
+    folder: Path,
+    progress: AbstractProgress,
+) -> Ledger:
+    """Train with both weights of the examples, and split what differs at chosen pairs of a point and an output."""
+
+    def outputs(chosen: Int[Tensor, "some 2"], weights: Float[Tensor, " weight"]) -> Float[Tensor, " some"]:
+        return rerun.outputs(weights, inputs)[chosen[:, 0], chosen[:, 1]]
+
+    try:
+        pair = pair_of(rerun, filmed(rerun, weight, folder, progress), weight)
+        each = [OutputsAt([partial(outputs, some)], AT_ONCE_BACK) for some in torch.split(chosen, rerun.directions)]
+        return split_change(pair, each, progress)
+    finally:
+        progress.stop()

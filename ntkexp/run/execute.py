@@ -38,8 +38,8 @@ from ntkexp.records.folder import (
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.results import MACHINE, RETRACED, Took, write_timings
 from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.group import ledger_between
-from ntkexp.removal.rerun import again
+from ntkexp.removal.rerun import again, ledger_between
+from ntkexp.removal.retraining import removal_of
 from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
 from ntkexp.run.folder_listener import arrays, listen, write
@@ -320,18 +320,8 @@ def carry_out(
     place.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
     found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
-    shape = (len(points), len(outs))
-    return Removal(
-        probe=tuple(points),
-        out=tuple(outs),
-        example=tuple(group),
-        actual=found.actual.view(shape).double().cpu().numpy(),
-        shares=found.shares[:, group].view(*shape, -1).double().cpu().numpy(),
-        by_step=found.by_step.view(*shape, -1).double().cpu().numpy(),
-        growth=found.growth,
-        repeated=repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()]),
-        emptied=sum(not rerun.batch(step).left(weight.second).any() for step in range(rerun.length)),
-    )
+    ended = repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()])
+    return removal_of(found, group, points, outs, ended)
 
 
 def repeated(folder: RunFolder, found: Ledger, places: Sequence[tuple[int, int]]) -> float:

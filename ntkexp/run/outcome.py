@@ -5,7 +5,7 @@ and its effects.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import hypot, isfinite
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
-from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung, results
@@ -24,15 +23,13 @@ from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import Share, StepTotals, Sums, by_phase
 from ntkexp.path.step import Descent
-from ntkexp.records.contributions import RETRAINED, LeaveOut
 from ntkexp.records.results import Result
-from ntkexp.removal.group import agreement, changes, groups_left_out, leave_out, outputs_without, sizes
-from ntkexp.removal.rerun import Rerun, again
-from ntkexp.report.leave_out import held_against, told_of_trainings
-from ntkexp.run.setting import Setting, SweepSetting
-from ntkexp.run.state import EffectsPass, RunState
+from ntkexp.removal.rerun import RerunAt, again
+from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
+from ntkexp.run.setting import Setting
+from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights
-from ntkexp.text import counted, short
+from ntkexp.text import counted
 
 # --- Why a run ends, and what to try where it diverged.
 
@@ -165,126 +162,40 @@ def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> Phases
     )
 
 
-# --- What a run says of its effects: the numbers, what is known of them, and what there is to say against them.
+# --- The effects of a run: as sweeps back have found them, or as trainings without each example, where these cost less.
 
-
-@dataclass(frozen=True, kw_only=True)
-class EffectsFound:
-    """NaN stands at points where no effect was asked for."""
-
-    values: Float[Tensor, "point integrated train"]
-    facts: Mapping[str, float | str]
-    caveats: list[str]
-    check: LeaveOut | None  # of trainings without examples; None: there was no step, or nobody to leave out
-
-
-def spread(
-    setting: Setting, asked: SweepSetting, found: Float[Tensor, "attributed integrated train"]
-) -> Float[Tensor, "point integrated train"]:
-    """Put what was found at some points among all."""
-    values = found.new_full((len(setting.start.outputs), *found.shape[1:]), torch.nan, dtype=torch.float64)
-    values[asked.points] = found.double()
-    return values
-
-
-def rerun_of(state: RunState) -> Rerun:
-    """The training, to be carried out again."""
-    setting = state.setting
-    return again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
-
-
-# --- What a run says of effects that were found by sweeps back: what is known of them, and what speaks against them.
-
-
-EVERYONE = "every example was left out alone, which costs less than effects: `explain` tells what came of it"
 
 UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without examples renormalise their means"
 
 
-def effects_swept(state: RunState, found: EffectsPass) -> EffectsFound:
-    """The effects that sweeps back have found."""
-    setting, values = state.setting, spread(state.setting, found.asked, found.effects)
-    rerun, mean = rerun_of(state), setting.experiment.path.mean
-    comparable = state.step > 0 and mean == "renormalised"  # as trainings again are
-    agrees = agreement_of(found, rerun, state.weights) if comparable else None
-    check = check_of(found, rerun, values) if comparable and sizes(setting.points.train) else None
-    caveats = Caveats(
-        growth=found.growth,
-        agreement=agrees,
-        kinks=found.asked.kinks,
-        eps=None if (divisor := setting.experiment.optimizer.spread_at(0)) is None else divisor.eps,
-    )
-    kind = kind_of(setting.experiment.path.effects)
-    facts: dict[str, float | str] = {"kind": kind, "mean": mean, "growth": found.growth}
-    told = [*caveats.sentences, *([] if check is None else [checked(check, found.growth, setting.points.train)])]
-    told += [UNCHECKED] if mean != "renormalised" else []
-    return EffectsFound(
-        values=values,
-        facts=facts if agrees is None else facts | {"agreement": agrees},
-        caveats=told,
-        check=check,
-    )
-
-
-def checked(check: LeaveOut, growth: float, train: int) -> str:
-    """Say what the check has found, and that it went further than a check where that was cheap."""
-    said = held_against(check, growth).sentence
-    return said if check.alone(train) is None else f"{said} ({EVERYONE})"
-
-
-def check_of(found: EffectsPass, rerun: Rerun, values: Float[Tensor, "point integrated train"]) -> LeaveOut:
-    """Effects at the points where they were computed, held against trainings without examples."""
-    points, domain = found.asked.points, found.setting.domain
-    probe, everyone = (points - domain.read.start).tolist(), found.asked.costs_more
-    inputs, outs = found.setting.problem.inputs[points], domain.integrated
-    return leave_out(rerun, values[points], inputs, probe, outs, everyone=everyone)
-
-
-def agreement_of(found: EffectsPass, rerun: Rerun, end: Weights) -> float:
-    """Whether half of a removal does half of it."""
-    inputs = found.setting.problem.inputs[found.asked.points]
-    return agreement(rerun, rerun.flat.vector(end), inputs, found.setting.domain.integrated)
-
-
-# --- Effects that are no estimates: the run is trained again without each example, where a sweep back takes longer.
-#
-#     effect of i = f_T trained without i − f_T        from the same start, in the same order
-#
-# Groups are left out as well: their members' effects add up to what a group changes only where they do not
-# interact.
-
-
-REPEATED = 0.01
-"""The training as it was must end where it did, to this share of what single removals change."""
-
-
-def effects_trained(state: RunState, asked: SweepSetting) -> EffectsFound:
-    """The effects at the points that were asked about, by training."""
-    setting, rerun = state.setting, rerun_of(state)
-    inputs, outs = setting.problem.inputs[asked.points], list(setting.domain.integrated)
-    whole, *without = outputs_without(rerun, [[k] for k in range(rerun.examples)], inputs)
-    alone = (torch.stack(without) - whole)[:, :, outs]
-    values = spread(setting, asked, alone.permute(1, 2, 0))
-    with torch.no_grad():
-        missed = (whole - rerun.outputs(rerun.flat.vector(state.weights), inputs))[:, outs]
+def effects_of(state: RunState) -> EffectsFound | None:
+    """The effects at the points that were asked about, if they were asked for."""
+    setting, swept = state.setting, state.effects
+    asked, path = setting.sweep, setting.experiment.path
+    if asked is None or not (asked.retrains or swept):
+        return None
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
+    inputs, end = setting.problem.inputs[asked.points], rerun.flat.vector(state.weights)
+    training = RerunAt(rerun, inputs, setting.domain.integrated, end)
     probe = (asked.points - setting.domain.read.start).tolist()
-    check = groups_left_out(
-        values[asked.points], rerun.seed, lambda groups: changes(rerun, groups, inputs)[:, :, outs], probe
-    )
-    told = told_of_trainings(rerun.examples, drifted(missed, alone), check)
-    facts: dict[str, float | str] = {"kind": RETRAINED, "mean": setting.experiment.path.mean}
-    return EffectsFound(values=values, facts=facts, caveats=told, check=check)
-
-
-def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "train point out"]) -> list[str]:
-    """Say so, where training amplifies rounding to the size of what it is asked about."""
-    changed, off = float(changes.square().mean().sqrt()), float(missed.square().mean().sqrt())
-    if off <= REPEATED * changed or off == changed == 0.0:
-        return []
-    return [
-        f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
-        f"{short(changed)}: its steps amplify rounding, so believe no effect; choose a smaller step size"
-    ]
+    if swept is None:
+        found = effects_retrained(training, path.mean, probe, torch.float64)
+    else:
+        divisor = setting.experiment.optimizer.spread_at(0)
+        comparable = state.step > 0 and path.mean == "renormalised"  # as trainings again are
+        found = effects_swept(
+            swept.effects.double(),
+            path.effects,
+            path.mean,
+            Caveats(growth=swept.growth, kinks=asked.kinks, eps=None if divisor is None else divisor.eps),
+            training if comparable else None,
+            probe,
+            everyone=asked.costs_more,
+            unchecked="" if path.mean == "renormalised" else UNCHECKED,
+        )
+    values = found.values.new_full((len(setting.start.outputs), *found.values.shape[1:]), torch.nan)
+    values[asked.points] = found.values
+    return replace(found, values=values)
 
 
 # --- What came of a run: what kernel machines make of it, and how well its parts are known.
@@ -329,14 +240,6 @@ def outcome_of(
         phases=phases_found(state, outputs),
         by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
     )
-
-
-def effects_of(state: RunState) -> EffectsFound | None:
-    """The effects, if they were asked for."""
-    asked = state.setting.sweep
-    if asked is not None and asked.retrains:
-        return effects_trained(state, asked)
-    return None if state.effects is None else effects_swept(state, state.effects)
 
 
 def evidence_of(

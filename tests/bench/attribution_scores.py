@@ -33,8 +33,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.path.points import Points
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.step import Descent
-from ntkexp.removal.group import losses
-from ntkexp.removal.rerun import AT_ONCE, Rerun, retrain, trained
+from ntkexp.removal.rerun import AT_ONCE, Rerun, losses, retrain, trained
 from tests.bench.backward import Deaf
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]

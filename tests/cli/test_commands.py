@@ -20,7 +20,7 @@ import typer
 import ntkexp
 from ntkexp.cli.commands.sweep import compose_plan
 from ntkexp.cli.main import app
-from ntkexp.cli.surroundings import ADVICE, options, with_advice
+from ntkexp.cli.options import ADVICE, options, with_advice
 from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment

@@ -22,7 +22,7 @@ import pytest
 
 from ntkexp.__main__ import main as way_in
 from ntkexp.cli import main
-from ntkexp.cli.surroundings import settle
+from ntkexp.cli.main import settle
 from tests.cli.conftest import Command
 from tests.run.commands import FORKS, TINY, only_run
 

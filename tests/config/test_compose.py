@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.build import Builder, build, component, keys
+from ntkexp.config.build import Builder, build, component_class, keys
 from ntkexp.config.choices import NO_CHOICES, Choices, folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
 from ntkexp.config.field_types import KEYS, OPTIONS, bases
@@ -35,14 +35,14 @@ COMMANDS: tuple[list[str], ...] = (
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_file_names_a_component_and_all_of_its_keys(file: Path) -> None:
     tree = read(file)
-    kind = component(tree.pop("_target_"), Component, "")
+    kind = component_class(tree.pop("_target_"), Component, "")
     assert set(tree) == set(kind.model_fields)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_option_is_of_its_groups_kind(file: Path) -> None:
     place = next(field for key, field in PLACES.items() if key.split(".")[-1] == file.parent.name)
-    assert issubclass(component(read(file)["_target_"], Component, ""), bases(place.annotation))
+    assert issubclass(component_class(read(file)["_target_"], Component, ""), bases(place.annotation))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

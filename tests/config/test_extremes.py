@@ -25,9 +25,9 @@ import ntkexp
 from ntkexp.component import Component
 from ntkexp.config.build import build
 from ntkexp.config.choices import shipped
-from ntkexp.config.compose import compose, refuse_growth
+from ntkexp.config.compose import compose
 from ntkexp.config.field_types import flat, kinds
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.experiment.problem import draw_network
@@ -200,7 +200,7 @@ def test_references_that_double_again_and_again_are_counted_and_not_followed(pai
 )
 def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], refused: str) -> None:
     with pytest.raises(Mistake, match=refused) if refused else nullcontext():
-        refuse_growth(tree)
+        refuse_reference_growth(tree)
 
 
 def test_an_override_that_would_be_read_for_minutes() -> None:

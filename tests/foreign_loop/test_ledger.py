@@ -19,7 +19,7 @@ from ntkexp.foreign_loop.again import LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.loop_ledger import OutputsAt, loop_without
+from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
@@ -27,6 +27,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
 from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.retraining import OutputsAt, changes
 from ntkexp.report.explain import known_effects
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
@@ -103,7 +104,7 @@ def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
     queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
-    return pair, OutputsAt(pair, first.function, queries), first
+    return pair, OutputsAt([partial(outputs_at, first.function, one.flat, query) for query in queries]), first
 
 
 def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
@@ -266,7 +267,7 @@ def test_leaving_out_is_training_without(optimizers: Maker, body: Body) -> None:
     emptied = next(loops.batches())[:2].tolist()
     weights[[3, 8, *emptied]], weights[11] = 0.0, 0.5
     chosen = {name: float(weight) for name, weight in zip(names, weights, strict=True) if weight < 1}
-    found = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised").outputs(chosen)
+    found = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised").outputs_with(chosen)
     assert float((found - trained_with(optimizers, body, weights)).abs().max()) < CLOSE
     assert float((found - LoopAgain(lambda: None, trace, "renormalised").at_end(trace)).abs().max()) > 1e-3
 
@@ -301,7 +302,7 @@ def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> 
     worst = known.check.removals[0]
     assert worst.influential
     assert worst.examples == (int(np.square(found["effect"].to_numpy()).sum((0, 1)).argmax()),)
-    train_without = LoopAgain(train, train(), "renormalised").changes([worst.examples])
+    train_without, _ = changes(LoopAgain(train, train(), "renormalised"), [worst.examples])
     assert abs(known.check.actual[0] - train_without[0].numpy()).max() < CLOSE
 
 
@@ -383,7 +384,7 @@ def test_another_loop_is_not_the_same_again(train: Callable[[], object], said: s
     trace = repeated(loops.momentum, loops.plain)
     before = torch.random.get_rng_state()
     with pytest.raises(Mistake, match=said):
-        LoopAgain(train, trace, "renormalised").changes([[0]])
+        changes(LoopAgain(train, trace, "renormalised"), [[0]])
     assert torch.equal(before, torch.random.get_rng_state())
     assert "contribution" in repeated(loops.momentum, loops.plain).attribute()  # nothing is left of the retraining
 

@@ -19,13 +19,15 @@ from torch.utils.data._utils.collate import default_collate
 
 import ntkexp
 from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace, load_trace
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.removal.rerun import again
+from ntkexp.removal.rerun import RerunAt, again
+from ntkexp.removal.retraining import changes
 from ntkexp.report.explain import explain, format_explanations, worst
 from ntkexp.report.sentence import sentence
 from tests.foreign_loop import loops
@@ -312,11 +314,13 @@ def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path
     assert apart(derivative[asked], effects.values[domain.attributed][asked]) <= CLOSE
 
     train = partial(by_hand, run, case, tmp_path / "loop")
-    train()
-    files = find_trace(tmp_path / "loop")
-    group = [example_names_in(files).index(str(k)) for k in GROUP]
-    theirs = loop_without(files, train, "renormalised", group, [0, 1, 2], Silent())
+    trace, group = train(), [[3], GROUP]
     training = again(run.setting.experiment, run.setting.problem, run.setting.descent.step_size, 6)
     points = run.setting.problem.inputs[domain.attributed]
+    places = [[trace.examples[str(k)] for k in each] for each in group]
+    expected, _ = changes(RerunAt(training, points), group)
+    assert apart(changes(LoopAgain(train, trace, "renormalised"), places)[0], expected) <= CLOSE
+
+    theirs = loop_without(find_trace(tmp_path / "loop"), train, "renormalised", places[1], [0, 1, 2], Silent())
     ours = split(training, points, training.everyone, training.without(GROUP))
     assert apart(torch.from_numpy(theirs.shares).flatten(0, 1), ours.shares[:, GROUP]) <= CLOSE

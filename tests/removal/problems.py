@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ntkexp.progress import Silent
 from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.group import ledger_between
-from ntkexp.removal.rerun import Rerun, again
+from ntkexp.removal.rerun import Rerun, again, ledger_between
 from ntkexp.run.setting import prepare
 from tests.run.small import small
 

@@ -17,8 +17,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, write_leave_out
 from ntkexp.removal.between import Pair, along
-from ntkexp.removal.group import changes, groups, leave_out, ledger_between
-from ntkexp.removal.rerun import Rerun, again, trained
+from ntkexp.removal.rerun import Rerun, RerunAt, again, ledger_between, trained
+from ntkexp.removal.retraining import changes, groups, leave_out
 from ntkexp.report.leave_out import Agreement, held_against
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
@@ -230,12 +230,12 @@ def derivative(training: Rerun, points: Tensor) -> Tensor:
 def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() -> None:
     training, points = rerun("sgd", "tanh", "data.train=48", "steps=6")
     effect = derivative(training, points)
-    right = held_against(leave_out(training, effect, points, range(3), range(3), everyone=False), growth=1.0)
+    right = held_against(leave_out(RerunAt(training, points), effect, range(3)), growth=1.0)
     assert right.correlation > 0.9
     assert right.believed
     assert "correlate 0.9" in right.sentence
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
-    wrong = held_against(leave_out(training, effect.flip(1), points, range(3), range(3), everyone=False), growth=1.0)
+    wrong = held_against(leave_out(RerunAt(training, points), effect.flip(1), range(3)), growth=1.0)
     assert not wrong.believed
     assert "not predictable" in wrong.sentence
     assert not replace(right, growth=1e4).believed
@@ -244,11 +244,11 @@ def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() 
 @pytest.mark.slow
 def test_where_it_is_cheap_everyone_is_left_out_alone() -> None:
     training, points = rerun("sgd", "tanh")
-    found = leave_out(training, derivative(training, points), points, range(3), range(3), everyone=True)
+    found = leave_out(RerunAt(training, points), derivative(training, points), range(3), everyone=True)
     alone = found.alone(training.examples)
     assert alone is not None
     assert found.alone(training.examples + 1) is None
-    assert np.allclose(alone[..., 7], changes(training, [[7]], points)[0].numpy(), rtol=1e-9, atol=1e-13)
+    assert np.allclose(alone[..., 7], changes(RerunAt(training, points), [[7]])[0][0].numpy(), rtol=1e-9, atol=1e-13)
     assert held_against(found, 1.0).believed
 
 
@@ -320,9 +320,9 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_several_removals_at_once_are_those_one_by_one() -> None:
     training, points = rerun("adam", "relu")
-    together = changes(training, [GROUP, [1]], points)
+    together, _ = changes(RerunAt(training, points), [GROUP, [1]])
     for group, change in zip([GROUP, [1]], together, strict=True):
-        assert torch.allclose(changes(training, [group], points)[0], change, rtol=1e-9, atol=1e-13)
+        assert torch.allclose(changes(RerunAt(training, points), [group])[0][0], change, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from ntkexp.optimizer.base import Memory as OptimizerMemory
 from ntkexp.optimizer.base import Sizes
 from ntkexp.optimizer.descent import SGD
 from ntkexp.progress import Silent
-from ntkexp.removal.rerun import again, trained
+from ntkexp.removal.rerun import again, drifted, trained
+from ntkexp.removal.retraining import EffectsFound
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.forgetting import Forgetting, forgettings, format_tasks, sentence
 from ntkexp.report.page.build import write_explanations
@@ -27,7 +28,6 @@ from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run, load_run
 from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
-from ntkexp.run.outcome import EffectsFound, drifted
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from tests.report.test_plots import assert_inside

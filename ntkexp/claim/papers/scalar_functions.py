@@ -79,16 +79,14 @@ class ScalarCurve(AbstractTrial):
         module = self.model.function()
         own, generator = weights_of(module), stream("weights", seed)
         drawn = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
-        starts = {"given": own, "drawn": drawn}
-        return [row for start, weights in starts.items() for row in self.curves(module, start, weights)]
-
-    def curves(self, module: nn.Module, start: str, weights: Weights) -> Iterator[dict[str, Level]]:
-        """The rows of one start."""
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
-        for steps in self.ascended:
-            reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
-            yield from ({"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here))
+        rows: list[Mapping[str, Level]] = []
+        for start, weights in {"given": own, "drawn": drawn}.items():
+            for steps in self.ascended:
+                reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
+                rows += [{"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here)]
+        return rows
 
     def curve(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> Iterator[dict[str, Level]]:
         """The rows at one place of the weights."""
@@ -133,7 +131,6 @@ class ScalarCurve(AbstractTrial):
 
 
 def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw N(0, 1) in the shape of a weight."""
     return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
 
 

@@ -410,11 +410,9 @@ class ChangeByWidth(AbstractPicture):
         return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
 
     def rows(self, judged: JudgedClaim) -> pd.DataFrame:
-        """Find the rows that are drawn."""
         columns = [name for lines in self.panels.values() for name in lines.values()]
         return select_rows(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
 
     def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
-        """Fit one line."""
         x, y = (np.asarray(rows[key], dtype=np.float64) for key in (self.along, name))
         return power_law(x, y, rows["seed"].to_numpy(dtype=np.int64))

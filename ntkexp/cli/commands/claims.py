@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import (
+    OUTPUTS,
     ConfigDir,
     Engine,
     Quiet,
@@ -18,9 +19,12 @@ from ntkexp.cli.options import (
     Trust,
     Workers,
     ensure_writable,
+    interruptible,
     offer_claims,
+    options,
+    polite_kill,
+    trusted,
 )
-from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.folder import command
 from ntkexp.report.tables import Column, Table, format_text
@@ -75,8 +79,8 @@ def claims(
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
-    from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
+    from ntkexp.sweep.listener import listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER
@@ -85,18 +89,16 @@ def claims(
         outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
     found = [record for record in outcomes if record is not None]
     show(found, quiet=quiet, as_json=as_json)
-    page = write_page(place, command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat]))
-    if not (quiet or as_json):
-        sys.stdout.write(f"{page}\n")
-    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
-
-def write_page(claims: Path, repeat: str) -> Path:
-    """Write the page of all claims that were judged here."""
+    # the page of all claims that were judged here
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    return write_claims(claim_records(claims), claims.parent / "report", repeat)
+    again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
+    page = write_claims(claim_records(place), place.parent / "report", again)
+    if not (quiet or as_json):
+        sys.stdout.write(f"{page}\n")
+    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
 
 def judged(
@@ -133,7 +135,6 @@ def judged(
 
 
 def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
-    """Show what was found."""
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import format_claims, summary
 
@@ -166,24 +167,21 @@ def notes(found: Sequence[ClaimRecord]) -> str:
 
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
-    """Show every claim with its source."""
+    """Show every claim with its statement and its source."""
     from ntkexp.config.choices import Choices, folders
     from ntkexp.config.plain_yaml import read
     from ntkexp.records.atomic import to_text
 
-    choices = Choices(folders(config_dir))
-    trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
-    told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
+    choices, rows = Choices(folders(config_dir)), []
+    for name in choices.options("claim"):
+        tree = read(choices.file("claim", name))
+        source = tree.get("source")
+        paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
+        rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
     if as_json:
-        keys = ("name", "statement", "source")
-        sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
+        sys.stdout.write(to_text(rows))
     else:
-        sys.stdout.write("\n".join(f"{name}\n    {said}\n    {paper}" for name, said, paper in told) + "\n")
-
-
-def source(given: object) -> str:
-    """Spell where a claim was made."""
-    return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+        sys.stdout.write("".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows))
 
 
 def show_trials(*, as_json: bool) -> None:

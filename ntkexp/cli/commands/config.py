@@ -61,11 +61,11 @@ def cost_table(experiment: Experiment) -> str:
     from ntkexp.run.setting import survey
 
     seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be
-    points, found = seen.points, seen.costs
+    points, costs = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
-    total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
+    total = Cost("in total", "", 0, sum(each.bytes for each in costs), sum(each.multiplications for each in costs))
     rows = tuple(  # a multiplication and an addition are two operations
         (each.parameters, each.way, each.uses or "", each.bytes / 1e6, 2 * each.multiplications / 1e9)
-        for each in [*found, total]
+        for each in [*costs, total]
     )
     return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"

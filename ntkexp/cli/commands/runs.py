@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import AsJson, OutputsFolder
-from ntkexp.cli.surroundings import OUTPUTS, with_advice
+from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, with_advice
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:

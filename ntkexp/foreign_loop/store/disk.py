@@ -27,7 +27,7 @@ from ntkexp.foreign_loop.store.replay import (
     optimizer_states,
     states_at_end,
 )
-from ntkexp.foreign_loop.store.shards import Processes, Shards, refuse_absent
+from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
@@ -88,16 +88,6 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
             "from a checkpoint of that run, or give another folder"
         )
     return places[best]
-
-
-def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
-    """Drop what was followed after a place: it was trained again, or will be."""
-    (files.folder.path / DONE).unlink(missing_ok=True)
-    files.ended.unlink(missing_ok=True)
-    files.log.cut(place.events)
-    for event in files.checkpoints:
-        if event > place.events:
-            files.weights_at(event).unlink(missing_ok=True)
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
@@ -161,13 +151,13 @@ class DiskStore(AbstractStore):
     checkpoints: dict[int, int] = field(default_factory=dict)  # the steps before which they are, by event
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since the latest checkpoint
 
+    def __post_init__(self) -> None:
+        self.folder: RunFolder = self.files.folder
+
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         kinds = [type(each).__name__ for each in self.optimizers]
         loop = LoopOnDisk(TraceFolder(self.files.folder))
         return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
-
-    def __post_init__(self) -> None:
-        self.folder: RunFolder = self.files.folder
 
     @property
     def count(self) -> int:
@@ -197,7 +187,13 @@ class DiskStore(AbstractStore):
             self.files.folder.write_json(CONFIG, self.config)
             self.files.write(self.files.path / START, self.start)
         else:
-            drop_later(self.files, place)
+            # what was followed after that place was trained again, or will be
+            (self.files.folder.path / DONE).unlink(missing_ok=True)
+            self.files.ended.unlink(missing_ok=True)
+            self.files.log.cut(place.events)
+            for event in self.files.checkpoints:
+                if event > place.events:
+                    self.files.weights_at(event).unlink(missing_ok=True)
             self.steps = place.steps
             LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
             if place.events:  # the states that the optimizers had there before, which they may not have now
@@ -333,9 +329,9 @@ class LoopOnDisk:
     files: TraceFolder
 
     @cached_property
-    def shards(self) -> Shards:
+    def shards(self) -> list[TraceFolder]:
         """What each process wrote."""
-        return Shards(self.files)
+        return find_shards(self.files)
 
     def refresh(self) -> None:
         self.files.forget()
@@ -355,7 +351,7 @@ class LoopOnDisk:
 
     @cached_property
     def events(self) -> Sequence[Event]:  # each with all that was stored of its calls
-        return self.shards.events()
+        return joined_events(self.shards)
 
     @cached_property
     def firsts(self) -> list[int]:
@@ -380,7 +376,7 @@ class LoopOnDisk:
         return tuple(
             ModelCall(
                 at=call["at"],
-                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards.find(call)),
+                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)),
                 called=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
