@@ -1,108 +1,4 @@
-"""Training with a fixed kernel, mode by mode, and Gaussian processes: what can be said without training.
-
-Training with a fixed kernel, mode by mode: how much of each is learned by a time, a number of steps or a ridge.
-
-How much of a mode is learned. Of a mode with eigenvalue λ training removes the share λ g(λ) of what is missing:
-
-    flow      g(λ) = (1 − e^{−sλ})/λ        g(0) = s      s the flow's time, weights of the loss included
-    descent   g(λ) = (1 − (1 − sλ)ᵏ)/λ      g(0) = ks     k steps of size s
-    for ever  g(λ) = 1/λ
-
->>> lone = torch.tensor([1.0], dtype=torch.float64)
->>> [float(each(lone)) for each in (FlowGain(math.log(2)), DescentGain(0.5, 2), FOREVER)]
-[0.5, 0.75, 1.0]
-
-The eigendecomposition of a kernel matrix: one of Θ(X, X) serves every time and every ridge,
-
-    g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
-
-An eigenvalue below n · eps · λ_max is rounding, and counts as zero. So does one that is no larger than the most
-negative, which a kernel would not have: it measures what rounding the entries did.
-
->>> from ntkexp.closed_form import FOREVER
->>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
->>> modes_of(theta).at(FOREVER, ridge=1.0)(torch.ones(2, 1, dtype=torch.float64)).flatten().tolist()
-[0.2, 1.0]
-
-The Cholesky factor of a kernel with a ridge: a tenth of the cost of an eigendecomposition, for one ridge and t = ∞.
-
-Where rounding makes R indefinite in spite of its ridge, a jitter is added to it, ten times as much at each attempt.
-
->>> found = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
->>> float(found.solve(torch.ones(1, 1, dtype=torch.float64))), found.jitter
-(0.25, 0.0)
-
-What regression says of examples that it was not given, in closed form. Without the examples of a fold F,
-
-    f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
-
-(folds of one: leave-one-out; Rasmussen & Williams 2006, 5.4.2), so that one eigendecomposition tries every ridge.
-
->>> from ntkexp.closed_form import modes_of
->>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
->>> found = held_out(modes_of(theta), 0.0, torch.tensor([[2.0], [4.0]], dtype=torch.float64), folds(2, 2))
->>> [round(float(each), 12) for each in found]
-[2.0, 1.0]
-
-Conjugate gradients (Hestenes & Stiefel 1952) for R a = y, where R is known by its products alone and is never held.
-
-With the diagonal of R as preconditioner, each column on its own; it ends when every residual ‖y − R a‖ has fallen below
-`tolerance` ‖y‖. Of n distinct eigenvalues it needs n products; of a few that stand out and a ridge, few.
-
->>> two = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
->>> found = conjugate_gradients(lambda a: two @ a, two.diagonal(), torch.ones(2, 1, dtype=torch.float64))
->>> found.solution.flatten().tolist(), found.products
-([1.0, 0.25], 1)
-
-Gaussian processes: the posterior given noisy targets, what ensembles of infinite width say, and class
-probabilities.
-
-A Gaussian process conditioned on targets with noise of variance σ²:
-
-    mean        K(x, X) (K(X, X) + σ²)⁻¹ y
-    covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
-
-More generally, with g_{2s} in place of the inverse, the covariance of readouts that were trained for the time s: every
-mode of the prior decays twice, once on either side. With noise this is the posterior's, not that of trained networks,
-which is `Ensemble.covariance`.
-
->>> import torch
->>> one = torch.ones(1, 1, dtype=torch.float64)
->>> certain = condition(Kernels(one, one), noise=1.0)
->>> float(certain.mean(one)), float(certain.variance(one[0]))
-(0.5, 0.5)
-
-What networks of infinite width say that are trained from random starts (Lee et al. 2019, arXiv:1902.06720).
-
-With the tangent kernel Θ, the kernel 𝒢 of the outputs before training, g of `gain` and A = Θ(x, X) g(R), one
-network and all of them together obey
-
-    f_t(x) = f_0(x) + A (y − f_0(X))
-    mean  A y,    covariance  𝒢(x, x′) + A 𝒢(X, X) A′ᵀ − A 𝒢(X, x′) − 𝒢(x, X) A′ᵀ.
-
-Where the readout alone is trained, Θ = 𝒢, and without end and noise these are the posterior of the Gaussian process 𝒢.
-
->>> import torch
->>> from ntkexp.closed_form import FOREVER
->>> from ntkexp.closed_form import modes_of
->>> one = torch.ones(1, 1, dtype=torch.float64)
->>> learned = modes_of(4 * one).at(FOREVER)
->>> trained = Ensemble(2 * one, Kernels(one, one), learned)  # at a point where f_0 is f_0(X)
->>> float(trained.mean(3 * one)), float(trained.variance(one[0]))
-(1.5, 0.25)
-
-How probable each class is where outputs are Gaussian, and how well such probabilities are calibrated.
-
-With means μ_c and one standard deviation σ, independent between outputs,
-
-    P(c has the largest output) = E Π_{d≠c} Φ(z + (μ_c − μ_d)/σ),  z ~ N(0, 1);    of a single output  P(+) = Φ(μ/σ).
-
-    negative log-likelihood      −mean log P(label)
-    expected calibration error   Σ_bins share · |accuracy − mean confidence|   (Guo et al. 2017, 15 bins)
-
->>> probabilities(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, dtype=torch.float64))[0, 0].item().__round__(12)
-0.333333333333
-"""
+"""Training with a fixed kernel, mode by mode, and Gaussian processes: what can be said without training."""
 
 from __future__ import annotations
 
@@ -118,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
+
+# --- How much of a mode is learned. Of a mode with eigenvalue λ training removes the share λ g(λ) of what is missing.
 
 
 class AbstractGain(ABC):
@@ -135,7 +33,11 @@ class AbstractGain(ABC):
 
 @dataclass(frozen=True)
 class FlowGain(AbstractGain):
-    """Gradient flow; without end where the time is infinite."""
+    """Gradient flow for a time s, weights of the loss included: g(λ) = (1 − e^{−sλ})/λ, g(0) = s; for ever 1/λ.
+
+    >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
+    0.5
+    """
 
     time: float
 
@@ -146,7 +48,8 @@ class FlowGain(AbstractGain):
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
         zero = spectrum == 0
         if self.time == math.inf:
-            refuse_singular(zero)
+            if zero.any():  # it has no inverse, and is not learned at any time
+                raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
             return 1 / spectrum
         return torch.where(zero, self.time, -torch.expm1(-self.time * spectrum) / torch.where(zero, 1.0, spectrum))
 
@@ -160,7 +63,11 @@ FOREVER = FlowGain(math.inf)
 
 @dataclass(frozen=True)
 class DescentGain(AbstractGain):
-    """Gradient descent; it diverges where the largest sλ exceeds 2."""
+    """Gradient descent by k steps of size s: g(λ) = (1 − (1 − sλ)ᵏ)/λ, g(0) = ks; it diverges where sλ exceeds 2.
+
+    >>> float(DescentGain(0.5, 2)(torch.tensor([1.0], dtype=torch.float64)))
+    0.75
+    """
 
     size: float
     steps: int
@@ -175,12 +82,6 @@ class DescentGain(AbstractGain):
     @property
     def doubled(self) -> DescentGain:
         return DescentGain(self.size, 2 * self.steps)
-
-
-def refuse_singular(zero: Tensor) -> None:
-    """A mode of eigenvalue zero has no inverse, and is not learned at any time."""
-    if zero.any():
-        raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
 
 
 def singular(what: str) -> Mistake:
@@ -210,7 +111,17 @@ class Modes:
 
 
 def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
-    """The modes of a matrix's symmetric part, which has to be positive but for rounding."""
+    """The modes of a matrix's symmetric part: one eigendecomposition of Θ(X, X) serves every time and every ridge,
+
+        g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
+
+    An eigenvalue below n · eps · λ_max is rounding, and counts as zero. So does one that is no larger than the most
+    negative, which a kernel would not have: it measures what rounding the entries did.
+
+    >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
+    >>> modes_of(theta).at(FOREVER, ridge=1.0)(torch.ones(2, 1, dtype=torch.float64)).flatten().tolist()
+    [0.2, 1.0]
+    """
     values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
     rounding = torch.maximum(len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1])
     return Modes(torch.where(values > rounding, values, 0.0), vectors)
@@ -227,18 +138,26 @@ ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """L is the factor of R + jitter = L Lᵀ."""
+    """The factor L of R + jitter = L Lᵀ."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float
 
     def solve(self, right: Float[Tensor, "entry column"]) -> Float[Tensor, "entry column"]:
-        """Find (R + jitter)⁻¹ B."""
+        """(R + jitter)⁻¹ B."""
         return torch.cholesky_solve(right, self.lower)
 
 
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """Factorise Θ + ridge; a matrix that is singular to rounding is refused where there is no ridge."""
+    """Cholesky's factor of R = Θ + ridge: a tenth of the cost of an eigendecomposition, for one ridge and t = ∞.
+
+    Where rounding makes R indefinite in spite of its ridge, a jitter is added to it, ten times as much at each attempt;
+    a matrix that is singular to rounding is refused where there is no ridge.
+
+    >>> found = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
+    >>> float(found.solve(torch.ones(1, 1, dtype=torch.float64))), found.jitter
+    (0.25, 0.0)
+    """
     refuse_negative(ridge)
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
     jitters = [0.0] + [rounding * 10.0**k for k in range(ATTEMPTS)] if ridge else [0.0]
@@ -257,7 +176,17 @@ GRID = tuple(10.0 ** (k / 2) for k in range(-16, 3))  # ridges, as multiples of 
 def held_out(
     modes: Modes, ridge: float, targets: Float[Tensor, "entry column"], folds: Sequence[Tensor]
 ) -> Float[Tensor, "entry column"]:
-    """Predict each entry by the others' targets, its fold left out."""
+    """What regression says of examples that it was not given, in closed form. Without the examples of a fold F,
+
+        f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
+
+    (folds of one: leave-one-out; Rasmussen & Williams 2006, 5.4.2), so that one eigendecomposition tries every ridge.
+
+    >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    >>> found = held_out(modes_of(theta), 0.0, torch.tensor([[2.0], [4.0]], dtype=torch.float64), folds(2, 2))
+    >>> [round(float(each), 12) for each in found]
+    [2.0, 1.0]
+    """
     inverse, coefficients = modes.vectors * FOREVER(modes.values + ridge), modes.at(FOREVER, ridge)(targets)
     predicted = torch.empty_like(targets)
     for fold in folds:
@@ -286,20 +215,11 @@ TOLERANCE, MOST = 1e-10, 2000
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution was found with this largest relative residual and so many products."""
+    """A solution, its largest relative residual, and the number of products that it took."""
 
     solution: Float[Tensor, "entry column"]
-    residual: float  # the largest, relative
+    residual: float
     products: int
-
-    @property
-    def words(self) -> str:
-        """The number of products and the residual are spelled in words.
-
-        >>> Solution(torch.zeros(1, 1), 3e-11, 40).words
-        '40 products, residual 3e-11'
-        """
-        return f"{self.products} products, residual {self.residual:.0e}"
 
 
 def conjugate_gradients(
@@ -310,7 +230,17 @@ def conjugate_gradients(
     most: int = MOST,
     tell: Callable[[int, float], None] = lambda products, residual: None,
 ) -> Solution:
-    """Solve R a = `right`, from zero on, until the residual is below `tolerance`; `tell` hears of every product."""
+    """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952), R being known by its products alone.
+
+    With the diagonal of R as preconditioner, each column on its own; it ends when every residual ‖y − R a‖ has fallen
+    below `tolerance` ‖y‖, or after the `most` products; `tell` hears of each. Of n distinct eigenvalues it needs n
+    products; of a few that stand out and a ridge, few.
+
+    >>> two = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+    >>> found = conjugate_gradients(lambda a: two @ a, two.diagonal(), torch.ones(2, 1, dtype=torch.float64))
+    >>> found.solution.flatten().tolist(), found.products
+    ([1.0, 0.25], 1)
+    """
     solution, residual = torch.zeros_like(right), right.clone()
     scale = right.norm(dim=0).clamp(min=torch.finfo(right.dtype).tiny)
     direction = residual / diagonal[:, None]
@@ -333,44 +263,76 @@ def quotient(above: Float[Tensor, " column"], below: Float[Tensor, " column"]) -
     return torch.where(below == 0, 0.0, above / torch.where(below == 0, 1.0, below))
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """The process 𝒢 after it has seen the training targets, or been trained on them: `learned` is g_s, `twice` g_2s."""
-
-    cross: Float[Tensor, "point train"]
-    learned: Learned
-    twice: Learned
-
-    def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
-        """The mean at every point."""
-        return self.cross @ self.learned(targets)
-
-    def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """The covariance between points comes from the prior's."""
-        return prior - self.cross @ self.twice(self.cross.mH)
-
-    def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """The variance is the diagonal of the covariance."""
-        return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
-
-
-def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
-    """Condition the prior on values at the training inputs."""
-    modes = modes_of(prior.train)
-    return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))
+# --- Gaussian processes: the posterior given noisy targets, and what ensembles of infinite width say.
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """A kernel is known among the training examples, and between points and them."""
+    """A kernel among the training examples, and between points and them."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
 
 
 @dataclass(frozen=True)
+class Posterior:
+    """A Gaussian process conditioned on targets with noise of variance σ²:
+
+        mean        K(x, X) (K(X, X) + σ²)⁻¹ y
+        covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
+
+    More generally, with g_s (`learned`) and g_2s (`twice`) in place of the inverse, the readouts that were trained for
+    the time s: every mode of the prior decays twice, once on either side. With noise this is the posterior's
+    covariance, not that of trained networks, which is `Ensemble.covariance`.
+    """
+
+    cross: Float[Tensor, "point train"]
+    learned: Learned
+    twice: Learned
+
+    def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
+        return self.cross @ self.learned(targets)
+
+    def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
+        """The covariance between points, from the prior's."""
+        return prior - self.cross @ self.twice(self.cross.mH)
+
+    def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
+        """The diagonal of the covariance."""
+        return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
+
+
+def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
+    """Condition the prior on values at the training inputs.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> certain = condition(Kernels(one, one), noise=1.0)
+    >>> float(certain.mean(one)), float(certain.variance(one[0]))
+    (0.5, 0.5)
+    """
+    modes = modes_of(prior.train)
+    return Posterior(prior.cross, modes.at(gain, noise), modes.at(gain.doubled, noise))
+
+
+@dataclass(frozen=True)
 class Ensemble:
-    """Networks from random starts, at some points. `learned` is g(R), R made of Θ(X, X), and `cross` is Θ(x, X)."""
+    """Networks of infinite width, trained from random starts (Lee et al. 2019, arXiv:1902.06720), at some points.
+
+    With the tangent kernel Θ (`cross` is Θ(x, X)), the kernel 𝒢 of the outputs before training (`start`), and
+    A = Θ(x, X) g(R) (`learned` is g(R), R made of Θ(X, X)), one network and all of them together obey
+
+        f_t(x) = f_0(x) + A (y − f_0(X))
+        mean  A y,    covariance  𝒢(x, x′) + A 𝒢(X, X) A′ᵀ − A 𝒢(X, x′) − 𝒢(x, X) A′ᵀ.
+
+    Where the readout alone is trained, Θ = 𝒢, and without end and noise these are the posterior of the Gaussian
+    process 𝒢.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> learned = modes_of(4 * one).at(FOREVER)
+    >>> trained = Ensemble(2 * one, Kernels(one, one), learned)  # at a point where f_0 is f_0(X)
+    >>> float(trained.mean(3 * one)), float(trained.variance(one[0]))
+    (1.5, 0.25)
+    """
 
     cross: Float[Tensor, "point train"]
     start: Kernels
@@ -378,21 +340,20 @@ class Ensemble:
 
     @property
     def weights(self) -> Float[Tensor, "point train"]:
-        """The weights A say what each training target adds at each point."""
+        """A: what each training target adds at each point."""
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
-        """The mean over random starts."""
         return self.cross @ self.learned(targets)
 
     def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """The covariance of one output between points comes from 𝒢 between them (`start`)."""
+        """The covariance of one output between points, from 𝒢 between them (`start`)."""
         A = self.weights
         crossed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - crossed - crossed.mH
 
     def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """The variance is the diagonal of the covariance."""
+        """The diagonal of the covariance."""
         A = self.weights
         return start + (A @ self.start.train * A).sum(1) - 2 * (A * self.start.cross).sum(1)
 
@@ -401,36 +362,39 @@ NODES, BINS = 48, 15
 
 
 def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]) -> Float[Tensor, "point class"]:
-    """Find the probability of each class by Gauss–Hermite quadrature; one output stands for two classes."""
+    """How probable each class is where outputs are Gaussian, with means μ_c and one standard deviation σ, independent:
+
+        P(c has the largest output) = E Π_{d≠c} Φ(z + (μ_c − μ_d)/σ),  z ~ N(0, 1);  of a single output  P(+) = Φ(μ/σ),
+
+    by Gauss–Hermite quadrature.
+
+    >>> even = probabilities(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    >>> round(even[0, 0].item(), 12)
+    0.333333333333
+    """
     scale = deviation.clamp(min=torch.finfo(mean.dtype).tiny ** 0.5)[:, None]
     if mean.shape[1] == 1:
         signed: Tensor = torch.special.ndtr(torch.cat([-mean, mean], 1) / scale)
         return signed
     nodes, weights = (torch.as_tensor(part) for part in np.polynomial.hermite_e.hermegauss(NODES))
-    found = torch.stack([of_class(k, mean / scale, nodes, weights) for k in range(mean.shape[1])], 1)
-    total: Tensor = found.sum(1, keepdim=True)
-    return found / total
-
-
-def of_class(
-    chosen: int, mean: Float[Tensor, "point out"], nodes: Float[Tensor, " node"], weights: Float[Tensor, " node"]
-) -> Float[Tensor, " point"]:
-    """The probability that the output `chosen` is the largest; means are in units of the deviation."""
-    others = [k for k in range(mean.shape[1]) if k != chosen]
-    gaps = mean[:, [chosen]] - mean[:, others]
-    below = torch.special.log_ndtr(nodes[:, None, None] + gaps).sum(2).exp()
-    mean_below: Tensor = (weights[:, None] * below).sum(0) / weights.sum()
-    return mean_below
+    units, found = mean / scale, []
+    for c in range(mean.shape[1]):
+        gaps = units[:, [c]] - units[:, [d for d in range(mean.shape[1]) if d != c]]
+        below = torch.special.log_ndtr(nodes[:, None, None] + gaps).sum(2).exp()
+        found.append((weights[:, None] * below).sum(0) / weights.sum())
+    stacked = torch.stack(found, 1)
+    total: Tensor = stacked.sum(1, keepdim=True)
+    return stacked / total
 
 
 def log_loss(found: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
-    """Find the negative log-likelihood; a label that was thought impossible counts as improbable as numbers can say."""
-    said = found[torch.arange(len(labels)), labels].clamp(min=torch.finfo(found.dtype).tiny)
-    return float(0.0 - said.log().mean())
+    """The negative log-likelihood −mean log P(label), no label less probable than numbers can say."""
+    probable = found[torch.arange(len(labels)), labels].clamp(min=torch.finfo(found.dtype).tiny)
+    return float(0.0 - probable.log().mean())
 
 
 def calibration_error(found: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
-    """How far confidence and accuracy are apart.
+    """The expected calibration error Σ_bins share · |accuracy − mean confidence| (Guo et al. 2017, 15 bins).
 
     >>> certain = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     >>> calibration_error(certain, torch.tensor([1, 0]))

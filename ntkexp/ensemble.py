@@ -1,15 +1,5 @@
 """Many networks from random starts on a one-dimensional problem, trained side by side, beside both processes of
 infinite width.
-
-Networks of one shape with their weights stacked, so that all of them are run at once.
-
->>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
->>> for k, layer in enumerate(layers):
-...     _ = nn.init.constant_(layer.weight, k + 2.0)
->>> x = torch.tensor([[1.0], [3.0]])
->>> together = stacked(layers)
->>> together.outputs(x)[..., 0].tolist(), together.tangent_kernels(x)[1].tolist()
-([[2.0, 6.0], [3.0, 9.0]], [[1.0, 3.0], [3.0, 9.0]])
 """
 
 from __future__ import annotations
@@ -25,16 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ntkexp.closed_form import DescentGain, Ensemble, Kernels, Modes, modes_of
+from ntkexp.closed_form import DescentGain, Ensemble, Kernels, modes_of
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network, kernels
 from ntkexp.init import NTK
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
-from ntkexp.limit.network import Network
 from ntkexp.loss import AbstractLoss
-from ntkexp.machine.base import LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.optimizer.descent import GD
@@ -65,7 +53,17 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
     everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
-    places, axis = positions(everything.flatten(1))
+    # The one dimension that the points have: a line, or the unit circle.
+    flat = everything.flatten(1)
+    if flat.shape[1] == 1:
+        places, axis = flat[:, 0], "input"
+    elif flat.shape[1] == 2 and bool(((flat.norm(dim=1) - 1).abs() < ROUND).all()):
+        places, axis = torch.atan2(flat[:, 1], flat[:, 0]), "angle"
+    else:
+        raise Mistake(
+            f"an ensemble is drawn over one dimension, and the data has inputs of {flat.shape[1]} numbers; choose "
+            "data=circle, or data=table with one column beside the target"
+        )
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + places[train:].argsort()])
     divisor = experiment.loss.divisor(train) / experiment.loss.curvature
@@ -73,24 +71,12 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
-    """Encode the targets as the loss compares outputs with them, in one column."""
+    """The targets as the loss compares outputs with them, in one column."""
     found = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
     encoded = loss.targets(found, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(f"an ensemble is drawn of one output, and the data has {encoded.shape[1]}; choose data=circle")
     return encoded
-
-
-def positions(inputs: Float[Tensor, "point feature"]) -> tuple[Float[Tensor, " point"], str]:
-    """Find the positions of points along the one dimension that they have."""
-    if inputs.shape[1] == 1:
-        return inputs[:, 0], "input"
-    if inputs.shape[1] == 2 and bool(((inputs.norm(dim=1) - 1).abs() < ROUND).all()):
-        return torch.atan2(inputs[:, 1], inputs[:, 0]), "angle"
-    raise Mistake(
-        f"an ensemble is drawn over one dimension, and the data has inputs of {inputs.shape[1]} numbers; choose "
-        "data=circle, or data=table with one column beside the target"
-    )
 
 
 def refuse_other(experiment: Experiment) -> None:
@@ -112,27 +98,32 @@ def refuse_other(experiment: Experiment) -> None:
 
 @dataclass(frozen=True)
 class StackedNetworks:
-    """The first axis of every weight counts networks; the module is one of them, and lends its shape."""
+    """Networks of one shape with their weights stacked, so that all of them are run at once: the first axis of every
+    weight counts networks; the module is one of them, and lends its shape.
+
+    >>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    >>> for k, layer in enumerate(layers):
+    ...     _ = nn.init.constant_(layer.weight, k + 2.0)
+    >>> x = torch.tensor([[1.0], [3.0]])
+    >>> together = stacked(layers)
+    >>> together.outputs(x)[..., 0].tolist(), together.tangent_kernels(x)[1].tolist()
+    ([[2.0, 6.0], [3.0, 9.0]], [[1.0, 3.0], [3.0, 9.0]])
+    """
 
     module: nn.Module
     weights: Weights
     buffers: Weights
 
     def outputs(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point out"]:
-        """Run every network at all points."""
         run = vmap(lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0))
         found: Tensor = run(self.weights, self.buffers)
         return found
 
     def tangent_kernels(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point point_"]:
-        """Find the tangent kernel of every network of one output, among the points."""
+        """The tangent kernel of every network of one output, among the points."""
         count = len(next(iter(self.weights.values())))
         each = ({name: weight[k] for name, weight in self.weights.items()} for k in range(count))
         return torch.stack([tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0] for weights in each])
-
-    def at(self, weights: Weights) -> StackedNetworks:
-        """The same networks, elsewhere."""
-        return replace(self, weights=weights)
 
 
 def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
@@ -169,15 +160,11 @@ class EnsembleTraining:
         count, found = max(1, TOGETHER // each), []
         for start in range(0, len(modules), count):
             few = modules[start : start + count]
-            found.append(self.side_by_side(few))
+            trained = self.trained(stacked(few))
+            with torch.no_grad():
+                found.append(trained.outputs(self.inputs))
             tell(start + len(few))
         return torch.cat(found)
-
-    def side_by_side(self, modules: Sequence[nn.Module]) -> Float[Tensor, "network point out"]:
-        """Train networks at once, and give their outputs."""
-        trained = self.trained(stacked(modules))
-        with torch.no_grad():
-            return trained.outputs(self.inputs)
 
     def trained(self, networks: StackedNetworks) -> StackedNetworks:
         """The networks after the last step; those of earlier steps are let go as it goes."""
@@ -188,25 +175,17 @@ class EnsembleTraining:
         are added up.
         """
         weights, train = networks.weights, len(self.targets)
-        moving = last(list(weights)) if self.readout else list(weights)
+        moving = list(weights)
+        if self.readout:  # the parameters of the last layer, such as net.3.weight and net.3.bias
+            moving = [name for name in moving if name.rpartition(".")[0] == moving[-1].rpartition(".")[0]]
         yield networks
         for _ in range(self.steps):
             free = {name: weights[name].detach().requires_grad_() for name in moving}
-            missed = networks.at({**weights, **free}).outputs(self.inputs[:train]) - self.targets
+            missed = replace(networks, weights={**weights, **free}).outputs(self.inputs[:train]) - self.targets
             gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), list(free.values()))
             moved = zip(moving, gradients, strict=True)
             weights = {**weights, **{name: weights[name] - self.size * gradient for name, gradient in moved}}
-            yield networks.at(weights)
-
-
-def last(names: Sequence[str]) -> list[str]:
-    """Find the parameters of the last layer.
-
-    >>> last(["net.1.weight", "net.3.weight", "net.3.bias"])
-    ['net.3.weight', 'net.3.bias']
-    """
-    layer = names[-1].rpartition(".")[0]
-    return [name for name in names if name.rpartition(".")[0] == layer]
+            yield replace(networks, weights=weights)
 
 
 # --- An ensemble beside both processes: could its networks be draws of them?
@@ -233,7 +212,7 @@ NOTHING = 1e-5  # of a covariance: what an axis has that need not be drawn
 
 @dataclass(frozen=True)
 class Band:
-    """A mean and a deviation are known at every point."""
+    """A mean and a deviation at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -241,7 +220,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Process:
-    """A Gaussian process is known at every point."""
+    """A Gaussian process at every point."""
 
     mean: Float[Tensor, " point"]
     covariance: Float[Tensor, "point point"]
@@ -249,13 +228,12 @@ class Process:
 
     @cached_property
     def deviation(self) -> Float[Tensor, " point"]:
-        """The deviation at every point."""
         return self.covariance.diagonal().clamp(min=0).sqrt()
 
 
 @dataclass(frozen=True)
 class TrainedNetworks:
-    """Networks of one kind were trained, and should be this process."""
+    """Networks of one kind after training, and the process that they should be."""
 
     name: str  # all layers, readout
     process: str  # ntk, nngp
@@ -265,7 +243,6 @@ class TrainedNetworks:
 
     @property
     def observed(self) -> Band:
-        """The mean and the deviation of the networks' outputs."""
         return Band(self.outputs.mean(0), self.outputs.std(0))
 
 
@@ -363,7 +340,10 @@ def ensemble(
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
-    limit, own = kernels(wide, inputs, given.train, experiment), start_covariance(wide, inputs, experiment)
+    limit, everywhere = kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
+    whole = BlockPlace(everywhere, everywhere, same=True)
+    own = experiment.init.alpha**2 * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp  # α²𝒢(x, x′)
+    prior = Kernels(limit.start[: given.train], limit.start)
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
     modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
@@ -375,33 +355,11 @@ def ensemble(
             inputs, targets, size, experiment.steps, divisor=given.divisor, readout=process == "nngp"
         )
         outputs = training.outputs(modules, partial(tell, name))
-        theory = process_of(kernel, limit, own, modes, DescentGain(size / given.divisor, experiment.steps), targets)
-        found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))
+        trained = Ensemble(kernel, prior, modes.at(DescentGain(size / given.divisor, experiment.steps)))
+        theory = trained.mean(targets)[:, 0], trained.covariance(own), own.diagonal().sqrt()
+        expected = Process(*(each.cpu().double() for each in theory))
+        found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), expected, size))
     return found
-
-
-def process_of(
-    kernel: Float[Tensor, "point train"],
-    limit: LimitKernels,
-    own: Float[Tensor, "point point"],
-    modes: Modes,
-    gain: DescentGain,
-    targets: Float[Tensor, "train 1"],
-) -> Process:
-    """Find the process of networks that train with this kernel."""
-    prior = Kernels(limit.start[: len(targets)], limit.start)
-    process = Ensemble(kernel, prior, modes.at(gain))
-    found = (process.mean(targets)[:, 0], process.covariance(own), own.diagonal().sqrt())
-    return Process(*(each.cpu().double() for each in found))
-
-
-def start_covariance(
-    network: Network, inputs: Float[Tensor, "point *shape"], experiment: Experiment
-) -> Float[Tensor, "point point"]:
-    """Find the covariances α²𝒢(x, x′) of outputs before training."""
-    everywhere = slice(0, len(inputs))
-    found = compute(network, BlockPlace(everywhere, everywhere, same=True), inputs, memory_gb=experiment.room_gb / 4)
-    return experiment.init.alpha**2 * found.nngp
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:

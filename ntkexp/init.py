@@ -1,4 +1,11 @@
-"""How weights are scaled at the start, and how the network's output is read."""
+"""How weights are scaled at the start, and how the network's output is read.
+
+With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
+
+    plain           f = α h
+    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
+    centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,6 @@ from pydantic import Field
 
 from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
-
-# --- How weights are scaled at the start, and how the network's output is read.
-#
-# With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
-#
-#     plain           f = α h
-#     antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
-#     centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
-
 
 LARGEST = 1e20
 """A scale, beyond which kernels of deep networks are no numbers."""
@@ -34,11 +32,11 @@ class AbstractInit(Component):
     @property
     @abstractmethod
     def param(self) -> Parametrisation:
-        """Hidden layers are parametrised so."""
+        """The parametrisation of hidden layers."""
 
     @property
     def param_readout(self) -> Parametrisation:
-        """The last layer is parametrised so."""
+        """The parametrisation of the last layer."""
         return self.param
 
     def dense(self, features: int) -> Dense:

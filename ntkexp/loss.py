@@ -14,8 +14,6 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# --- A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become targets.
-#
 # The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ) with wᵢ = 1/M for a mean over M examples and 1 for a sum.
 # Weights are the experiment's business; everything here is per example and unweighted.
 
@@ -34,7 +32,7 @@ class AbstractLoss(Component):
 
     @abstractmethod
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-        """Encode class labels as the targets this loss compares outputs with."""
+        """Class labels as the targets this loss compares outputs with."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
@@ -42,7 +40,7 @@ class AbstractLoss(Component):
         return self.encode(target, classes) if classes else self.real(target)
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
-        """Take real values as targets."""
+        """Real values as targets."""
         raise Mistake(f"loss={self.option} takes class labels, and the data has real values; choose loss=squared")
 
     @abstractmethod

@@ -96,7 +96,6 @@ class RowsInFile:
     dtype: np.dtype[Any]
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """Read some rows."""
         start, stop, _ = rows.indices(self.shape[0])
         row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
         found = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
@@ -140,16 +139,13 @@ class RowsOfArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The length along every axis."""
         return tuple(self.numbers.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The kind of its numbers."""
         return self.numbers[:0].cpu().numpy().dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Look at some rows."""
         found = self.numbers[rows].cpu().numpy().copy()
         put_back(self.numbers)
         if self.less is not None:

@@ -9,8 +9,6 @@ from pydantic import Field, PositiveFloat
 
 from ntkexp.component import LONGEST, Component, Steps
 
-# --- How the step size changes along a run: η_s = η · factor(s).
-
 
 class AbstractSchedule(Component):
     """A factor for every step, after a linear warm-up over the first `warm_up` steps."""

@@ -50,6 +50,15 @@ def percent(number: float) -> str:
     return f"{short(hundredths)} %"
 
 
+def rate(share: float | None) -> str:
+    """Spell a share of all as papers print it.
+
+    >>> rate(0.98765), rate(None)
+    ('98.8 %', '–')
+    """
+    return MISSING if share is None else f"{100 * share:.1f} %"
+
+
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
     """Set columns two blanks apart, the ones that hold numbers to the right.
 

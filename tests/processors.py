@@ -69,7 +69,6 @@ class Processor(NamedTuple):
         return ""
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """The environment of its processes."""
         plain = {"PYTHONHASHSEED": "0", THREADS: "1"}
         given: dict[str, str] = {**os.environ, **plain, **self.settings}
         if not self.unaligned:

@@ -28,7 +28,6 @@ TESTED = pytest.mark.parametrize("folder", CHAPTERS, ids=lambda folder: folder.n
 
 
 def dotted(folder: Path) -> str:
-    """The chapter in a folder."""
     return ".".join(folder.relative_to(PACKAGE.parent).parts)
 
 

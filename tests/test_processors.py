@@ -8,8 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from jaxtyping import Float, TypeCheckError
+from torch import Tensor
 
+from ntkexp.kernel.features.adjoint import inner
+from ntkexp.kernel.features.blocks import Rows
 from tests.processors import PROCESSORS, Outcome, read
+from tests.shapes import checked
 
 RECORD = """<testsuites><testsuite>
 <testcase classname="tests.a" name="passes"/>
@@ -56,3 +62,36 @@ def test_libraries_are_made_to_compute_otherwise(name: str, tmp_path: Path) -> N
     assert capability == expected
     assert unaligned == str(chosen.unaligned)
     assert seen()[2] == order  # hashes are seeded
+
+
+# Shapes in signatures are checked while tests run.
+
+
+def test_a_function_refuses_sizes_that_differ() -> None:
+    with pytest.raises(TypeCheckError, match="size"):
+        inner(torch.ones(2, 1, 3), torch.ones(2, 1, 4))
+
+
+def test_a_function_refuses_another_number_of_axes() -> None:
+    with pytest.raises(TypeCheckError, match="left"):
+        inner(torch.ones(2, 3), torch.ones(2, 1, 3))
+
+
+def test_a_dataclass_refuses_another_number_of_axes() -> None:
+    with pytest.raises(TypeCheckError, match="rows"):
+        Rows(torch.ones(2, 3), "weight")
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (3, 3)])
+def test_one_call_that_fits_excuses_no_other(sizes: tuple[int, int]) -> None:
+    """Neither one of other arguments, nor one that returns something else."""
+
+    @checked
+    def rows(x: Float[Tensor, "row size"], count: int, size: int) -> Float[Tensor, "row size"]:
+        return torch.ones(count, size)
+
+    rows(torch.ones(2, 2), 2, 2)
+    with pytest.raises(TypeCheckError, match="return value"):
+        rows(torch.ones(2, 2), *sizes)
+    with pytest.raises(TypeCheckError, match="parameters"):
+        rows(torch.ones(2), 2, 2)

@@ -24,7 +24,7 @@ from ntkexp.claim.expectation import AbstractExpectation
 from ntkexp.claim.quantity import AbstractQuantity
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
-from ntkexp.config.override import split
+from ntkexp.config.compose import split
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.sweep.definition import Definition
 
@@ -43,7 +43,6 @@ class Published(Component):
 
     @property
     def words(self) -> str:
-        """The paper and the section are named."""
         return f"{self.paper}, {self.section}" if self.section else self.paper
 
 
@@ -64,7 +63,6 @@ class Look:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The look is plain data."""
         return {
             "runs": {name: sweep_fields(definition) for name, definition in self.runs.items()},
             "trial": None if self.trial is None else without_files(self.trial.fields()),
@@ -84,13 +82,7 @@ class Protocol:
 
     @property
     def looks(self) -> dict[str, Look]:
-        """The looks by name, in the order in which they are judged."""
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """All that decides is plain data."""
-        return {name: look.fields for name, look in self.looks.items()}
 
 
 @dataclass(frozen=True)
@@ -106,14 +98,12 @@ class Claim:
 
     @property
     def looks(self) -> dict[str, Look]:
-        """The looks that decide, by name."""
         return self.protocol.looks
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All that was said beforehand is plain data."""
         words = {"statement": self.statement, "source": self.source.fields(), "refutes": self.refutes}
-        return words | {"looks": self.protocol.fields}
+        return words | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
     def digest(self) -> str:
@@ -122,7 +112,6 @@ class Claim:
 
     @property
     def folder(self) -> str:
-        """The folder of the claim has this name."""
         return f"{self.name}-{self.digest}"
 
 

@@ -1,8 +1,9 @@
-"""A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
+"""A claim is brought to its end: its runs and trials are planned, carried out, measured, judged and written down.
 
-    trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": of all this}
-
-It computes with one thread, whoever carries it out, so that the bytes are the same everywhere.
+<name>-<digest>/claim.json       what was said beforehand
+                <look>.csv       the table that was judged, every digit
+                verdict.json     what was found (`ntkexp.records.claim`)
+                picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
 """
 
 from __future__ import annotations
@@ -38,8 +39,14 @@ from ntkexp.run.environment import Clock
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
-from ntkexp.sweep.plan import Estimator, Plan, RunStatus, record, statuses
+from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
+
+# --- A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
+#
+#     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": of all this}
+#
+# It computes with one thread, whoever carries it out, so that the bytes are the same everywhere.
 
 
 @dataclass(frozen=True)
@@ -79,22 +86,20 @@ class TrialJob(AbstractJob):
 
     @property
     def file(self) -> Path:
-        """The rows lie here."""
         return Path(self.folder) / "trials" / f"{self.name}.json"
 
     @property
+    def timings(self) -> Path:
+        return self.file.with_suffix(".timings.csv")
+
+    @property
     def rows(self) -> list[dict[str, Any]] | None:
-        """Read the rows, if they are there as they were written."""
+        """The rows, if they are there as they were written."""
         try:
             found: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
             return None
         return found
-
-    @property
-    def timings(self) -> Path:
-        """How long it took stands here."""
-        return self.file.with_suffix(".timings.csv")
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         if self.rows is not None:
@@ -113,14 +118,6 @@ class TrialJob(AbstractJob):
         return "done"
 
 
-# --- A claim is brought to its end: its runs and trials are planned, carried out, measured, judged and written down.
-#
-# <name>-<digest>/claim.json       what was said beforehand
-#                 <look>.csv       the table that was judged, every digit
-#                 verdict.json     what was found (`ntkexp.records.claim`)
-#                 picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
-
-
 # --- What there is to carry out for a claim: the runs and the trials of all its looks, each of them once.
 
 
@@ -134,7 +131,6 @@ class PlannedLook:
 
     @property
     def took(self) -> Took:
-        """What its runs and trials took, one after the other."""
         runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
         return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
 
@@ -155,19 +151,16 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        """All runs of all looks."""
         everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
         runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
         return Plan(everything, self.out, tuple(runs))
 
     @property
     def trials(self) -> tuple[TrialJob, ...]:
-        """All trials, each once."""
         return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
 
     @property
     def folder(self) -> Path:
-        """What was found lies here."""
         return self.out / self.claim.folder
 
     @property
@@ -220,23 +213,16 @@ class Workshop:
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
     """Carry out what is missing of a claim, and find where each of its runs stands then."""
-    ended = carry_out_runs(planned, workshop)
-    carry_out_trials(planned, workshop)
-    return statuses(planned.whole, planned.whole.event_log.failures(), ended)
-
-
-def carry_out_runs(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, Ended]:
-    """Carry out the runs; pictures of each are left to whoever looks at it by itself."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
-    wanted = {"unfinished", "running"} | ({"failed"} if workshop.retry_failed else set())
-    begun = [run for run in whole.distinct if before[run.name].state in wanted]
-    if not begun:
-        return {}
-    conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
-    estimate = Estimator()
-    conductor.conduct(begun, {run.name: estimate(run.experiment) for run in begun})
-    return conductor.ended
+    begun = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
+    ended: dict[str, Ended] = {}
+    if begun:  # pictures of each are left to whoever looks at it by itself
+        conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
+        conductor.conduct(begun)
+        ended = conductor.ended
+    carry_out_trials(planned, workshop)
+    return statuses(whole, whole.event_log.failures(), ended)
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:

@@ -74,7 +74,6 @@ class AbstractExpectation(Component, ABC):
 
     @property
     def whole_words(self) -> str:
-        """What is expected of which rows."""
         rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
         return f"{self.words} where {rows}" if rows else self.words
 
@@ -106,22 +105,17 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
         known = find_column(table, key, "where")
         values = [level(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
         if not known.isin(values).any():
-            raise Mistake(f"where: no row has {key}={wanted}; there are {listing(known)}")
+            there = ", ".join(map(str, dict.fromkeys(known.tolist())))
+            raise Mistake(f"where: no row has {key}={wanted}; there are {there}")
         table = table[known.isin(values)]
     return table
 
 
 def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
-    """Find a column that a field names."""
     names = [str(name) for name in table if name != "value"]
     if key not in names:
         raise Mistake(f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}")
     return table[key]
-
-
-def listing(values: pd.Series[Any]) -> str:
-    """List the values of a column."""
-    return ", ".join(map(str, dict.fromkeys(values.tolist())))
 
 
 ZERO = 1e-18
@@ -163,7 +157,6 @@ class Identity(AbstractExpectation):
         axes.plot(np.arange(1, len(errors) + 1) / len(errors), errors, "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Draw the tolerance."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "y")
@@ -176,9 +169,6 @@ class Identity(AbstractExpectation):
         if place > 0:
             values[generator.integers(len(values))] = 10 * self.tolerance
         return pd.DataFrame({"seed": np.arange(len(values)) % SEEDS, "value": values})
-
-
-# --- Expectations of a mean over seeds, bounds, equality and order; and along an axis, slopes and locations.
 
 
 # --- One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
@@ -203,7 +193,6 @@ class AbstractAverage(AbstractExpectation):
         """The range that is expected, on the scale."""
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        """One figure per seed, on the scale."""
         return self.per_seed(table).tolist()
 
     def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
@@ -221,7 +210,6 @@ class AbstractAverage(AbstractExpectation):
 
     @property
     def reach(self) -> float:
-        """The margin, on the scale."""
         return math.log1p(self.margin) if self.scale == "log" else self.margin
 
     def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
@@ -235,7 +223,6 @@ class AbstractAverage(AbstractExpectation):
         return found
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        """Draw the figure of each seed, and their mean."""
         figures = np.array(self.figures(table))
         shown = np.exp(figures) if self.scale == "log" else figures
         mean = math.exp(figures.mean()) if self.scale == "log" else figures.mean()
@@ -243,7 +230,6 @@ class AbstractAverage(AbstractExpectation):
         axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
 
     def mark(self, axes: Axes) -> None:
-        """Shade the range that is expected."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         if self.scale == "log":
@@ -255,18 +241,13 @@ class AbstractAverage(AbstractExpectation):
 
     @property
     def label(self) -> str:
-        """What a figure is, for the axis."""
         return "figure of a seed"
 
     def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
-        middle = expected.value if expected.bound is None else expected.high if expected.bound == "upper" else None
-        edge = expected.low if expected.bound == "lower" else expected.high
-        outwards = -1.0 if expected.bound == "lower" else 1.0
-        truth = (
-            middle if place < 0 and expected.bound is None and middle is not None else edge + outwards * place * unit
-        )
+        edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
+        truth = expected.value if place < 0 and expected.bound is None else edge + outwards * place * unit
         figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
 
@@ -403,7 +384,6 @@ class Slope(AbstractExpectation):
 
     @property
     def expected(self) -> Expected:
-        """The range that is expected."""
         return Expected(self.value, self.margin, self.bound)
 
     @property
@@ -424,16 +404,14 @@ class Slope(AbstractExpectation):
         return Interval(law.exponent, self.expected, note=bends)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        for _, seed in table.sort_values(self.along).groupby("seed"):
-            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        draw_seeds(axes, table, self.along, colour)
         positive = table[table["value"] > 0]
         logs = positive["value"].astype(float).map(math.log).groupby(positive[self.along]).mean()
         axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
         """Draw the slope that is expected through the middle of the picture."""
-        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends  # noqa: PLC0415  drawing is slow to load
-        from ntkexp.report.plots.together.laws import tick  # noqa: PLC0415  the same
+        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends, tick  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "x")
         log_axis(axes, "y")
@@ -459,6 +437,12 @@ class Slope(AbstractExpectation):
         values = np.exp(heights + slopes * np.log(PLACES) + noise)
         seeds = np.repeat(np.arange(SEEDS), len(PLACES))
         return pd.DataFrame({self.along: [*PLACES] * SEEDS, "seed": seeds, "value": values.ravel()})
+
+
+def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
+    """Draw a faint line for each seed."""
+    for _, seed in table.sort_values(along).groupby("seed"):
+        axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
 
 
 def as_number(value: object) -> float:
@@ -490,7 +474,6 @@ class Location(AbstractExpectation):
 
     @property
     def expected(self) -> Expected:
-        """The range of the logarithm of the place."""
         return Expected(math.log(self.value), math.log1p(self.margin))
 
     @property
@@ -517,13 +500,11 @@ class Location(AbstractExpectation):
         return math.nan if top in {0, len(y) - 1} else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        for _, seed in table.sort_values(self.along).groupby("seed"):
-            axes.plot(seed[self.along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        draw_seeds(axes, table, self.along, colour)
         means = table.set_index(self.along)["value"].astype(float).groupby(level=0).mean()
         axes.plot(means.index, means, "o-", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Shade the places that are expected."""
         from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
 
         log_axis(axes, "x")

@@ -8,7 +8,7 @@
    refuted     it lies wholly outside
    undecided   it lies across an edge, or there is none
 
-   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.place`). An
+   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.compare`). An
    identity has neither interval nor p: one error above its bound refutes it.
 
 2. Several parts, m of them, which must all hold:
@@ -48,7 +48,7 @@ from ntkexp.claim.expectation import (
 from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
-from ntkexp.report.analysis.estimate import CHANCE, MOST, missing, place
+from ntkexp.report.analysis.estimate import CHANCE, MOST, compare
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
@@ -104,15 +104,14 @@ def judge_interval(evidence: Interval) -> Finding:
     """
     estimate, expected = evidence.estimate, evidence.expected
     found = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
-    where, p = place(estimate, expected, strict=evidence.strict)
+    compared = compare(estimate, expected, strict=evidence.strict)
     if not estimate.known or math.isnan(estimate.value):
         found = replace(found, note=evidence.note or "there is no interval")
-    elif where != "across":
-        found = replace(found, verdict="supported" if where == "inside" else "refuted", p=p)
+    elif compared.where != "across":
+        found = replace(found, verdict="supported" if compared.where == "inside" else "refuted", p=compared.p)
     else:
-        more = missing(estimate, expected)
-        never = "" if more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
-        found = replace(found, more=more, note="; ".join(filter(None, [never, evidence.note])))
+        never = "" if compared.more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
+        found = replace(found, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
     if evidence.log:  # what was judged are logarithms, what is shown is not
         low, figure, high = np.exp([found.low, found.figure, found.high]).tolist()
         found = replace(found, low=low, figure=figure, high=high)
@@ -206,7 +205,7 @@ RULES: tuple[AbstractExpectation, ...] = (
 
 @dataclass(frozen=True)
 class Tried:
-    """A rule was tried on so many tables at each place."""
+    """How a rule did on tables at each place: the shares of verdicts."""
 
     rule: str
     tables: int
@@ -216,7 +215,6 @@ class Tried:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The rates are plain data."""
         return {
             "rule": self.rule,
             "tables": self.tables,
@@ -227,9 +225,11 @@ class Tried:
 
 
 def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
-    """Try one rule."""
+    """Judge tables whose truth is at each place."""
     generator = np.random.default_rng(seed)
-    rates = {place: verdicts(rule, place, tables, generator) for place in rule.places}
+    rates: dict[float, list[str]] = {
+        place: [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)] for place in rule.places
+    }
     false = max(rates[place].count(word) for place in rule.places for word in WRONG[place]) / tables
     return Tried(
         rule=f"{rule.option}: {rule.words}",
@@ -238,8 +238,3 @@ def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> 
         support=rates[-1.0].count("supported") / tables,
         refute=rates[1.0].count("refuted") / tables,
     )
-
-
-def verdicts(rule: AbstractExpectation, place: float, tables: int, generator: np.random.Generator) -> Sequence[str]:
-    """Judge tables whose truth is at a place."""
-    return [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)]

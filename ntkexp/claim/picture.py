@@ -1,14 +1,16 @@
 """How a claim is drawn, from the tables that were judged, beside the numbers that a paper gives; and the picture of a
-claim that says nothing of it.
+claim that says nothing of it; figures of papers in their own axes.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from pydantic import Field
 
@@ -23,6 +25,7 @@ from ntkexp.report.analysis.estimate import Estimate, mean_of
 from ntkexp.text import short
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -56,7 +59,7 @@ class PublishedNumber(Component):
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
 
     >>> rows = pd.DataFrame({"seed": [0, 1], "quantity": ["after", "after"], "value": [35.6, 35.6]})
-    >>> PublishedNumber(what="f(10) after a step", value=35.6, where={"quantity": "after"}).found(rows).value
+    >>> PublishedNumber(what="f(10) after a step", value=35.6, where={"quantity": "after"}).estimate(rows).value
     35.6
     """
 
@@ -64,7 +67,7 @@ class PublishedNumber(Component):
     value: float
     where: dict[str, Any]
 
-    def found(self, table: pd.DataFrame) -> Estimate:
+    def estimate(self, table: pd.DataFrame) -> Estimate:
         """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
         for key, wanted in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(wanted)])]
@@ -72,8 +75,7 @@ class PublishedNumber(Component):
         return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
 
     def row(self, table: pd.DataFrame) -> dict[str, str | float]:
-        """Set both side by side."""
-        found = self.found(table)
+        found = self.estimate(table)
         return {"what": self.what, "published": self.value, "here": found.value, "low": found.low, "high": found.high}
 
 
@@ -126,7 +128,7 @@ class JudgedRows(AbstractPicture):
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn(judged)
+        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn_parts(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
@@ -140,19 +142,18 @@ class JudgedRows(AbstractPicture):
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
-        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn(judged))
+        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn_parts(judged))
         missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
         return f"blue is the claim's own look, orange the second{missing}."
 
 
-def drawn(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
+def drawn_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
     found = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     return sorted(found, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
 
 
 def title(record: ClaimRecord) -> str:
-    """Say in a sentence what was found."""
     main = record.main
     found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
     return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})"
@@ -166,3 +167,158 @@ def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | N
         return rows if len(rows) and judge_part(part, rows) else None
     except Mistake:
         return None
+
+
+# --- Figures of papers, drawn again in their own axes from rows that were judged.
+
+
+GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
+"""Powers of the width that changes are drawn beside, each with its line."""
+
+ROOM = 1.15
+"""The axis of errors ends so far above the highest mean: single seeds may be far above."""
+
+FAINT = 0.2  # the first of several curves; the last is not
+
+
+def draw_change_by_width(
+    rows: pd.DataFrame, along: str, panels: Mapping[str, Mapping[str, str]], answer: str
+) -> Figure:
+    """Draw how far training moves what a network is made of: columns of the rows, faint seeds, and the geometric mean
+    of them, beside lines of 1/√n and 1/n.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+
+    colours = (style.BLUE, style.GREEN, style.ORANGE, style.VERMILION, style.BLACK)
+    figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
+    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        style.log_axis(axes, "x")
+        style.log_axis(axes, "y")
+        ends = []
+        for (name, column), colour in zip(lines.items(), colours, strict=False):
+            for _, seed in rows.sort_values(along).groupby("seed"):
+                axes.plot(seed[along], seed[column], color=colour, alpha=0.2, linewidth=0.7, zorder=1)
+            means = rows[column].astype(float).map(math.log).groupby(rows[along]).mean().map(math.exp)
+            axes.plot(means.index, means, "o-", color=colour, zorder=3)
+            ends.append(style.End(name, float(means.iloc[-1]), colour))
+        # both powers, from above the highest line's beginning
+        height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
+        widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
+        for name, (power, dashes) in GUIDES.items():
+            heights = 1.6 * height * (widths / widths[0]) ** power
+            axes.plot(widths, heights, dashes, color=style.GREY, linewidth=0.8, zorder=0)
+            middle = np.sqrt(widths.prod()), np.sqrt(heights.prod())
+            axes.annotate(name, middle, xytext=(2, 2), textcoords="offset points", color=style.GREY, fontsize=7)
+        style.tick(axes, sorted(rows[along].unique().tolist()))
+        style.name_ends(axes, ends)
+        axes.set(xlabel="width n", title=title)
+    style.heading(figure, answer)
+    return figure
+
+
+def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
+    """Draw whether the test error peaks where a network begins to fit all targets, and falls again: rows with
+    `parameters`, `test_error`, `train_error` and `condition`.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+
+    figure = Figure(figsize=(style.WIDE, 2.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    means = rows.groupby("parameters")[["test_error", "train_error"]].mean()
+    ends, faint = [], 0.5 / math.sqrt(rows["seed"].nunique())
+    for name, colour in (("test_error", style.BLUE), ("train_error", style.ORANGE)):
+        for _, seed in rows.sort_values("parameters").groupby("seed"):
+            left.plot(seed["parameters"], seed[name], color=colour, alpha=faint, linewidth=0.6, zorder=1)
+        left.plot(means.index, means[name], "o-", color=colour, zorder=3)
+        ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
+    left.set(ylim=(0, ROOM * means.to_numpy().max()), ylabel="squared error / variance")
+    full = rows[rows["parameters"] >= threshold]  # with fewer parameters the kernel has no full rank
+    middle = full["condition"].map(math.log).groupby(full["parameters"]).mean().map(math.exp)
+    right.plot(full["parameters"], full["condition"], ".", color=style.GREEN, alpha=0.25, markersize=2, zorder=1)
+    right.plot(middle.index, middle, "o-", color=style.GREEN, zorder=3)
+    right.set(ylabel="condition number of the kernel")
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set(xlabel="number of parameters", xlim=(rows["parameters"].min() / 1.1, rows["parameters"].max() * 1.1))
+        axes.axvline(threshold, color=style.GREY, linestyle="--", linewidth=0.8, zorder=0)
+        style.tick(axes, sorted(rows["parameters"].unique().tolist()))
+    style.log_axis(right, "y")
+    left.annotate(
+        "interpolation\nthreshold", (threshold, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2),
+        textcoords="offset points", ha="right", va="top", fontsize=7, color=style.GREY,
+    )  # fmt: skip
+    style.name_ends(left, ends)
+    style.heading(figure, answer)
+    return figure
+
+
+def draw_scalar_step(
+    rows: pd.DataFrame, observation: tuple[float, float], kernels: Sequence[tuple[str, pd.Series[float]]], answer: str
+) -> Figure:
+    """Draw what a step on one observation does to the other values of a function: rows with `x`, `before` and `after`,
+    and kernels over the same x by their names.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+
+    figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    x, (place, value) = rows["x"], observation
+    for name, colour, size in (("before", style.GREY, 2.5), ("after", style.BLACK, 2)):
+        left.plot(x, rows[name], "o", color=colour, markersize=size)
+        left.plot(x, rows[name], color=colour, linewidth=0.5, alpha=0.5)
+    left.plot([place], [value], "X", color=style.VERMILION, markersize=7, zorder=4)
+    left.annotate(
+        "observation", (place, value), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7,
+        color=style.VERMILION,
+    )  # fmt: skip
+    left.set(xlabel="x", ylabel="f(x)")
+    named = {"before": style.GREY, "after": style.BLACK}
+    style.name_ends(left, [style.End(name, rows[name].iloc[-1], colour) for name, colour in named.items()])
+    prepare_kernel_axes(right, x, place)
+    ends = []
+    for (name, share), colour in zip(kernels, (style.BLUE, style.GREEN, style.PURPLE), strict=False):
+        right.plot(x, share, "o", color=colour, markersize=2.5)
+        right.plot(x, share, color=colour, linewidth=0.7, alpha=0.5)
+        ends.append(style.End(name, share.iloc[-1], colour))
+    if len(kernels) > 1:
+        style.name_ends(right, ends)
+    style.heading(figure, answer)
+    return figure
+
+
+def draw_scalar_training(rows: pd.DataFrame, place: float, answer: str) -> Figure:
+    """Draw how the kernel changes while f(x′) is raised: rows with `x`, `before` and `share` of each number of steps,
+    the later the darker.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+
+    figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    prepare_kernel_axes(right, rows["x"], place)
+    curves = [curve for _, curve in rows.groupby("ascended")]
+    for axes, name, colour in ((left, "before", style.BLACK), (right, "share", style.BLUE)):
+        for k, curve in enumerate(curves):
+            depth = FAINT + (1 - FAINT) * k / max(1, len(curves) - 1)
+            axes.plot(curve["x"], curve[name], "o-", color=colour, alpha=depth, linewidth=0.7, markersize=2)
+        ends = [curve.iloc[-1] for curve in (curves[0], curves[-1])]
+        style.name_ends(axes, [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends])
+    left.set(xlabel="x", ylabel="f(x)")
+    style.heading(figure, answer)
+    return figure
+
+
+def prepare_kernel_axes(axes: Axes, x: pd.Series[int], place: float) -> None:
+    """Prepare axes for kernels with x′ at this place, as shares of k(x′, x′)."""
+    from ntkexp.report.plots.style import PALE  # noqa: PLC0415  drawing is slow to load
+
+    axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
+    axes.axvline(place, color=PALE, linewidth=0.6, zorder=0)
+    axes.set(xlabel="x", ylabel=f"k(x, {place:g})/k({place:g}, {place:g})", xlim=(x.min() - 0.5, x.max() + 0.5))

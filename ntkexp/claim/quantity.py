@@ -38,17 +38,12 @@ class Measured:
 
     @property
     def numbers(self) -> list[str]:
-        """Columns that hold numbers which were measured."""
         names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
-    def run(self, name: str) -> Run | None:
-        """Find a run by its folder's name; None if it is not finished."""
-        return self.known.get(name)
-
     def by_run(self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]) -> pd.DataFrame:
         """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
-        runs = [self.run(name) for name in self.table["run"]]
+        runs = [self.known.get(name) for name in self.table["run"]]
         found = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
         parts = [self.table.assign(quantity=name, value=[row[name] for row in found]) for name in names]
         return pd.concat(parts, ignore_index=True)
@@ -93,11 +88,17 @@ class Column(AbstractQuantity):
 
 
 def numbers(measured: Measured, name: str) -> pd.Series[float]:
-    """Find a column of numbers."""
     known = measured.numbers
     if name not in known:
         raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(known)}{nearest(name, known)}")
     return measured.table[name].astype(float)
+
+
+def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Tables below each other, told apart by `quantity`; runs that were not asked for a quantity have no row of it."""
+    table = pd.concat([each.assign(quantity=name) for name, each in tables.items()], ignore_index=True)
+    asked = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
+    return table[asked].reset_index(drop=True)
 
 
 class Columns(AbstractQuantity):
@@ -116,10 +117,8 @@ class Columns(AbstractQuantity):
             describe(name)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        found = [measured.table.assign(quantity=name, value=numbers(measured, name)) for name in self.columns]
-        table = pd.concat(found, ignore_index=True)
-        asked = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
-        return table[asked].reset_index(drop=True)
+        table = measured.table
+        return stacked({name: table.assign(quantity=name, value=numbers(measured, name)) for name in self.columns})
 
 
 class Together(AbstractQuantity):
@@ -139,10 +138,7 @@ class Together(AbstractQuantity):
         return self
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        found = [part.of(measured).assign(quantity=name) for name, part in zip(self.names, self.parts, strict=True)]
-        table = pd.concat(found, ignore_index=True)
-        asked = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
-        return table[asked].reset_index(drop=True)
+        return stacked({name: part.of(measured) for name, part in zip(self.names, self.parts, strict=True)})
 
     def refuse_early(self) -> None:
         for part in self.parts:

@@ -40,8 +40,8 @@ from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
 from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
+from ntkexp.config.compose import split
 from ntkexp.config.field_types import refusal
-from ntkexp.config.override import split
 from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
@@ -57,7 +57,6 @@ FAMILY = 1000  # seeds of the second look begin so much later
 
 
 def claim_names(choices: Choices) -> list[str]:
-    """Name the claims there are."""
     return choices.options("claim")
 
 
@@ -75,10 +74,23 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
     """Make a claim of what its file holds."""
-    refuse_incomplete(tree)
+    for key in tree:
+        if key not in KEYS:
+            raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")
+    if not tree.get("runs") and not tree.get("trial"):
+        raise Mistake("the claim has no runs; give it `runs` with axes and base, or a `trial`")
+    for key in NEEDED:
+        if tree.get(key) is None:
+            raise Mistake(f"{key} is missing: a claim says it before it is measured")
+
+    # Runs that have no name get the name `runs`; what all have in common goes before the base of each.
+    runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
+    if not isinstance(runs, Mapping) or not all(isinstance(item, Mapping | list) for item in runs.values()):
+        raise Mistake("runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps")
+    by_name = {"runs": runs} if runs.keys() <= {"axes", "base"} and runs else runs
+    named = {**tree, "runs": {run: {**of, "base": [*common, *of.get("base", [])]} for run, of in by_name.items()}}
 
     # All sizes are made, so that a mistake in one of them is said at any.
-    named = with_named_runs(tree)
     sizes = {other: with_changes(named, tree.get(other) or {}, other) for other in ("quick", "default", "full")}
     sized = sizes[size]
 
@@ -92,30 +104,8 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
         raise refusal(error, Published, "source", source) from None
     given = tree.get("picture")
     picture = JudgedRows() if given is None else build_part(builder, given, AbstractPicture, "picture")
-    assert isinstance(picture, AbstractPicture)
     protocol = Protocol(main, control, second)
     return Claim(name, str(tree["statement"]), published, str(tree["refutes"]), protocol, picture)
-
-
-def refuse_incomplete(tree: Tree) -> None:
-    """Refuse what is no claim yet."""
-    for key in tree:
-        if key not in KEYS:
-            raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")
-    if not tree.get("runs") and not tree.get("trial"):
-        raise Mistake("the claim has no runs; give it `runs` with axes and base, or a `trial`")
-    for key in NEEDED:
-        if tree.get(key) is None:
-            raise Mistake(f"{key} is missing: a claim says it before it is measured")
-
-
-def with_named_runs(tree: Tree) -> dict[str, Any]:
-    """Give runs that have no name the name `runs`, and put what all have in common before the base of each."""
-    runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
-    if not isinstance(runs, Mapping) or not all(isinstance(item, Mapping | list) for item in runs.values()):
-        raise Mistake("runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps")
-    named = {"runs": runs} if runs.keys() <= {"axes", "base"} and runs else runs
-    return {**tree, "runs": {name: {**run, "base": [*common, *run.get("base", [])]} for name, run in named.items()}}
 
 
 # --- What is otherwise in another look at a claim, or at another size of it.
@@ -186,26 +176,17 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
         if len(seeds) < 2:
             raise Mistake(f"seeds={len(seeds)}: one seed says nothing of chance; give two or more")
         runs = {run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()}
-
         given = tree.get("trial")
         trial = None if given is None else build_part(builder, given, AbstractTrial, "trial")
-        assert trial is None or isinstance(trial, AbstractTrial)
-
         given = tree["quantity"]
         fields = {"_target_": COLUMN, "column": given} if isinstance(given, str) else given  # a word names a column
         quantity = build_part(builder, fields, AbstractQuantity, "quantity")
-        assert isinstance(quantity, AbstractQuantity)
-
         given = tree["expectation"]
         if given == []:
             raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
-        expectation = []
-        for part in given if isinstance(given, list) else [given]:
-            rule = build_part(builder, part, AbstractExpectation, "expectation")
-            assert isinstance(rule, AbstractExpectation)
-            expectation.append(rule)
-
-        return Look(runs, trial, seeds, quantity, tuple(expectation))
+        rules = given if isinstance(given, list) else [given]
+        expectation = tuple(build_part(builder, part, AbstractExpectation, "expectation") for part in rules)
+        return Look(runs, trial, seeds, quantity, expectation)
 
 
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
@@ -223,7 +204,6 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
 
 @contextmanager
 def mistakes_in(name: str) -> Iterator[None]:
-    """Say of a mistake where it is."""
     try:
         yield
     except Mistake as mistake:
@@ -240,7 +220,7 @@ def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
     return from_yaml(name, {**fields, "base": base, "seeds": list(seeds)})
 
 
-def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Component:
+def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Any:
     """Build a part of a claim: its trial, quantity, picture, or what it expects."""
     if not isinstance(given, Mapping):
         raise Mistake(f"{key}={spelled(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}")

@@ -1,6 +1,4 @@
-"""A kernel file as a command asks for it: what it will take is said, whoever suits computes it, and what came of it is
-said.
-"""
+"""A kernel file as a command asks for it: its options; who computes it, and what that will take; what came of it."""
 
 from __future__ import annotations
 
@@ -9,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from ntkexp.cli.options import limit_threads
-from ntkexp.cli.surroundings import AGAIN, interruptible, polite_kill, trusted
+import typer
+
+from ntkexp.cli.options import AGAIN, CommonOptions, Engine, interruptible, polite_kill, trusted
 from ntkexp.report.progress import listener
 
 if TYPE_CHECKING:
@@ -26,14 +25,34 @@ if TYPE_CHECKING:
 FOLDER = Path("outputs") / "kernels"
 """Where kernel files lie that were given no name."""
 
+KernelFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
+]
+Tiles: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="How many tiles at once; one for each core if not given."),
+]
 
-def compose_for_tiles(overrides: Sequence[str], config_dir: Path | None, trust: Sequence[str]) -> Experiment:
+
+@dataclass(frozen=True)
+class FillOptions:
+    """The options of commands that compute one kernel file."""
+
+    workers: Tiles = None
+    engine: Engine = "local"
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say about how many core hours it would take, and compute nothing.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")] = (
+        False
+    )
+
+
+def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
     """Compose the experiment whose data and network are meant; tiles have one thread if it does not say more."""
-    limit_threads(overrides)
-    from ntkexp.config.compose import compose
+    experiment = common.compose(overrides)
     from ntkexp.run.environment import fix_circumstances
 
-    experiment = compose(overrides, config_dir, trust)
     fix_circumstances(experiment, experiment.threads or 1)
     return experiment
 
@@ -46,6 +65,32 @@ def tiles_at_once(engine: AbstractEngine) -> int:
 def default_path(kernel: AbstractKernel, folder: Path = FOLDER) -> Path:
     """The place of a file that was given no name."""
     return folder / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
+
+
+def fill_file(
+    kernel: AbstractKernel, out: Path | None, engine: AbstractEngine, options: FillOptions, common: CommonOptions
+) -> None:
+    """Fill the file of a kernel and say what is in it and where, or with --dry-run what that would take."""
+    from ntkexp.records.atomic import to_text
+
+    path = (out or default_path(kernel)).expanduser()
+    filling = Filling(kernel, path, engine, options.workers, options.force)
+    if options.dry_run:
+        filling.show(as_json=common.as_json)
+        return
+    matrix = filling.carry_out(common.trusted, quiet=common.quiet)
+    kernels, tiling = matrix.layout.kernels, matrix.layout.tiling
+    if common.as_json:
+        facts: dict[str, Json] = {
+            "kernels": kernels,
+            "points": tiling.points,
+            "train": tiling.train,
+            "description": matrix.description,
+        }
+        sys.stdout.write(to_text({"file": str(matrix.path), **facts}))
+    elif not common.quiet:
+        names = " and ".join(name.upper() for name in kernels)
+        sys.stdout.write(f"{names} of {tiling.points} points with {tiling.train} of them\n{matrix.path}\n")
 
 
 @dataclass(frozen=True)
@@ -110,24 +155,3 @@ class Filling:
                 force=self.force,
                 progress=progress,
             )
-
-
-def show_matrix(matrix: KernelMatrix, *, quiet: bool, as_json: bool) -> None:
-    """Say what is in the file, and where it is."""
-    from ntkexp.records.atomic import to_text
-
-    layout = matrix.layout
-    if as_json:
-        told: Json = {
-            "file": str(matrix.path),
-            "kernels": layout.kernels,
-            "points": layout.tiling.points,
-            "train": layout.tiling.train,
-            "description": matrix.description,
-        }
-        sys.stdout.write(to_text(told))
-    elif not quiet:
-        kernels = " and ".join(name.upper() for name in layout.kernels)
-        sys.stdout.write(
-            f"{kernels} of {layout.tiling.points} points with {layout.tiling.train} of them\n{matrix.path}\n"
-        )

@@ -4,13 +4,15 @@ stderr and an exit status.
 
 from __future__ import annotations
 
+import errno
 import gc
 import inspect
 import os
+import resource
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Annotated
@@ -19,7 +21,7 @@ import typer
 
 from ntkexp.chapter import files, folders
 from ntkexp.cli import commands
-from ntkexp.cli.surroundings import refuse_unfit, settle, with_advice
+from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advice
 from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
 
@@ -58,7 +60,7 @@ def root(
 
 
 def assembled() -> typer.Typer:
-    """Put the program together with all its commands."""
+    """The program with all its commands."""
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
         rich_markup_mode=None,  # plain help comes in half the time
@@ -77,7 +79,7 @@ def fill(program: typer.Typer, package: ModuleType) -> None:
         fill(group, inside)
         program.add_typer(group, name=name)
     for name in sorted(files(package), key=place):
-        program.command()(getattr(import_module(f"{package.__name__}.{name}"), name))
+        program.command()(spread(getattr(import_module(f"{package.__name__}.{name}"), name)))
 
 
 def place(name: str) -> tuple[int, str]:
@@ -90,6 +92,64 @@ def place(name: str) -> tuple[int, str]:
 
 
 app = assembled()
+
+
+# --- What a process finds around itself, put right or refused before a library complains in words of its own.
+
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+FILES = 64
+"""Files that may be open at least: a run has about 15, and a sweep some more for each worker."""
+
+
+def settle() -> None:
+    """Put right what a process finds, before everything else."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
+    # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(opened)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # at its start, it is a text file
+
+
+def refuse_unfit() -> None:
+    """Refuse surroundings that no command can work in."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise Mistake("the working folder is gone; go to one that exists") from None
+    # at a small limit of open files some library or worker would fail half way, in words of its own
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    refuse_thread_counts(os.environ)
+    # libraries of linear algebra start a thread for every core when they are loaded: see that there are so many
+    count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    enough = threading.Event()
+    started = [threading.Thread(target=enough.wait) for _ in range(int(count or len(os.sched_getaffinity(0))) - 1)]
+    try:
+        for thread in started:
+            thread.start()  # raises what `ntkexp.engine.base` puts in words
+    finally:
+        enough.set()
+
+
+def refuse_thread_counts(environment: Mapping[str, str]) -> None:
+    """Refuse numbers of threads that are none; OpenMP takes a list, one for each level.
+
+    >>> refuse_thread_counts({"OMP_NUM_THREADS": "four"})
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: OMP_NUM_THREADS=four: it takes a whole number ≥ 1 and ≤ 1024; unset it, or write threads=4
+    """
+    for name in THREADS:
+        given = environment.get(name, "1")
+        if not all(map(is_thread_count, given.split(",") if name == "OMP_NUM_THREADS" else [given])):
+            raise Mistake(
+                f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MOST_THREADS}; unset it, or write threads=4"
+            )
 
 
 # --- The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
@@ -123,43 +183,20 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
-        with ignoring_interrupts():
+        # Who presses Ctrl-C once more is on the way out already: further interrupts wait, and then count for nothing.
+        ends = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        try:
             return complain(str(interrupt) or "interrupted", 130)
+        finally:
+            for number in ends:
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     except Exception as error:
         if (known := failure(error)) is None:
             raise
         return complain(*known)
     return 0
-
-
-def failure(error: Exception) -> tuple[str, int] | None:
-    """Give the line and the exit status of an exception that is no bug."""
-    match error:
-        case Mistake():
-            return with_advice(error), 2
-        case UsageError():
-            return usage(error), 2
-        case OSError() if error.errno in FAULTS:
-            drop_output()
-            return in_words(error), 2 if error.errno in DENIED else 1
-        case RuntimeError() if "home directory" in str(error):
-            return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if said := exhausted(error):
-            return said, 1
-    return None
-
-
-@contextmanager
-def ignoring_interrupts() -> Iterator[None]:
-    """Ignore further interrupts: who presses Ctrl-C once more is on the way out already."""
-    ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    try:
-        yield
-    finally:
-        for number in ends:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
 
 
 def execute(arguments: list[str]) -> None:
@@ -171,20 +208,27 @@ def execute(arguments: list[str]) -> None:
         command.invoke(context)
 
 
-def usage(error: Exception) -> str:
-    """Word a usage error of Typer's as ours are."""
-    said = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
-    where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
-    advice = "" if "Did you mean" in said or "Possible" in said else f"; `{where} --help` lists what there is"
-    return f"{said[:1].lower()}{said[1:]}{advice}"
-
-
-def drop_output() -> None:
-    """Let go of an output that cannot be written: Python would try once more at its end, in its own words."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def failure(error: Exception) -> tuple[str, int] | None:
+    """The line and the exit status of an exception that is no bug."""
+    match error:
+        case Mistake():
+            return with_advice(error), 2
+        case UsageError():  # an error of Typer's, worded as ours are
+            words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
+            where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
+            advice = "" if "Did you mean" in words or "Possible" in words else f"; `{where} --help` lists what there is"
+            return f"{words[:1].lower()}{words[1:]}{advice}", 2
+        case OSError() if error.errno in FAULTS:
+            try:
+                sys.stdout.flush()
+            except OSError:  # Python would try to write it once more at its end, and fail in its own words
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return in_words(error), 2 if error.errno in DENIED else 1
+        case RuntimeError() if "home directory" in str(error):
+            return "~ stands for no folder here; write the whole path, or set HOME", 2
+        case RuntimeError() | MemoryError() if lacking := exhausted(error):
+            return lacking, 1
+    return None
 
 
 def complain(text: str, status: int) -> int:

@@ -1,36 +1,72 @@
-"""The arguments and options that commands share, each declared once, and what they bring about."""
+"""What commands share: arguments and options, each declared once, and what they bring about; and how an interrupt, a
+mistake or a result says which command goes on or repeats it.
+
+A mistake as the command line says it: its arguments are options, and by its kind there is one that puts it right.
+
+>>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
+'--memory-gb=0: it takes a number > 0'
+>>> with_advice(NoPlace("the disk is full; choose another place"))
+'the disk is full; choose another place with --out'
+
+The options that stand beside results, with the words of the command: what repeats them.
+
+>>> options(Path("outputs"), ["net.py"], Path("mine")), options(Path("there"))
+(['--trust=net.py', '--config-dir=mine'], ['--out=there'])
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
-from ntkexp.cli.surroundings import is_count
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import HydraSetting, Mistake, NoPlace, UnknownKey, Untrusted, Useless, WrongArgument
+
+if TYPE_CHECKING:
+    from ntkexp.config.choices import Choices
+    from ntkexp.experiment.experiment import Experiment
+
+OUTPUTS = Path("outputs")
+"""Where results go if nobody says."""
+
+MOST_THREADS = 1024
+
+# --- What a shell offers in place of an unfinished word. Nobody can read an error there, so a mistake offers nothing.
+
+
+def known_choices(context: typer.Context) -> Choices:
+    from ntkexp.config.choices import Choices, folders
+
+    given = context.params.get("config_dir")
+    return Choices(folders(given and Path(given)))
 
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
-    """What the shell offers for KEY=VALUE. Nobody can read an error there, so a mistake offers nothing."""
-    from ntkexp.config.choices import Choices, complete, folders
+    """Offer KEY=VALUE."""
+    from ntkexp.config.choices import complete
 
-    given = context.params.get("config_dir")
     try:
-        return complete(context.params.get("overrides") or [], incomplete, Choices(folders(given and Path(given))))
+        return complete(context.params.get("overrides") or [], incomplete, known_choices(context))
     except Mistake:
         return []
 
 
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer in the shell what a sweep takes: its name first, then KEY=VALUE."""
-    from ntkexp.config.choices import Choices, complete, folders
+    """Offer what a sweep takes: its name first, then KEY=VALUE."""
+    from ntkexp.config.choices import complete
 
-    given, words = context.params.get("config_dir"), context.params.get("words") or []
+    words = context.params.get("words") or []
     try:
-        choices = Choices(folders(given and Path(given)))
+        choices = known_choices(context)
         named = bool(words) and words[0] in choices.options("sweep")
         names = [] if words else [name for name in choices.options("sweep") if name.startswith(incomplete)]
         return [*names, *complete(words[named:], incomplete, choices)]
@@ -39,43 +75,16 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer in the shell the names of claims, each once."""
-    from ntkexp.config.choices import Choices, folders
-
-    given, said = context.params.get("config_dir"), context.params.get("names") or []
+    """Offer the names of claims, each once."""
+    given = context.params.get("names") or []
     try:
-        known = Choices(folders(given and Path(given))).options("claim")
+        known = known_choices(context).options("claim")
     except Mistake:
         return []
-    return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in said]
+    return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in given]
 
 
-def limit_threads(overrides: Sequence[str]) -> None:
-    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
-    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
-    if given and is_count(given[-1]):
-        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
-
-
-def ensure_writable(folder: Path) -> Path:
-    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
-    from ntkexp.records.atomic import make_folder
-
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise Mistake(f"--out={folder} cannot be written to; choose another folder")
-    return folder
-
-
-def keep_events(folder: Path, wanted: bool) -> None:
-    """Write the finished run as TensorBoard reads it, if somebody wants it."""
-    if wanted:
-        from ntkexp.report.events import ensure_events
-
-        ensure_events(folder)
+# --- Arguments and options.
 
 
 def require_tensorboard(wanted: bool) -> bool:
@@ -136,19 +145,162 @@ Events: TypeAlias = Annotated[
     bool,
     typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
 ]
-KernelFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
-]
-Recompute: TypeAlias = Annotated[
-    bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
-]
-Tiles: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", min=1, help="How many tiles at once; one for each core if not given."),
-]
 Engine: TypeAlias = Annotated[
     str, typer.Option("--engine", metavar="ENGINE", help="Who computes: local, dask:ADDRESS or slurm:KEY=VALUE,…")
 ]
-FillDryRun: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="Say about how many core hours it would take, and compute nothing.")
-]
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """The options of every command that composes experiments: a command that has them takes one value."""
+
+    quiet: Quiet = False
+    as_json: AsJson = False
+    trust: Trust = None
+    config_dir: ConfigDir = None
+
+    @property
+    def trusted(self) -> list[str]:
+        return self.trust or []
+
+    def compose(self, overrides: Sequence[str] | None) -> Experiment:
+        """The experiment that the words of a command describe; from here on torch is loaded."""
+        limit_threads(overrides or [])
+        from ntkexp.config.compose import compose
+
+        return compose(overrides or [], self.config_dir, self.trusted)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as Typer takes it: of a keyword that is a dataclass of options, each field is an option.
+
+    >>> def greet(name: str, *, loud: bool = False) -> None: ...
+    >>> def leave(*, common: CommonOptions) -> None: ...
+    >>> spread(greet) is greet, list(inspect.signature(spread(leave)).parameters)
+    (True, ['quiet', 'as_json', 'trust', 'config_dir'])
+    """
+    if not inspect.getfullargspec(command).kwonlyargs:  # to evaluate annotations takes time before every command
+        return command
+    parameters, groups = [], dict[str, Any]()
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter)
+            continue
+        groups[name] = parameter.annotation
+        hints = annotations_of(groups[name])
+        parameters += [
+            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
+            for field in fields(groups[name])
+        ]
+    if not groups:
+        return command
+
+    @wraps(command)
+    def gathered(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    gathered.__annotations__ = {each.name: each.annotation for each in parameters}
+    return gathered
+
+
+@cache
+def annotations_of(group: type) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)
+
+
+# --- What options bring about.
+
+
+def is_thread_count(given: str) -> bool:
+    """Whether so many threads can be meant.
+
+    >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
+    ['1', ' 08', '1024']
+    """
+    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MOST_THREADS
+
+
+def limit_threads(overrides: Sequence[str]) -> None:
+    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
+    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
+    if given and is_thread_count(given[-1]):
+        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
+
+
+def ensure_writable(folder: Path) -> Path:
+    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
+    from ntkexp.records.atomic import make_folder
+
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Mistake(f"--out={folder} cannot be written to; choose another folder")
+    return folder
+
+
+def keep_events(folder: Path, wanted: bool) -> None:
+    """Write the finished run as TensorBoard reads it, if somebody wants it."""
+    if wanted:
+        from ntkexp.report.events import ensure_events
+
+        ensure_events(folder)
+
+
+# --- Ctrl-C, or a polite kill, ends a command with one line that says how to go on.
+
+
+@contextmanager
+def interruptible(advice: Callable[[], str]) -> Iterator[None]:
+    """Let an interrupt say more than that it was one: `advice` is asked for when it happens."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted{advice()}") from None
+
+
+@contextmanager
+def polite_kill() -> Iterator[None]:
+    """Let SIGTERM be heard as Ctrl-C is, also in a notebook, whose process is not ours."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+ADVICE: Mapping[type[Mistake], str] = {
+    NoPlace: " with --out",
+    Useless: " with --force",
+    Untrusted: "; add `--trust {source}`",
+    HydraSetting: "; --out says where runs go, --config-dir adds YAML",
+    UnknownKey: "; `ntkexp config --tree` shows every key",
+}
+"""What follows the message of each kind of mistake."""
+
+AGAIN = "; --force computes it again"
+"""What follows where a finished result is found."""
+
+
+def with_advice(mistake: Mistake) -> str:
+    """Give the message of a mistake, with advice in words of the command line."""
+    text = str(mistake)
+    for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
+        text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
+    advice = next((words for kind, words in ADVICE.items() if isinstance(mistake, kind)), "")
+    return text + advice.format_map(vars(mistake))
+
+
+def trusted(entries: Sequence[str]) -> tuple[str, ...]:
+    """What is trusted, as it is spelled in any folder."""
+    return tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in entries)
+
+
+def options(out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None) -> list[str]:
+    """The options without which the words of a command mean something else, or its results lie elsewhere."""
+    place = [f"--out={out}"] if out != OUTPUTS else []
+    return [*place, *(f"--trust={entry}" for entry in trust), *([f"--config-dir={config_dir}"] if config_dir else [])]

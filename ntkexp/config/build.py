@@ -1,20 +1,13 @@
-"""Plain data → components: `_target_` leads to a class, pydantic validates its fields, and each refusal becomes one
-line.
+"""Plain data → components, from the leaves up: `_target_` leads to a class, pydantic validates what goes into it.
 
-`_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported.
-
-A component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
-goes by its module, `package.module.Class`.
-
-Importing runs code, so only this package is imported unasked; others, a package or a file my_net.py, if trusted.
+`_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported. A
+component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
+goes by its module, `package.module.Class`. Importing runs code, so only this package is imported unasked; others, a
+package or a file my_net.py, if trusted.
 
 >>> from ntkexp.loss import AbstractLoss
->>> component("ntkexp.loss.Squared", AbstractLoss, "loss")
+>>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
 <class 'ntkexp.loss.Squared'>
-
-Plain data → components, from the leaves up: pydantic validates, and each refusal becomes one line.
-
->>> from ntkexp.loss import AbstractLoss
 >>> Builder().component({"_target_": "ntkexp.loss.Squared", "reduction": "sum"}, (AbstractLoss,), "loss")
 Squared(reduction='sum')
 """
@@ -51,9 +44,11 @@ from ntkexp.model.foreign import load
 ROOT = Path(__file__).parents[2]
 """Where this package lies."""
 
+# --- Classes by their names.
 
-def component(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
-    """Find the class that a `_target_` names."""
+
+def component_class(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
+    """The class that a `_target_` names."""
     given = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
@@ -61,56 +56,48 @@ def component(target: object, base: type[Component], key: str, trusted: Collecti
     if not any(f"{module_name}.".startswith(f"{package}.") for package in (HOME, *trusted)):
         package = module_name.split(".")[0]
         raise Untrusted(f"{given} lies outside {HOME}, and is imported only if you say so", package)
-    if is_own(module_name):
-        refuse_file(module_name, name, given)
-    module = imported(module_name, given)
+    parent, _, file = module_name.rpartition(".")
+    folder = ROOT.joinpath(*parent.split("."))
+    if is_own(module_name) and (folder / f"{file}.py").is_file() and import_module(parent).__name__ in FOLDERS:
+        known = [f"{parent}.{kind}" for kind in homes((str(folder),))]
+        raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
+    module = import_named(module_name, given)
     try:
-        found = getattr(module, name)
+        kind = getattr(module, name)
     except AttributeError as error:
         hint = "" if module_name in FOLDERS else nearest(name, dir(module))  # a folder's chapter says it by itself
         raise Mistake(f"{given}: {error}{hint}") from None
-    if not (isinstance(found, type) and issubclass(found, base) and can_be_built(found)):
+    if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
         raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
-    return found
+    return kind
 
 
-def refuse_file(module_name: str, name: str, given: str) -> None:
-    """A file in a chapter's folder is never imported by its name, only by that of a class in its chapter."""
-    parent, _, file = module_name.rpartition(".")
-    chapter = ROOT.joinpath(*parent.split("."))
-    if (chapter / f"{file}.py").is_file() and import_module(parent).__name__ in FOLDERS:
-        known = [f"{parent}.{kind}" for kind in homes((str(chapter),))]
-        raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
-
-
-def example(base: type[Component]) -> str:
-    """Find some component of a kind, to be named in advice."""
-    concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
-    return public(concrete[0])
-
-
-def imported(name: str, given: str) -> ModuleType:
+def import_named(name: str, given: str) -> ModuleType:
     """Import a module of this package or of a trusted one."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise Mistake(f"{given}: there is no module {error.name}{nearest(name, beside(name))}") from None
+        parent = name.rpartition(".")[0]
+        folder = ROOT.joinpath(*parent.split("."))  # if it is one of this package, its chapters may be meant
+        chapters = [file.parent.name for file in folder.glob("*/__init__.py")]
+        chapters += [file.stem for file in folder.glob("[!_]*.py")]
+        hint = nearest(name, [f"{parent}.{chapter}" for chapter in chapters])
+        raise Mistake(f"{given}: there is no module {error.name}{hint}") from None
     except Exception as error:
         if name.split(".", maxsplit=1)[0] == HOME:
             raise
         raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def beside(name: str) -> list[str]:
-    """The chapters of this package in the folder where this one would lie."""
-    parent = name.rpartition(".")[0]
-    folder = ROOT.joinpath(*parent.split("."))
-    chapters = [file.parent.name for file in folder.glob("*/__init__.py")] + [
-        file.stem for file in folder.glob("[!_]*.py")
-    ]
-    return [f"{parent}.{name}" for name in chapters]
+def example(base: type[Component]) -> str:
+    """Some component of a kind, to be named in advice."""
+    concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
+    return public(concrete[0])
+
+
+# --- Code of the user's, which runs only if it is trusted.
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
@@ -123,10 +110,10 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 def admit_package(name: str) -> str:
     """A package that Python finds, or that lies in the working folder."""
     try:
-        found = find_spec(name)
+        spec = find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise WrongArgument(
             f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py", "trust"
         )
@@ -150,19 +137,16 @@ def admit_file(file: Path) -> str:
 
 
 def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
-    """Code runs only if it lies in a trusted file or package."""
+    """Code runs only if it lies in a trusted file, or in a trusted package."""
+    specs = [spec for name in trusted if component.code() and (spec := find_spec(name)) is not None]
+    places = [Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()]
     for file in component.code():
-        if not any(holds(name, file.resolve()) for name in trusted):
+        place = file.resolve()
+        if not (any(spec.origin == str(place) for spec in specs) or any(map(place.is_relative_to, places))):
             raise Untrusted(f"{key}: {file} is Python code of yours, which runs only if you say so", quote(str(file)))
 
 
-def holds(name: str, file: Path) -> bool:
-    """Whether a module is in a file, or a package around it."""
-    spec = find_spec(name)
-    if spec is None:
-        return False
-    folders = [Path(folder).resolve() for folder in spec.submodule_search_locations or ()]
-    return spec.origin == str(file) or any(file.is_relative_to(folder) for folder in folders)
+# --- Components, built from the leaves up.
 
 
 def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
@@ -184,19 +168,9 @@ class Builder:
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
-        """Build the root."""
         made = self.component(tree, (Experiment,), "")
         assert isinstance(made, Experiment)
         return made
-
-    def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
-        """Find the class of a node; it goes without saying where only one is possible."""
-        base = next((one for one in wanted if public(one) == node.get("_target_")), wanted[0])
-        if "_target_" in node:
-            return component(node["_target_"], base, key, self.trusted)
-        if not can_be_built(base):
-            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example(base)}")
-        return base
 
     def component(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> Component:
         """Build a node, its children first."""
@@ -213,107 +187,102 @@ class Builder:
         refuse_untrusted(made, key, self.trusted)
         return made
 
-    def child(self, value: Any, place: FieldInfo | None, key: str) -> Any:
+    def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
+        """The class of a node; it goes without saying where only one is possible."""
+        base = next((one for one in wanted if public(one) == node.get("_target_")), wanted[0])
+        if "_target_" in node:
+            return component_class(node["_target_"], base, key, self.trusted)
+        if not can_be_built(base):
+            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example(base)}")
+        return base
+
+    def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
         """What goes into a field; pydantic refuses whatever has no field."""
-        if place is None:
+        if field is None:
             return value
-        plain, wanted = set(kinds(place.annotation)), bases(place.annotation)
+        plain, wanted = set(kinds(field.annotation)), bases(field.annotation)
         if isinstance(value, bool) and plain & {int, float} and bool not in plain:  # to Python, true is a number
-            raise Mistake(f"{key}={spelled(value)}: it takes {takes(place)}")
+            raise Mistake(f"{key}={spelled(value)}: it takes {takes(field)}")
         if not wanted:
             return value
-        if isinstance(value, str | Mapping) and is_list(place.annotation):
+        if isinstance(value, str | Mapping) and is_list(field.annotation):
             value = [value]
-        return self.made(value, wanted, key)
+        return self.components(value, wanted, key)
 
-    def made(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
-        """Put components in place of their descriptions or names."""
-        group = public(wanted[0]).split(".")[-2]  # the chapter, whose options are files of the group
+    def components(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
+        """Put components in place of their descriptions or names; the file of an option is read once."""
         if isinstance(value, Mapping):
             return layer(value, key) if names_layer(value) else self.component(value, wanted, key)
         if isinstance(value, list | tuple):
-            return tuple(self.made(item, wanted, key) for item in value)
-        if isinstance(value, str) and group in self.groups:
-            return self.component(self.option(group, value, key), wanted, key)
-        return value
-
-    def option(self, group: str, name: str, key: str) -> dict[str, Any]:
-        """What an option's file holds; each is read once."""
+            return tuple(self.components(item, wanted, key) for item in value)
+        group = public(wanted[0]).split(".")[-2]  # the chapter, whose options are files of the group
+        if not (isinstance(value, str) and group in self.groups):
+            return value
         try:
-            if (group, name) not in self.files:
-                self.files[group, name] = read(self.choices.file(group, name))
+            if (group, value) not in self.files:
+                self.files[group, value] = read(self.choices.file(group, value))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
-        return self.files[group, name]
+        return self.component(self.files[group, value], wanted, key)
 
 
 # --- Which keys there are, given what is chosen, and what an unknown one was probably meant to be.
 
 
-TARGET = FieldInfo(annotation=str)
-
-
 def keys(
     tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Find every dotted key under the chosen components, with its field."""
+    """Every dotted key under the chosen components, with its field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
         child, wanted = tree.get(name), bases(field.annotation)
         if isinstance(child, Mapping) and wanted:
             key = f"{prefix}{name}"
-            yield f"{key}._target_", TARGET
+            yield f"{key}._target_", FieldInfo(annotation=str)
             yield from keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
 
 
 def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
-    """Advice for a key that there is not."""
-    given, last = key, key.rsplit(".", maxsplit=1)[-1]
+    """Advice for a key that there is not: where else a key of its name is, or the nearest spelling."""
+    given, (parent, _, last) = key, key.rpartition(".")
+
+    # Known in another group: of two the one in fewer groups is meant.
     named = sorted((other for other in known if other.split(".")[-1] == last), key=depth)
     if named:
         return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
+
+    # What others call it.
     meant = KEYS.get(last.lower(), "")
-    if meant and parent(key) in {"", parent(meant)}:
+    if meant and parent in {"", meant.rpartition(".")[0]}:
         if meant in {*known, *chosen} or "=" in meant:
             return Mistake(f"{key}: there is no such key; did you mean '{meant}'?")
-        key, last = meant, meant.rpartition(".")[2]
+        key, (parent, _, last) = meant, meant.rpartition(".")
+
+    # Known of options that are not chosen: of several the one of that name is meant, else the plainest.
     elsewhere = [
-        (group, option) for group, option, other in others(choices, chosen) if other in {key, f"{group}.{key}"}
+        (group, option)
+        for group, current in chosen.items()
+        for option in choices.options(group)
+        if option != current and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
     ]
     if elsewhere:
-        # the one of that name, else the plainest
         group, option = min(elsewhere, key=lambda found: (found[1] != last, len(choices.keys(*found))))
         return Mistake(
             f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
-    beside = [other for other in known if parent(other) == parent(key) and not other.endswith("_target_")]
-    hint = closest(key, known) or (f"; known are {', '.join(beside)}" if beside else "")
+
+    # The nearest: beside it if its group exists, by the last part if it names no group, else in full.
+    beside = [other for other in known if other.rpartition(".")[0] == parent]
+    candidates = {other.split(".")[-1]: other for other in sorted(beside if parent else known, key=depth, reverse=True)}
+    if near := get_close_matches(last, candidates, n=1, cutoff=0.5):
+        hint = f"; did you mean '{candidates[near[0]]}'?"
+    else:
+        listed = [other for other in beside if not other.endswith("_target_")]
+        hint = ("" if candidates else nearest(key, known)) or (f"; known are {', '.join(listed)}" if listed else "")
     return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
-
-
-def others(choices: Choices, chosen: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """The keys that other options would have."""
-    for group, current in chosen.items():
-        for option in choices.options(group):
-            if option != current:
-                yield from ((group, option, key) for key in choices.keys(group, option))
-
-
-def closest(key: str, known: Mapping[str, FieldInfo]) -> str:
-    """Hint at the nearest key: beside it if its group exists, by the last part if it names no group, else in full."""
-    group, dot, last = key.rpartition(".")
-    wanted = [other for other in known if not dot or parent(other) == group]
-    beside = {other.split(".")[-1]: other for other in sorted(wanted, key=depth, reverse=True)}
-    near = get_close_matches(last, beside, n=1, cutoff=0.5)
-    return f"; did you mean '{beside[near[0]]}'?" if near else "" if beside else nearest(key, known)
 
 
 def depth(key: str) -> int:
     """How many groups a key lies in; of two that fit, the shallower is meant."""
     return key.count(".")
-
-
-def parent(key: str) -> str:
-    """Take the last part from a key."""
-    return key.rpartition(".")[0]

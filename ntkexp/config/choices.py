@@ -5,14 +5,6 @@ Completion and advice ask here, without Hydra and without importing a component.
 >>> choices = Choices(folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
 (['mean_field', 'ntk', 'standard'], 32)
-
-What a shell offers in place of an unfinished word: groups and keys, then their options and values.
-
-It answers while somebody waits, so it reads YAML and imports no component.
-
->>> from ntkexp.config.choices import folders
->>> complete([], "model.wi", Choices(folders(None)))
-['model.width=', 'model.width=512']
 """
 
 from __future__ import annotations
@@ -33,31 +25,30 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """List the folders to look in; the first that has a file wins."""
-    return (shipped(),) if config_dir is None else (checked(config_dir.expanduser()), shipped())
-
-
-def shipped() -> Path:
-    """Find the package's own: inside it once installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside, beside = package / "configs", package.parent / "configs"
-    return inside if inside.is_dir() else beside
-
-
-def checked(folder: Path) -> Path:
-    """Find the user's folder as an absolute path, or refuse it."""
+    """List the folders to look in, the user's before the package's; the first that has a file wins."""
+    if config_dir is None:
+        return (shipped(),)
+    folder = config_dir.expanduser()
     given = f"config_dir={folder}"
     if not folder.exists():
         beside = [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
         raise WrongArgument(f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}", "config_dir")
     if not folder.is_dir():
         raise WrongArgument(f"{given} is a file; {LAYOUT}", "config_dir")
-    if not any(folder.glob("*.yaml")) and not any(folder.glob("*/*.yaml")):
+    files = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]
+    if not files:
         raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
-    for file in [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]:
+    for file in files:
         if file.exists():  # Hydra opens whatever has the name
             refuse_special(file, str(file), sys.maxsize)
-    return folder.resolve()
+    return folder.resolve(), shipped()
+
+
+def shipped() -> Path:
+    """The package's own: inside it once installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside, beside = package / "configs", package.parent / "configs"
+    return inside if inside.is_dir() else beside
 
 
 # --- The choices that these files are.
@@ -74,11 +65,9 @@ class Choices:
     folders: tuple[Path, ...]
 
     def groups(self) -> list[str]:
-        """List the folders with an option in them."""
         return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")} - NO_CHOICES)
 
     def options(self, group: str) -> list[str]:
-        """List the options of a group."""
         files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
         return sorted({file.stem for file in files if file.is_file()})
 
@@ -131,15 +120,13 @@ def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def tree(choices: Choices) -> str:
     """Show every group and option with its keys, and last what belongs to none."""
     defaults = choices.defaults()
-    blocks = [
-        block(
-            f"{title(group, option, choices)}{' (default)' * (defaults.get(group) == option)}",
-            choices.file(group, option),
-        )
+    files = {
+        f"{title(group, option, choices)}{' (default)' * (defaults.get(group) == option)}": choices.file(group, option)
         for group in choices.groups()
         for option in choices.options(group)
-    ]
-    return "\n".join([*blocks, block("always", choices.root())])
+    }
+    files["always"] = choices.root()
+    return "\n".join("\n".join([head, *(f"    {line}" for line in lines(files[head]))]) + "\n" for head in files)
 
 
 def title(group: str, option: str, choices: Choices) -> str:
@@ -150,13 +137,8 @@ def title(group: str, option: str, choices: Choices) -> str:
     return f"{(lists or [group])[0]}=[{option}]"
 
 
-def block(head: str, file: Path) -> str:
-    """A file with its comments, without what is no choice."""
-    return "\n".join([head, *(f"    {line}" for line in lines(file))]) + "\n"
-
-
 def lines(file: Path) -> Iterator[str]:
-    """The lines of a file that hold keys and comments."""
+    """The lines of a file that hold keys and comments, without what is no choice."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -168,8 +150,17 @@ def lines(file: Path) -> Iterator[str]:
             yield line
 
 
+# --- What a shell offers in place of an unfinished word: groups and keys, then their options and values.
+#
+# It answers while somebody waits, so it reads YAML and imports no component.
+
+
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:
-    """The words that may stand in place of the unfinished one, given those before it."""
+    """The words that may stand in place of the unfinished one, given those before it.
+
+    >>> complete([], "model.wi", Choices(folders(None)))
+    ['model.width=', 'model.width=512']
+    """
     *before, begun = rejoined(words)
     chosen = choices.defaults() | {
         group: option
@@ -181,10 +172,17 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     }
     if begun.removesuffix("=") not in {*known, *chosen}:
         begun = ""
-    found = [
-        word for word in offered(begun + unfinished, chosen, known, choices) if word.startswith(begun + unfinished)
-    ]
-    return [word.removeprefix(begun) for word in found]
+    text = begun + unfinished
+    key, equals, value = text.partition("=")
+    if equals:
+        offered = [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
+    else:  # keys; where a single one is left its values too: a shell then ends the word only there
+        keys = [word for word in (*chosen, *known) if word.startswith(key)]
+        default = (
+            [(keys[0], option) for option in values(keys[0], "", chosen, known, choices)] if len(keys) == 1 else []
+        )
+        offered = [*(f"{word}=" for word in keys), *(f"{word}={option}" for word, option in default)]
+    return [word.removeprefix(begun) for word in offered if word.startswith(text)]
 
 
 def rejoined(words: Sequence[str]) -> list[str]:
@@ -206,18 +204,6 @@ def rejoined(words: Sequence[str]) -> list[str]:
     if typed and "=" not in typed[-1]:
         return [*typed[:-1], f"{typed[-1]}="]
     return [*typed, ""]
-
-
-def offered(text: str, chosen: Mapping[str, str], known: Mapping[str, Any], choices: Choices) -> list[str]:
-    """Keys; or values, once there is an '=', and where a single key is left: a shell then ends the word only there."""
-    key, equals, value = text.partition("=")
-    if equals:
-        return [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
-    keys = [word for word in (*chosen, *known) if word.startswith(key)]
-    default = (
-        [f"{keys[0]}={option}" for option in values(keys[0], "", chosen, known, choices)] if len(keys) == 1 else []
-    )
-    return [*(f"{word}=" for word in keys), *default]
 
 
 def values(

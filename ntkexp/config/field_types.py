@@ -1,7 +1,5 @@
-"""What a component's fields take, read off their types; words of the field that mean them; and why pydantic refused a
-value, each in one line.
-
-What a component's fields take, in words, read off their types, and why pydantic refused a value, in one line.
+"""What a component's fields take, in words, read off their types; why pydantic refused a value, in one line; and what
+other libraries call our keys and options.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -49,25 +47,17 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
         case origin if origin is dict:
             return f"a mapping such as {{KEY: VALUE}}, each VALUE {allowed(parts[1])}"
         case origin if origin in {tuple, list}:
-            return f"a list{count(parts, limits)}, each {allowed(parts[0])}"
-    return f"{word(kind)} {' and '.join(bounds(limits))}".rstrip()
-
-
-def count(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
-    """Say how many a list takes, where that is limited."""
-    least = [f" of at least {limit.min_length}" for limit in flat(limits) if isinstance(limit, MinLen)]
-    return f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
-
-
-def word(kind: Any) -> str:
-    """Spell a phrase for a plain type."""
+            least = [f" of at least {limit.min_length}" for limit in flat(limits) if isinstance(limit, MinLen)]
+            count = f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
+            return f"a list{count}, each {allowed(parts[0])}"
+    word = WORDS.get(kind, str(kind))
     if isinstance(kind, type) and issubclass(kind, Component):
-        return f"a component of kind {kind.__name__}"
-    return WORDS.get(kind, str(kind))
+        word = f"a component of kind {kind.__name__}"
+    return f"{word} {' and '.join(bounds(limits))}".rstrip()
 
 
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """Find the range that a field's constraints leave."""
+    """The range that a field's constraints leave."""
     for limit in flat(limits):
         match limit:
             case Gt():
@@ -90,7 +80,6 @@ def flat(limits: Iterable[object]) -> Iterator[object]:
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field takes."""
     return allowed(field.annotation, field.metadata)
 
 
@@ -111,7 +100,6 @@ def kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def bases(kind: Any) -> tuple[type[Component], ...]:
-    """The components that a type is made of."""
     return tuple(plain for plain in kinds(kind) if isinstance(plain, type) and issubclass(plain, Component))
 
 
@@ -139,31 +127,21 @@ def is_list(kind: Any) -> bool:
 def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]) -> Mistake:
     """The first thing that is wrong with a component."""
     first = error.errors()[0]
-    said = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
+    reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
     if not first["loc"]:
-        return Mistake(said or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys
+        return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys
     name = str(first["loc"][0])
     whole = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
-        return stranger(whole, kind, key)
-    allowed = takes(kind.model_fields[name])
-    if first["type"] == "missing":
-        return Mistake(f"{whole} is missing; it takes {allowed}")
-    return Mistake(f"{whole}={spelled(given.get(name))}: {said or wrong(kind, name, given.get(name))}")
-
-
-def wrong(kind: type[Component], name: str, value: object) -> str:
-    """What a field takes instead of a value."""
+        known = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
+        keys = f"its keys are {', '.join(known)}" if known else "it has none"
+        return Mistake(f"{whole}: {kind.__name__} has no such key; {keys}{nearest(whole, known)}")
     field = kind.model_fields[name]
+    if first["type"] == "missing":
+        return Mistake(f"{whole} is missing; it takes {takes(field)}")
+    value = given.get(name)
     words = [plain for plain in kinds(field.annotation) if isinstance(plain, str)]
-    return f"it takes {takes(field)}{nearest(str(value), words)}"
-
-
-def stranger(whole: str, kind: type[Component], key: str) -> Mistake:
-    """A key that a component does not have."""
-    known = [f"{key}.{name}".removeprefix(".") for name in kind.model_fields]
-    keys = f"its keys are {', '.join(known)}" if known else "it has none"
-    return Mistake(f"{whole}: {kind.__name__} has no such key; {keys}{nearest(whole, known)}")
+    return Mistake(f"{whole}={spelled(value)}: {reason or f'it takes {takes(field)}{nearest(str(value), words)}'}")
 
 
 # --- What others call our keys and options: the words of papers and of other libraries, with ours.

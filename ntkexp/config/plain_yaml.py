@@ -1,4 +1,4 @@
-"""YAML text → plain data: mappings, lists, texts, numbers; and plain data → YAML.
+"""YAML text → plain data: mappings, lists, texts, numbers; how much that may stand for; and plain data → YAML.
 
 Whatever else a text may hold is a YAML error with its line. A date is a text, as it is to Hydra, whose files these are.
 
@@ -19,12 +19,13 @@ A value as it would be written on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from yaml.composer import ComposerError
@@ -118,6 +119,124 @@ def refuse_growth(root: yaml.Node) -> None:
         return entries, depth
 
     extent(root)
+
+
+# --- How much the references of a configuration stand for: counted before one is followed.
+#
+#     entries(${KEY} …) = 1 + Σ entries(KEY),     of a list or mapping the sum of its parts
+#
+# A reference stands for a copy, and a few of them in each other for more copies than there is time.
+
+
+MOST_REFERENCES = 1000  # entries in all of a configuration: to follow one takes about a millisecond
+LONG = 1000  # letters that count as an entry
+
+Place: TypeAlias = tuple[str, ...]
+"""The keys that lead to a node."""
+
+REFERENCE = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
+REFERRED = re.compile(r"\.*[\w.\[\]-]+")
+
+
+def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
+    """Refuse references that lie too deep in each other, or stand for too much.
+
+    >>> refuse_reference_growth({"a": "x", "b": "${a}${a}", "c": ["${b}", "${.[0]}"]})
+    >>> refuse_reference_growth({"a0": 1} | {f"a{k}": f"${{a{k - 1}}}${{a{k - 1}}}" for k in range(1, 20)})
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: a9: its ${…} stand for more than 1000 entries; refer to fewer, or write them out
+    """
+    extent = Extent(tree)
+    most = MOST_REFERENCES
+    if len(extent.texts) > most or sum(extent(place)[0] for place in extent.texts) > most:
+        raise Mistake(f"the ${{…}} of this configuration stand for more than {most} entries; write some of them out")
+
+
+class Extent:
+    """How many entries a node is, and how deep references lie in each other there."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree, self.level = tree, 0
+        self.known: dict[Place, tuple[int, int]] = {}
+        self.texts = [place for place, node in leaves(tree, ()) if refers(node)]
+
+    def __call__(self, place: Place) -> tuple[int, int]:
+        if place not in self.known:
+            self.known[place] = 0, 0  # until it is known: who follows a circle says so by himself
+            node = self.node(place)
+            if refers(node):
+                self.known[place] = self.of_references(place, node)
+            else:
+                parts = [self((*place, key)) for key, _ in children(node)]
+                own = 1 + (len(node) // LONG if isinstance(node, str) else 0)
+                self.known[place] = own + sum(part[0] for part in parts), max((part[1] for part in parts), default=0)
+        return self.known[place]
+
+    def of_references(self, place: Place, text: str) -> tuple[int, int]:
+        """The extent of what a text refers to, or may refer to."""
+        self.level += 1
+        targets: list[Place | None] = []
+        for found in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
+            if found[2] == "$":  # the key is made of another reference
+                targets += self.texts
+            words = REFERRED.findall(text, found.end()) if found[2] == ":" else [found[1].strip()]
+            targets += [self.target(place, word) for word in words]
+        parts = [self(target) for target in targets if target is not None]
+        entries = text.count("${") + len(text) // LONG + sum(part[0] for part in parts)
+        below = 1 + max((part[1] for part in parts), default=0)
+        if entries > MOST_REFERENCES or max(self.level, below) > DEEPEST:
+            many = entries > MOST_REFERENCES
+            what = f"stand for more than {MOST_REFERENCES} entries" if many else f"lead on more than {DEEPEST} times"
+            raise Mistake(f"{'.'.join(place)}: its ${{…}} {what}; refer to fewer, or write them out")
+        self.level -= 1
+        return entries, below
+
+    def target(self, place: Place, key: str) -> Place | None:
+        """Where a key leads, as far as no other reference lies on the way; dots at its front are steps up."""
+        up = len(key) - len(key.lstrip("."))
+        target = place[: len(place) - up] if up else ()
+        for part in re.findall(r"[^.\[\]]+", key):
+            if refers(self.node(target)):
+                return target
+            if child(self.node(target), part) is None:
+                return None
+            target = (*target, part)
+        return target
+
+    def node(self, place: Place) -> Any:
+        node: Any = self.tree
+        for key in place:
+            node = child(node, key)
+        return node
+
+
+def refers(node: object) -> bool:
+    return isinstance(node, str) and "${" in node
+
+
+def child(node: object, key: str) -> Any:
+    """What lies there under a key, if anything."""
+    if isinstance(node, Mapping):
+        return node.get(key) if key in node else next((node[other] for other in node if str(other) == key), None)
+    if isinstance(node, list | tuple) and key.isdecimal() and len(key) < LONG and int(key) < len(node):
+        return node[int(key)]
+    return None
+
+
+def children(node: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        yield from ((str(key), value) for key, value in node.items())
+    elif isinstance(node, list | tuple):
+        yield from ((str(k), value) for k, value in enumerate(node))
+
+
+def leaves(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Whatever holds nothing else."""
+    parts = list(children(node))
+    for key, value in parts:
+        yield from leaves(value, (*place, key))
+    if not parts:
+        yield place, node
 
 
 # --- A file of YAML.

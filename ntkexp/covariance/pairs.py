@@ -1,7 +1,4 @@
-"""Pairs of pixels (p, p + o), stored by their offset o, and linear maps of functions of them: windows, samples,
-averages.
-
-Pairs of pixels (p, p + o), stored by their offset o, and linear maps of functions of them.
+"""Pairs of pixels (p, p + o), stored by their offset o; linear maps of functions of them; operations on tiles.
 
 A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis of the image. Along
 an axis of n pixels an offset is a number modulo n: the second pixel is (p + o) mod n. So n offsets hold all n² pairs
@@ -13,48 +10,6 @@ pixels leave no axes, and only the examples are paired.
 [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
 >>> Pairs.equal((3,)).offsets
 ((0,),)
-
-Linear maps without weights, from fine pixels to coarse ones: averages, samples, and a covariance's trace.
-
-Every coarse pixel has members among the fine ones. A map carries a function of pairs of fine pixels to pairs of coarse
-ones by a mean, either over all pairs of members (pooling, of which taking a sample is a case), or over pairs of equal
-members (what an affine layer makes of a flattened image):
-
-    K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
-
->>> Coarse(((0, 1), (2, 3))).table(Pairs.all((4,)), 0, shift=0).tolist()
-[[0, 4, 13, 1], [2, 6, 15, 3]]
-
-What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
-
-Resolution: how large a variance may be where a kernel depends on small differences of variances and covariances.
-
-Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or 1/b².
-The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near neighbours.
-
->>> resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, or ...
-
-What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
-
-    weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β    Σ over a window
-    bend     κ and κ̇ of a bent line, of constants k and h
-    arc      κ and κ̇ of erf
-    gate     κ and κ̇ of GELU
-    wave     κ and κ̇ of a sine
-    series   κ and κ̇ by powers of the correlation
-    norm     both divided by √((q₁ + ε)(q₂ + ε))
-    copy     a register into another
-    add      another register to this one
-    clear    zeros outside the image, for a window that looks there
-    wrap     the image itself, which goes around, outside of it
-    coarsen  means over the pixels that make up a coarse one, or samples of them: a register of fewer pixels
-
-Those that meet variances say what is to be laid out beside a tile for them, functions of the variance at either end.
-
->>> weigh(0, scale=0.25).weights
-(0.25, 0.0, 0.0, 0.0)
 """
 
 from __future__ import annotations
@@ -62,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -70,16 +24,13 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-Offsets = tuple[tuple[int, ...], ...]
-"""The offsets that are stored, axis by axis; all combinations of them are."""
-
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pixels pair in an image of these sizes."""
+    """Pairs of pixels in an image of these sizes: the offsets of each axis, in all combinations."""
 
     pixels: tuple[int, ...]
-    offsets: Offsets
+    offsets: tuple[tuple[int, ...], ...]
 
     @classmethod
     def all(cls, pixels: Sequence[int]) -> Pairs:
@@ -95,11 +46,6 @@ class Pairs:
     def count(self) -> int:
         """How many pairs are stored."""
         return prod(n * len(kept) for n, kept in zip(self.pixels, self.offsets, strict=True))
-
-    @property
-    def axes(self) -> range:
-        """The image has these axes."""
-        return range(len(self.pixels))
 
     def union(self, other: Pairs) -> Pairs:
         """The pairs that are in either, and what lies in between: offsets are stored axis by axis."""
@@ -119,7 +65,7 @@ class Pairs:
     def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
         """Find the values [*example, *pixel] of the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
-        for axis in self.axes:
+        for axis in range(len(self.pixels)):
             index, place = self.second(axis).to(values.device), first + 2 * axis
             picked = values.index_select(place, index.flatten())
             values = picked.view(*values.shape[:place], *index.shape, *values.shape[place + 1 :])
@@ -128,13 +74,13 @@ class Pairs:
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
         """Find the values of equal pixels, [*example, *pixel]."""
         first = values.dim() - 2 * len(self.pixels)
-        for axis in self.axes:
+        for axis in range(len(self.pixels)):
             values = values.select(first + axis, self.offsets[axis].index(0))
         return values
 
     def with_diagonal(self, values: Tensor, diagonal: Tensor) -> Tensor:
         """These values, with others in the place of equal pixels."""
-        if not self.axes:
+        if not self.pixels:
             return diagonal
         if all(kept == (0,) for kept in self.offsets):
             return diagonal.reshape(values.shape)
@@ -147,12 +93,12 @@ class Pairs:
     def spread(self, diagonal: Tensor) -> Tensor:
         """Spread values [*example, *pixel] of the first pixel of each pair, to be broadcast over offsets."""
         first = diagonal.dim() - len(self.pixels)
-        for axis in self.axes:
+        for axis in range(len(self.pixels)):
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
-    def kept(self, values: Tensor, wanted: Pairs) -> Tensor:
-        """Keep the part of values that belongs to some of the pairs."""
+    def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
+        """The part of values that belongs to some of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
         for axis, (here, there) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
             if here != there:
@@ -162,9 +108,7 @@ class Pairs:
 
 
 # --- Means over windows in which both pixels of a pair move together; pairs that leave the image count zero, or go
-# around.
-#
-# A window moves along one axis after the other, and changes no offset.
+# around. A window moves along one axis after the other, and changes no offset.
 
 
 def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
@@ -180,41 +124,45 @@ def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) ->
     windows = tuple(windows)
     first = values.dim() - 2 * len(windows)
     for axis, window in enumerate(windows):
-        values = moved_sum(values, pairs, axis, first + 2 * axis, window // 2, circular)
+        values = window_sum(values, pairs, axis, first + 2 * axis, window // 2, circular)
     return values / prod(windows)
 
 
-def moved_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, circular: bool) -> Tensor:
+def window_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, circular: bool) -> Tensor:
     """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
     n = pairs.pixels[axis]
     if circular:
-        return sum((values.roll(-shift, place + 1) for shift in moves(reach)), start=values)
+        return sum((values.roll(-shift, place + 1) for shift in range(-reach, reach + 1) if shift), start=values)
     total = values.clone()
     second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
-    for shift in moves(min(reach, n - 1)):
+    for shift in range(-min(reach, n - 1), min(reach, n - 1) + 1):
         start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
         here, there = total.narrow(place + 1, start, length), values.narrow(place + 1, end, length)
-        if second is None:  # equal pixels leave an image together
+        if shift and second is None:  # equal pixels leave an image together
             here += there
-            continue
-        moved = second[:, start : start + length] + shift
-        inside = ((moved >= 0) & (moved < n)).to(values.dtype)
-        here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - place - 2)))
+        elif shift and second is not None:
+            moved = second[:, start : start + length] + shift
+            inside = ((moved >= 0) & (moved < n)).to(values.dtype)
+            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - place - 2)))
     return total
 
 
-def moves(reach: int) -> list[int]:
-    """The moves of a window but for staying.
-
-    >>> moves(2)
-    [-2, -1, 1, 2]
-    """
-    return [shift for shift in range(-reach, reach + 1) if shift]
+# --- Linear maps without weights, from fine pixels to coarse ones: averages, samples, and a covariance's trace.
 
 
 @dataclass(frozen=True)
 class Coarse:
-    """Each coarse pixel has these members, along one axis of an image."""
+    """The members that each coarse pixel has among the fine ones, along one axis of an image.
+
+    A function of pairs of fine pixels goes to pairs of coarse ones by a mean, either over all pairs of members
+    (pooling, of which taking a sample is a case), or over pairs of `equal` members (what an affine layer makes of a
+    flattened image):
+
+        K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
+
+    >>> Coarse(((0, 1), (2, 3))).table(Pairs.all((4,)), 0, shift=0).tolist()
+    [[0, 4, 13, 1], [2, 6, 15, 3]]
+    """
 
     members: tuple[tuple[int, ...], ...]
     equal: bool = False
@@ -294,39 +242,44 @@ def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """Apply the map, axis by axis."""
-    first = values.dim() - 2 * len(coarse)
     after = reached(coarse, pairs)
     for axis, one in enumerate(coarse):
+        place = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
+        lead, rest = values.shape[:place], values.shape[place + 2 :]
         if not after.offsets[axis]:  # nothing that is needed
-            place = first + 2 * axis
-            values = values.new_empty(*values.shape[:place], 0, len(one.members), *values.shape[place + 2 :])
-        elif not one.trivial(pairs.pixels[axis]):
-            tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
-            values = gathered(values, tables.to(values.device), first + 2 * axis)
+            values = values.new_empty(*lead, 0, len(one.members), *rest)
+            continue
+        if one.trivial(pairs.pixels[axis]):
+            continue
+        # For every coarse offset and pixel, the places of the pairs that are averaged among those that are stored.
+        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
+        flat, columns = values.flatten(place, place + 1), tables.flatten(0, 1).t()
+        if len(columns) > columns.shape[1]:  # a few means over many
+            picked = flat.index_select(place, columns.t().flatten())
+            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(place + 1)
+        else:
+            mean = flat.index_select(place, columns[0])
+            for column in columns[1:]:
+                mean = mean + flat.index_select(place, column)
+            mean = mean / len(columns)
+        values = mean.view(*lead, *tables.shape[:2], *rest)
     return values
-
-
-def gathered(values: Tensor, tables: Tensor, place: int) -> Tensor:
-    """The means over the last axis of tables of places, which count an offset and a pixel as one."""
-    flat = values.flatten(place, place + 1)
-    columns = tables.flatten(0, 1).t()
-    before, after = values.shape[:place], values.shape[place + 2 :]
-    if len(columns) > columns.shape[1]:  # a few means over many
-        picked = flat.index_select(place, columns.t().flatten())
-        mean = picked.view(*before, columns.shape[1], len(columns), *after).mean(place + 1)
-    else:
-        mean = flat.index_select(place, columns[0])
-        for column in columns[1:]:
-            mean = mean + flat.index_select(place, column)
-        mean = mean / len(columns)
-    return mean.view(*before, *tables.shape[:2], *after)
 
 
 LARGEST_ERROR = 1e-4
 
 
 def resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
-    """The variances at which a layer's kernel is known in their precision; others are refused."""
+    """The variances at which a layer's kernel is known in their precision; others are refused.
+
+    Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
+    1/b². The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near
+    neighbours.
+
+    >>> resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, ...
+    """
     largest = float(q.detach().max()) if q.numel() else 0.0
     if not squared_frequency * largest * torch.finfo(q.dtype).eps <= LARGEST_ERROR:
         kind = str(q.dtype).removeprefix("torch.")
@@ -338,12 +291,28 @@ def resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0
     return q
 
 
+# --- What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
+#
+#     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β    Σ over a window; weights s, b, α, β; clear or wrap before it
+#     bend     κ and κ̇ of a bent line                     constants k, h              ends √q, 1/√q
+#     arc      κ and κ̇ of erf                                                         ends 1/√(1 + 2q)
+#     gate     κ and κ̇ of GELU                                                        ends 1/√(1 + q), q
+#     wave     κ and κ̇ of a sine a sin(bz + c₀)           constants a²/2, b², cos 2c₀  ends b²q/2
+#     series   κ and κ̇ by powers of the correlation       constants first, step       ends 1/√q, E σ, those of σ′
+#     norm     both divided by √((q₁ + ε)(q₂ + ε))                                    ends 1/√(q + ε)
+#     copy     a register into another                    add      another register to this one
+#     clear    zeros outside the image, for a window that looks there
+#     wrap     the image itself, which goes around, outside of it
+#     coarsen  means over the pixels that make up a coarse one, or samples of them: a register of fewer pixels
+#
+# Those that meet variances say what is to be laid out beside a tile for them: `ends`, functions of the variance at
+# either end.
+
+
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
 KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series", "coarsen")
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 """Those that leave zeros outside the image, whatever was there."""
-Ends: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
-"""The variances at all ends ↦ what is laid out for each of them, zero outside the image."""
 
 
 @dataclass(frozen=True)
@@ -356,14 +325,9 @@ class Operation:
     reach: tuple[int, int, int] = (0, 0, 0)
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     constants: tuple[float, ...] = ()  # at most three
-    ends: Ends | None = None
+    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # q ↦ what is laid out, zero outside the image
     met: int = 0  # how many that meet variances come before it
     coarse: tuple[Coarse, ...] = ()  # along each axis, deep, down and across
-
-    @property
-    def meets(self) -> bool:
-        """Whether it meets variances."""
-        return self.ends is not None
 
 
 Operations = tuple[Operation, ...]
@@ -380,63 +344,12 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Weights s and b, of which α and β are learned; clear or wrap the register before, if there is a window."""
+    """Weights s and b, of which α and β are learned.
+
+    >>> weigh(0, scale=0.25).weights
+    (0.25, 0.0, 0.0, 0.0)
+    """
     return Operation(WEIGH, register, reach=reach, weights=(scale, shift, *learned))
-
-
-def bend(register: int, k: float, h: float) -> Operation:
-    """A bent line: √q and 1/√q, zero where q is."""
-    return Operation(BEND, register, constants=(k, h), ends=roots)
-
-
-def arc(register: int) -> Operation:
-    """The error function: 1/√(1 + 2q)."""
-    return Operation(ARC, register, ends=lambda q: ((1 + 2 * resolved("Erf", q)).rsqrt(),))
-
-
-def gate(register: int) -> Operation:
-    """GELU: 1/√(1 + q) and q."""
-    return Operation(GATE, register, ends=lambda q: ((1 + resolved("GELU", q)).rsqrt(), q))
-
-
-def wave(register: int, name: str, size: float, frequency: float, phase: float) -> Operation:
-    """A wave a sin(bz + c₀) of cos 2c₀: b²q/2."""
-    squared = frequency**2
-
-    def ends(q: Tensor) -> tuple[Tensor]:
-        return (squared / 2 * resolved(name, q, squared),)
-
-    return Operation(WAVE, register, constants=(size**2 / 2, squared, phase), ends=ends)
-
-
-def series(register: int, first: int, step: int, ends: Ends) -> Operation:
-    """Powers of ρ from the first on, in steps of one or two: 1/√q, E σ, and coefficients of σ′."""
-    return Operation(SERIES, register, constants=(float(first), float(step)), ends=ends)
-
-
-def norm(register: int, eps: float) -> Operation:
-    """A norm: 1/√(q + ε)."""
-    return Operation(NORM, register, ends=lambda q: ((q + eps).rsqrt(),))
-
-
-def copy(register: int, target: int) -> Operation:
-    """What is in a register, in the target as well."""
-    return Operation(COPY, register, target)
-
-
-def add(register: int, other: int) -> Operation:
-    """The sum, in the first."""
-    return Operation(ADD, register, other)
-
-
-def clear(register: int) -> Operation:
-    """What wrapped around is no pixel."""
-    return Operation(CLEAR, register)
-
-
-def wrap(register: int) -> Operation:
-    """What is outside the image are pixels of its other side."""
-    return Operation(WRAP, register)
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:

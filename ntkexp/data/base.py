@@ -1,26 +1,13 @@
 """Data: what is learned, and where the network is read.
 
-Scaling, gaps, noise and phases come first: what is done to inputs and targets of any source.
+A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
+of the examples and their noise come from the source's seed, each from a stream of its own; inputs, and real targets,
+are standardised with the statistics of the training split alone:
 
-Missing inputs, marked by NaN, are replaced by the mean of their feature over the training split.
+    x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
->>> rows = torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])
->>> filled(rows, means(rows)).tolist()
-[[1.0, 5.0], [2.0, 7.0], [3.0, 9.0]]
-
-Noise on the training targets.
-
-Of class labels, exactly the given share (rounded) is replaced by another class, each of the others being as likely.
-Real targets get Gaussian noise whose standard deviation is the given share of theirs.
-
->>> clean = torch.zeros(10, dtype=torch.int64)
->>> noisy(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
-2
-
-Phases of learning: which examples belong to each, how many each split takes of it, and whether one tells of another.
-
->>> [share(128, number, 3) for number in range(3)]
-[43, 43, 42]
+A source may say instead that its examples stay as they are given: in its own order, and with targets in their own unit.
+Or that they come in phases, which are learned one after the other: then every split holds the phases in their order.
 """
 
 from __future__ import annotations
@@ -41,65 +28,38 @@ from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
 Standardise = Literal["each", "all", "none"]
+"""Every feature by itself; all features alike, so that a pixel stays brighter than another; not at all."""
+
+# --- What is done to inputs and targets of any source: scaling, gaps, noise.
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Standardising: mean 0 and deviation 1, measured on the training split and applied to all.
-
-    A mean and a deviation, which broadcast over examples.
-
-        z = (x − mean) / deviation,    deviation² = mean (x − mean)²
+def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
+    """Standardising, measured on these values: mean 0 and deviation 1.
 
     A feature that does not vary in training becomes 0 everywhere: what it does elsewhere could not have been learned.
 
-    >>> measured = each(torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
+    >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
     [[3.0, 0.0]]
     """
-
-    mean: Float[Tensor, "..."]
-    deviation: Float[Tensor, "..."]
-
-    def __call__(self, values: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape"]:
-        return torch.where(self.deviation > 0, (values - self.mean) / self.deviation, 0.0)
-
-
-def each(values: Float[Tensor, "example *shape"]) -> Scale:
-    """Measure the scale of every feature by itself."""
-    return measure(values, (0,))
-
-
-def whole(values: Float[Tensor, "example *shape"]) -> Scale:
-    """Measure the scale of all features alike, so that a pixel stays brighter than another."""
-    return measure(values, tuple(range(values.ndim)))
-
-
-def unchanged(values: Tensor) -> Callable[[Tensor], Tensor]:
-    """No scale at all."""
-    return torch.clone
-
-
-def measure(values: Float[Tensor, "example *shape"], axes: tuple[int, ...]) -> Scale:
-    """Mean and deviation over these axes."""
+    if how == "none":
+        return torch.clone
+    axes = (0,) if how == "each" else tuple(range(values.ndim))
     mean = values.mean(axes, keepdim=True)
     deviation = (values - mean).square().mean(axes, keepdim=True).sqrt()
     # The deviation of equal numbers need not round to zero; their extremes are equal.
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
     if (varies & ~((deviation > 0) & deviation.isfinite())).any():
         raise Mistake("some numbers are too large or too small for a variance in double precision; change their unit")
-    return Scale(mean, torch.where(varies, deviation, 0.0))
-
-
-MEASURES: dict[Standardise, Callable[[Tensor], Callable[[Tensor], Tensor]]] = {
-    "each": each,
-    "all": whole,
-    "none": unchanged,
-}
+    return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
 def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
-    """The mean of each feature over the examples that have it."""
+    """The mean of each feature over the examples that have it, which is put where it is missing (NaN).
+
+    >>> means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
+    [2.0, 7.0]
+    """
     mean = train.nanmean(0)
     if mean.isnan().any():
         first = int(mean.isnan().flatten().nonzero()[0]) + 1
@@ -110,47 +70,44 @@ def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
     return mean
 
 
-def filled(values: Float[Tensor, "example *shape"], fill: Float[Tensor, " *shape"]) -> Float[Tensor, "example *shape"]:
-    """The values, with the fill where one is missing."""
-    return torch.where(values.isnan(), fill, values)
-
-
 def noisy(
     target: Int[Tensor, " example"] | Float[Tensor, "example value"],
     classes: int,
     share: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Add a share of noise to targets: labels are replaced, or, where there are no classes, numbers are added."""
-    return relabelled(target, classes, share, generator) if classes else blurred(target, share, generator)
+    """Add noise to training targets: labels are replaced, or, where there are no classes, numbers are added.
 
+    Of class labels, exactly the given share (rounded) is replaced by another class, each of the others being as likely.
+    Real targets get Gaussian noise whose standard deviation is the given share of theirs.
 
-def relabelled(
-    labels: Int[Tensor, " example"], classes: int, share: float, generator: torch.Generator
-) -> Int[Tensor, " example"]:
-    """A share of labels is replaced: a step of 1 … classes − 1 around the circle of classes never ends where it
-    began.
+    >>> clean = torch.zeros(10, dtype=torch.int64)
+    >>> noisy(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
+    2
     """
-    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    if not classes:  # y + share · deviation · N(0, 1)
+        noise = torch.randn(target.shape, generator=generator, dtype=target.dtype)
+        return target + share * target.std(0, correction=0) * noise
+    # a step of 1 … classes − 1 around the circle of classes never ends where it began
+    chosen = torch.randperm(len(target), generator=generator)[: round(share * len(target))]
     step = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
-    return labels.index_copy(0, chosen, (labels[chosen] + step) % classes)
+    return target.index_copy(0, chosen, (target[chosen] + step) % classes)
 
 
-def blurred(
-    values: Float[Tensor, "example value"], share: float, generator: torch.Generator
-) -> Float[Tensor, "example value"]:
-    """Add noise to values: y + share · deviation · N(0, 1)."""
-    noise = torch.randn(values.shape, generator=generator, dtype=values.dtype)
-    return values + share * values.std(0, correction=0) * noise
+# --- Phases of learning: which examples belong to each, how many each split takes, and whether one tells of another.
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """How many of so many examples, or steps, are of a phase: equal shares, the first ones larger by one if need be."""
+    """How many of `count` examples, or steps, are of a phase: equal shares, the first ones larger by one if need be.
+
+    >>> [share(128, number, 3) for number in range(3)]
+    [43, 43, 42]
+    """
     return count // phases + (number < count % phases)
 
 
 def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
-    """Where the examples of each phase are, of so many in all.
+    """Where the examples of each phase are, of `count` in all.
 
     >>> [place.tolist() for place in positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
@@ -182,17 +139,7 @@ def leaked(
     return None
 
 
-# --- Data: what is learned, and where the network is read.
-#
-# A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The
-# order of the examples and their noise come from the source's seed, each from a stream of its own; inputs, and
-# real targets, are standardised with the statistics of the training split alone:
-#
-#     x ← (x − mean) / deviation
-#
-# A source may say instead that its examples stay as they are given: in its own order, and with targets in their
-# own unit. Or that they come in phases, which are learned one after the other: then every split holds the phases
-# in their order.
+# --- Examples, splits, and the source that makes both.
 
 
 @dataclass(frozen=True)
@@ -213,6 +160,26 @@ class Examples:
     phases: tuple[str, ...] = ()  # names of the phases in which they are learned; none if all are learned at once
     phase: Int[Tensor, " example"] | None = None  # of these, the one of each example, in order
     phase_classes: tuple[tuple[str, ...], ...] = ()  # what each calls its classes, where phases share the outputs
+
+    def refuse_infinite(self) -> None:
+        """Numbers that are no numbers would spoil every kernel, silently."""
+        fine = self.inputs.isfinite()
+        if self.gaps:
+            fine |= self.inputs.isnan()
+        for name, bad in (("input", ~fine), ("target", ~self.target.isfinite())):
+            if bad.any():
+                first = int(bad.nonzero()[0, 0])
+                raise Mistake(f"the {name} of example {first} (counting from 0) is not finite; remove or repair it")
+
+    def part(self, index: Int[Tensor, " chosen"]) -> Split:
+        """The examples at these positions, in double precision, still as a person would look at them."""
+        inputs = self.inputs[index]
+        if self.one_hot:
+            inputs = torch.nn.functional.one_hot(inputs.long(), self.one_hot)
+        shown = inputs.double() / self.white
+        target = self.target[index]
+        phase = None if self.phase is None else self.phase[index]
+        return Split(shown, shown, target.long() if self.classes else target.double(), index, phase)
 
 
 @dataclass(frozen=True)
@@ -254,7 +221,7 @@ class AbstractSource(Component):
         """Draw all examples, in any order; whatever is random comes from the generator."""
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """How many of so many steps are taken on each phase; most sources have one."""
+        """How many of the steps are taken on each phase; most sources have one."""
         return (steps,)
 
     @final
@@ -264,23 +231,18 @@ class AbstractSource(Component):
         By this seed, unless the source has its own. The same bits for any number of threads: kernel files know their
         data by them.
         """
+        seed = seed if self.seed is None else self.seed
         with one_thread():
-            return self.drawn(seed if self.seed is None else self.seed)
-
-    @final
-    def drawn(self, seed: int) -> Data:
-        """The data of a seed, by as many threads as there are."""
-        examples = self.examples(examples_stream(seed))
-        refuse_infinite(examples)
-        train, *others = (part(examples, index) for index in self.cut(examples, seed))
-        if examples.as_given:
-            return self.standardised((train, *others), examples)
-        refuse_leaks(train, others)
-        refuse_constant(train)  # before the noise, which would hide it, and after, lest it is the noise's doing
-        noise = stream("noise", seed)
-        train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
-        refuse_constant(train)
-        return self.standardised((train, *others), examples)
+            examples = self.examples(examples_stream(seed))
+            examples.refuse_infinite()
+            train, *others = (examples.part(index) for index in self.cut(examples, seed))
+            if not examples.as_given:
+                refuse_leaks(train, others)
+                refuse_constant(train)  # before the noise, which would hide it, and after, lest it is the noise's doing
+                noise = stream("noise", seed)
+                train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
+                refuse_constant(train)
+            return self.standardised([train, *others], examples)
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
@@ -288,38 +250,34 @@ class AbstractSource(Component):
         groups = positions(examples.phase, len(examples.phases), len(examples.inputs))
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
-            order = torch.arange(len(group))
+            order = group
             if not examples.as_given:
-                order = torch.randperm(len(group), generator=stream("order", seed))
-            splits.append(self.cut_one(group[order], number, len(groups)))
+                order = group[torch.randperm(len(group), generator=stream("order", seed))]
+            train, probe = share(self.train, number, len(groups)), share(self.probe, number, len(groups))
+            test = None if self.test is None else share(self.test, number, len(groups))
+            end = train + probe + (test or 0)
+            of_phase = f" of phase {number + 1}" if len(groups) > 1 else ""
+            if end > len(order):
+                given = "" if self.test is None else f", data.test={self.test}"
+                raise Mistake(
+                    f"data.train={self.train}, data.probe={self.probe}{given} ask for {end} examples{of_phase}, and "
+                    f"there are {len(order)}; lower one of them"
+                )
+            if not train:
+                few = f"data.train={self.train}: that is no example for some of {len(groups)} phases"
+                raise Mistake(f"{few}; raise data.train")
+            rest = order[train + probe :] if test is None else order[train + probe : end]
+            splits.append((order[:train], order[train : train + probe], rest))
         return tuple(torch.cat(parts) for parts in zip(*splits, strict=True))
 
     @final
-    def cut_one(self, order: Int[Tensor, " example"], number: int, phases: int) -> tuple[Tensor, ...]:
-        """Cut the positions of one of so many phases in this order."""
-        train, probe = share(self.train, number, phases), share(self.probe, number, phases)
-        test = None if self.test is None else share(self.test, number, phases)
-        asked = train + probe + (test or 0)
-        if asked > len(order):
-            given = "" if self.test is None else f", data.test={self.test}"
-            of = f" of phase {number + 1}" if phases > 1 else ""
-            raise Mistake(
-                f"data.train={self.train}, data.probe={self.probe}{given} ask for {asked} examples{of}, and there are "
-                f"{len(order)}; lower one of them"
-            )
-        if not train:
-            raise Mistake(f"data.train={self.train}: that is no example for some of {phases} phases; raise data.train")
-        return order[:train], order[train : train + probe], order[train + probe : None if test is None else asked]
-
-    @final
-    def standardised(self, splits: tuple[Split, ...], examples: Examples) -> Data:
+    def standardised(self, splits: Sequence[Split], examples: Examples) -> Data:
         """Standardise the splits as the network gets them; every statistic is one of the first."""
         if examples.gaps:
             fill = means(splits[0].shown)
-            splits = tuple(replace(split, shown=filled(split.shown, fill)) for split in splits)
-        scale = MEASURES[self.standardise](splits[0].shown)
-        whole = bool(examples.classes) or examples.as_given
-        rescale = unchanged(splits[0].target) if whole else each(splits[0].target)
+            splits = [replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown)) for split in splits]
+        scale = scale_of(self.standardise, splits[0].shown)
+        rescale = scale_of("none" if examples.classes or examples.as_given else "each", splits[0].target)
         train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
         return Data(
             train=train,
@@ -333,7 +291,6 @@ class AbstractSource(Component):
 
 
 def examples_stream(seed: int) -> torch.Generator:
-    """What examples are drawn from."""
     return stream("examples", seed)
 
 
@@ -348,33 +305,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def part(examples: Examples, index: Int[Tensor, " example"]) -> Split:
-    """The examples at these positions, in double precision, still as a person would look at them."""
-    inputs = examples.inputs[index]
-    if examples.one_hot:
-        inputs = torch.nn.functional.one_hot(inputs.long(), examples.one_hot)
-    shown = inputs.double() / examples.white
-    target = examples.target[index]
-    phase = None if examples.phase is None else examples.phase[index]
-    return Split(shown, shown, target.long() if examples.classes else target.double(), index, phase)
-
-
-def refuse_infinite(examples: Examples) -> None:
-    """Numbers that are no numbers would spoil every kernel, silently."""
-    fine = examples.inputs.isfinite()
-    if examples.gaps:
-        fine |= examples.inputs.isnan()
-    for name, bad in (("input", ~fine), ("target", ~examples.target.isfinite())):
-        if bad.any():
-            first = int(bad.nonzero()[0, 0])
-            raise Mistake(f"the {name} of example {first} (counting from 0) is not finite; remove or repair it")
-
-
 def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
     """What is learned in one phase must not be what another is read at."""
-    if train.phase is None:
-        return
-    for split in others:
+    for split in others if train.phase is not None else ():
+        assert train.phase is not None
         assert split.phase is not None
         if (found := leaked((train.shown, train.phase), (split.shown, split.phase))) is not None:
             learned, read = found

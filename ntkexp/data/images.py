@@ -1,23 +1,4 @@
-"""Sets of labelled images, of which some classes are chosen by number, and the files of MNIST (IDX) and CIFAR-10.
-
-The files of MNIST (IDX) and of CIFAR-10, and pickles that hold nothing but plain values and arrays of bytes.
-
-Pickles that hold nothing but plain values and arrays of bytes.
-
-A pickle is a program. The few names that an array of bytes needs are answered here by inert stand-ins, every other
-name is refused, so nothing that a file says is ever called:
-
-    numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
-    numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
-    _codecs.encode(text, 'latin1')                                  bytes, before protocol 3
-
->>> import pickle
->>> plain(pickle.dumps({"labels": [1, 2]}))
-{'labels': [1, 2]}
->>> plain(pickle.dumps(print))
-Traceback (most recent call last):
-ntkexp.data.images.Forbidden: builtins.print
-"""
+"""Sets of labelled images, of which some classes are chosen by number, and the files of MNIST (IDX) and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -57,16 +38,14 @@ BYTE = 0x08
 
 
 def pair(folder: Path, advice: str) -> tuple[Path, Path]:
-    """Find the files with the training images and their labels."""
-    return find(folder, IMAGES, advice), find(folder, LABELS, advice)
-
-
-def find(folder: Path, names: tuple[str, ...], advice: str) -> Path:
-    """Find the file of one of these names, gzipped or not."""
-    for name in (*names, *(f"{name}.gz" for name in names)):
-        if is_there(folder / name):
-            return folder / name
-    raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
+    """Find the files with the training images and their labels, gzipped or not."""
+    found = []
+    for names in (IMAGES, LABELS):
+        file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
+        if file is None:
+            raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
+        found.append(file)
+    return found[0], found[1]
 
 
 def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
@@ -78,8 +57,12 @@ def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 r
 
 
 def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
-    """The array of bytes in a file, which must be exactly what its header says."""
-    raw = inflated(path)
+    """The array of bytes in a file, unzipped if need be; it must be exactly what its header says."""
+    raw = contents(path)
+    try:
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, OSError, zlib.error) as error:
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
     if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
         raise Mistake(f"{quoted(path)} is no IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
     if raw[2] != BYTE or raw[3] != axes:
@@ -93,15 +76,6 @@ def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     return torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(shape)
 
 
-def inflated(path: Path) -> bytes:
-    """The bytes of a file, unzipped if need be."""
-    raw = contents(path)
-    try:
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (EOFError, OSError, zlib.error) as error:
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
-
-
 # --- The files of CIFAR-10, in both versions that its authors publish; an image is 3 × 32 × 32 bytes.
 #
 #     binary    data_batch_1.bin …   records of a label and 3072 bytes
@@ -111,7 +85,6 @@ def inflated(path: Path) -> bytes:
 
 
 PIXELS = 3 * 32 * 32
-Records = UInt8[np.ndarray, "example 1+3*32*32"]
 
 
 def batches(folder: Path) -> tuple[Path, ...]:
@@ -128,37 +101,39 @@ def batches(folder: Path) -> tuple[Path, ...]:
 
 def pictures(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
     """Read images and labels of all batches, one after the other."""
-    records = np.concatenate([binary(path) if path.suffix == ".bin" else pickled(path) for path in paths])
-    together = torch.from_numpy(records)
+    together = torch.from_numpy(np.concatenate([records(path) for path in paths]))
     return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
 
 
-def binary(path: Path) -> Records:
-    """Read the records of a file in the binary version."""
+def records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
+    """Read the records of a file, each a label in front of its image."""
     raw = contents(path)
-    if not raw or len(raw) % (1 + PIXELS):
-        raise Mistake(f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records of {1 + PIXELS}")
-    return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
-
-
-def pickled(path: Path) -> Records:
-    """Read the records of a file in the python version."""
-    raw = contents(path)
+    if path.suffix == ".bin":
+        if not raw or len(raw) % (1 + PIXELS):
+            whole = f"{len(raw)} bytes are not whole records of {1 + PIXELS}"
+            raise Mistake(f"{quoted(path)} is cut short or damaged: {whole}")
+        return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
     try:
-        return joined(plain(raw))
+        batch: Any = plain(raw)  # one that was written anew may name its parts by texts
+        match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
+            case {b"data": Array(values=pixels), b"labels": [*labels]}:
+                if labels and pixels.shape == (len(labels), PIXELS):
+                    return np.column_stack([np.array(labels, np.uint8), pixels])
+        raise ValueError("no images with labels")
     except Forbidden as error:
         raise Mistake(f"{quoted(path)} is no CIFAR-10 batch: it asks for {str(error)!r}, not for an array") from error
     except Exception as error:  # a damaged pickle can make its reader raise anything
         raise Mistake(f"{quoted(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
 
 
-def joined(batch: Any) -> Records:
-    """Put labels in front of their images; a batch that was written anew may name them by texts."""
-    named = {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}
-    match named:
-        case {b"data": Array(values=pixels), b"labels": [*labels]} if labels and pixels.shape == (len(labels), PIXELS):
-            return np.column_stack([np.array(labels, np.uint8), pixels])
-    raise ValueError("no images with labels")
+# --- Pickles that hold nothing but plain values and arrays of bytes.
+#
+# A pickle is a program. The few names that an array of bytes needs are answered here by inert stand-ins, every other
+# name is refused, so nothing that a file says is ever called:
+#
+#     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
+#     numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
+#     _codecs.encode(text, 'latin1')                                  bytes, before protocol 3
 
 
 class Forbidden(pickle.UnpicklingError):
@@ -223,11 +198,15 @@ class Restricted(pickle.Unpickler):
 
 
 def plain(raw: bytes) -> object:
-    """What the pickle holds; texts of Python 2 come as bytes."""
+    """What the pickle holds; texts of Python 2 come as bytes.
+
+    >>> plain(pickle.dumps({"labels": [1, 2]}))
+    {'labels': [1, 2]}
+    >>> plain(pickle.dumps(print))
+    Traceback (most recent call last):
+    ntkexp.data.images.Forbidden: builtins.print
+    """
     return Restricted(BytesIO(raw), encoding="bytes").load()
-
-
-# --- Sets of labelled images, of which some classes are chosen by number.
 
 
 # --- Sets of labelled images, of which some classes are chosen by number.
@@ -251,7 +230,15 @@ class AbstractImages(AbstractSource):
         """Read all pictures and their labels."""
 
     def examples(self, generator: torch.Generator) -> Examples:
-        chosen = self.chosen()
+        # the labels that are kept, each of which has to exist
+        chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
+        unknown = [k for k in chosen if not 0 <= k < len(self.names)]
+        if unknown:
+            known = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
+            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {known}")
+        if len(set(chosen)) < max(2, len(chosen)):
+            raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
+
         pictures, labels = self.pictures()
         if int(labels.max()) >= len(self.names):
             raise Mistake(f"there is a label {int(labels.max())}, and the labels go from 0 to {len(self.names) - 1}")
@@ -260,18 +247,6 @@ class AbstractImages(AbstractSource):
         encoded = position[labels.long()]
         kept = encoded >= 0
         return Examples(pictures[kept], encoded[kept], tuple(self.names[k] for k in chosen), self.white)
-
-    def chosen(self) -> tuple[int, ...]:
-        """The labels that are kept, each of which has to exist."""
-        if self.classes == "all":
-            return tuple(range(len(self.names)))
-        unknown = [k for k in self.classes if not 0 <= k < len(self.names)]
-        if unknown:
-            known = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
-            raise Mistake(f"data.classes={list(self.classes)}: there is no class {unknown[0]}; choose from {known}")
-        if len(set(self.classes)) < max(2, len(self.classes)):
-            raise Mistake(f"data.classes={list(self.classes)}: name at least two classes, each once, or all")
-        return self.classes
 
 
 class Digits(AbstractImages):
@@ -332,16 +307,7 @@ class FashionMnist(AbstractImages):
     """
 
     names: ClassVar[tuple[str, ...]] = (
-        "T-shirt",
-        "trousers",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
+        *("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
     )
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (0, 6)
@@ -363,16 +329,7 @@ class CIFAR10(AbstractImages):
     """
 
     names: ClassVar[tuple[str, ...]] = (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
+        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     )
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 5)

@@ -18,9 +18,6 @@ from ntkexp.data.images import Digits
 from ntkexp.data.user_path import UserPath, contents, existing, quoted
 from ntkexp.mistake import Mistake
 
-# --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to predict for each.
-
-
 # --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to be told of each.
 #
 # They reach the network as they are, or encoded as one-hot vectors for networks that know numbers only:
@@ -71,7 +68,12 @@ class ModularAddition(AbstractTokens):
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:
-        self.refuse_few()
+        asked, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
+        if asked > pairs:
+            raise Mistake(
+                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and data.test ask for "
+                f"{asked}; lower one of them, or raise data.modulus"
+            )
         numbers = torch.arange(self.modulus)
         tokens = torch.cartesian_prod(numbers, numbers)
         labels = tokens.sum(1) % self.modulus
@@ -79,15 +81,6 @@ class ModularAddition(AbstractTokens):
             tokens = torch.cat([tokens, torch.full((len(tokens), 1), self.modulus)], 1)
         names = tuple(str(number) for number in range(self.modulus))
         return self.sentences(tokens, labels, names, self.modulus + self.equals)
-
-    def refuse_few(self) -> None:
-        """There are no more pairs than there are."""
-        asked, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
-        if asked > pairs:
-            raise Mistake(
-                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and data.test ask for "
-                f"{asked}; lower one of them, or raise data.modulus"
-            )
 
 
 class Text(AbstractTokens):
@@ -116,23 +109,21 @@ class Text(AbstractTokens):
         present = sorted(set(raw))
         position = torch.zeros(256, dtype=torch.int64)
         position[present] = torch.arange(len(present))
-        windows = self.windows(position[np.frombuffer(raw, np.uint8).astype(np.int64)])
-        names = tuple(name(byte) for byte in present)
-        return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
+        tokens = position[np.frombuffer(raw, np.uint8).astype(np.int64)]
 
-    def windows(self, tokens: Int[Tensor, " position"]) -> Int[Tensor, "example window"]:
-        """Pieces of the text, of which there have to be enough."""
+        # pieces of the text, of which there have to be enough
         size = self.context + 1
         count = len(tokens) // size
-        cut: Tensor = torch.unique(tokens[: count * size].view(count, size), dim=0) if count else tokens[:0]
+        windows: Tensor = torch.unique(tokens[: count * size].view(count, size), dim=0) if count else tokens[:0]
         asked = self.train + self.probe + (self.test or 0)
-        if asked > len(cut):
+        if asked > len(windows):
             raise Mistake(
-                f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(cut)} different windows of "
+                f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} different windows of "
                 f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {asked}; "
                 "lower one of them, or take a longer text"
             )
-        return cut
+        names = tuple(name(byte) for byte in present)
+        return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
 
 
 def name(byte: int) -> str:
@@ -200,17 +191,17 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """What is learned in each phase."""
-        return tuple(each if isinstance(each, AbstractSource) else self.of_classes(each) for each in self.phases)
-
-    def of_classes(self, classes: tuple[int, ...]) -> AbstractSource:
-        """Some classes of the source."""
-        if "classes" not in type(self.source).model_fields:
-            raise Mistake(
-                f"data.phases has {list(classes)}, and classes of data.source={self.source.option} cannot be chosen; "
-                "give a source in its place, such as {_target_: ntkexp.data.Teacher, seed: 1}"
-            )
-        return self.source.model_copy(update={"classes": classes})
+        """What is learned in each phase: a source of its own, or some classes of the source of all."""
+        sources = []
+        for phase in self.phases:
+            if not isinstance(phase, AbstractSource) and "classes" not in type(self.source).model_fields:
+                raise Mistake(
+                    f"data.phases has {list(phase)}, and classes of data.source={self.source.option} cannot be chosen; "
+                    "give a source in its place, such as {_target_: ntkexp.data.Teacher, seed: 1}"
+                )
+            own = phase if isinstance(phase, AbstractSource) else self.source.model_copy(update={"classes": phase})
+            sources.append(own)
+        return tuple(sources)
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
         """Equal shares, the first ones larger by one if need be, or what is given.
@@ -232,10 +223,17 @@ class Sequence(AbstractSource):
 
     def examples(self, generator: torch.Generator) -> Examples:
         sources = self.sources
-        parts = [drawn(source, generator, number) for number, source in enumerate(sources, start=1)]
+        parts = [examples_of_phase(source, generator, number) for number, source in enumerate(sources, start=1)]
         called = [" ".join(part.classes) or source.option for source, part in zip(sources, parts, strict=True)]
         refuse_unlike(parts, self.outputs)
-        names, targets = labelled(parts, self.outputs)
+        if self.outputs == "shared":
+            together = zip(*(part.classes for part in parts), strict=True)
+            names = tuple("/".join(dict.fromkeys(classes)) for classes in together)
+            targets = [part.target for part in parts]
+        else:  # every class has an output: its place among the names of all
+            names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+            places = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
+            targets = [place[part.target.long()] for place, part in zip(places, parts, strict=True)]
         bytes_ = all(part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts)
         inputs = [part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white for part in parts]
         first = parts[0]
@@ -247,13 +245,13 @@ class Sequence(AbstractSource):
             gaps=any(part.gaps for part in parts),
             vocabulary=first.vocabulary,
             one_hot=first.one_hot,
-            phases=told_apart(called),
+            phases=distinct_names(called),
             phase=torch.cat([torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]),
             phase_classes=tuple(part.classes for part in parts) if names and self.outputs == "shared" else (),
         )
 
 
-def drawn(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
+def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
     """The examples of a phase, the same ones wherever its source stands; a mistake in it is said with its number."""
     same = torch.Generator()
     same.set_state(generator.get_state())
@@ -265,10 +263,10 @@ def drawn(source: AbstractSource, generator: torch.Generator, number: int) -> Ex
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 
 
-def told_apart(names: Several[str]) -> tuple[str, ...]:
+def distinct_names(names: Several[str]) -> tuple[str, ...]:
     """A phase is called by its classes, or by what its values come from; of namesakes each has a number.
 
-    >>> told_apart(["3 8", "1 7", "3 8"])
+    >>> distinct_names(["3 8", "1 7", "3 8"])
     ('3 8 (1)', '1 7', '3 8 (3)')
     """
     return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1))
@@ -276,42 +274,29 @@ def told_apart(names: Several[str]) -> tuple[str, ...]:
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
     """One network takes the inputs of all phases, and gives the outputs of all."""
-    first = layout(parts[0])
+
+    def layout(part: Examples) -> tuple[object, ...]:
+        values = () if part.classes else tuple(part.target.shape[1:])
+        return (tuple(part.inputs.shape[1:]), part.vocabulary, part.one_hot, bool(part.classes), values)
+
+    def in_words(part: Examples) -> str:
+        kind = "classes" if part.classes else f"{part.target.shape[1]} values"
+        tokens = part.vocabulary or part.one_hot
+        return f"inputs {list(part.inputs.shape[1:])}{f' of {tokens} tokens' if tokens else ''} and {kind}"
+
+    first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
-        if part.as_given or parts[0].as_given:
+        if part.as_given or first.as_given:
             raise Mistake("data.phases: examples that are given in their own order cannot be put in a sequence")
-        if layout(part) != first:
+        if layout(part) != layout(first):
             raise Mistake(
-                f"data.phases: phase {number} has {said(part)}, and phase 1 {said(parts[0])}; one network takes "
+                f"data.phases: phase {number} has {in_words(part)}, and phase 1 {in_words(first)}; one network takes "
                 "inputs of one shape, and gives classes or values in all phases"
             )
-        if outputs == "shared" and len(part.classes) != len(parts[0].classes):
+        if outputs == "shared" and len(part.classes) != len(first.classes):
             raise Mistake(
-                f"data.phases: phase {number} has {len(part.classes)} classes and phase 1 {len(parts[0].classes)}, "
+                f"data.phases: phase {number} has {len(part.classes)} classes and phase 1 {len(first.classes)}, "
                 "which cannot share outputs; choose as many, or data.outputs=own"
             )
-    if outputs == "own" and not parts[0].classes:
+    if outputs == "own" and not first.classes:
         raise Mistake("data.outputs=own: there are values and no classes; use data.outputs=shared")
-
-
-def layout(part: Examples) -> tuple[object, ...]:
-    """What one network needs to know of its inputs and outputs."""
-    values = () if part.classes else tuple(part.target.shape[1:])
-    return (tuple(part.inputs.shape[1:]), part.vocabulary, part.one_hot, bool(part.classes), values)
-
-
-def said(part: Examples) -> str:
-    """The layout in words."""
-    kind = "classes" if part.classes else f"{part.target.shape[1]} values"
-    tokens = part.vocabulary or part.one_hot
-    return f"inputs {list(part.inputs.shape[1:])}{f' of {tokens} tokens' if tokens else ''} and {kind}"
-
-
-def labelled(parts: Several[Examples], outputs: str) -> tuple[tuple[str, ...], list[Tensor]]:
-    """The names of all classes, and the targets among them."""
-    if outputs == "shared":
-        together = zip(*(part.classes for part in parts), strict=True)
-        return tuple("/".join(dict.fromkeys(names)) for names in together), [part.target for part in parts]
-    names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-    places = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
-    return names, [place[part.target.long()] for place, part in zip(places, parts, strict=True)]

@@ -1,9 +1,6 @@
 r"""Tables: a file of the user's, as comma-separated text or Parquet, and the small data sets that come with the
 package (their sources: sets/README.md).
 
-Tables as comma-separated text or Parquet: cells, the columns that are learned from, and the column that is
-learned.
-
 What the text of a cell means.
 
 >>> number("1e3"), number("TRUE"), number("1_000"), number("inf")
@@ -63,12 +60,11 @@ class Grid:
         return f"{self.path.name!r}, {self.unit} {self.numbers[row]}, column {brief(column)} is {brief(cell)}"
 
     def cells(self, column: str) -> list[str]:
-        """Read a column, from top to bottom."""
         position = self.columns.index(column)
         return [row[position] for row in self.rows]
 
-    def check(self) -> None:
-        """A table has rows, and each column has a name of its own."""
+    def check(self, target: str) -> None:
+        """A table has rows, each column has a name of its own, and the target is one of several."""
         if not self.rows:
             raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
@@ -81,15 +77,9 @@ class Grid:
             raise Mistake(
                 f"{quoted(self.path)} has more than one column {brief(twice[0])}; give each a name of its own"
             )
-
-    def check_target(self, target: str) -> None:
-        """The target is a column, and not the only one."""
         if target not in self.columns:
-            hint = nearest(target, self.columns)
-            known = listed(self.columns)
-            raise Mistake(
-                f"data.target={target!r}: {self.path.name!r} has no such column, only {known}{one_line(hint)}"
-            )
+            known, hint = listed(self.columns), one_line(nearest(target, self.columns))
+            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {known}{hint}")
         if target in self.unlearned:
             raise Mistake(
                 f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "
@@ -127,7 +117,6 @@ def number(cell: str) -> float:
 
 
 def missing(cell: str) -> bool:
-    """Whether a cell holds nothing, in one of the usual spellings."""
     return cell.lower() in MISSING
 
 
@@ -164,7 +153,16 @@ def foreign(raw: bytes) -> str | None:
 
 def read_comma(path: Path) -> Grid:
     """Read the table in a file."""
-    numbers, lines = numbered(path, text(path))
+    reader = csv.reader(StringIO(text(path), newline=""), skipinitialspace=True, strict=True)
+    numbers, lines, begins = [], [], 1
+    try:
+        for cells in reader:
+            if cells:
+                numbers.append(begins)
+                lines.append([cell.strip() for cell in cells])
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
     if not lines:
         raise Mistake(f"{quoted(path)} is empty")
     header = tuple(lines[0])
@@ -194,26 +192,10 @@ def text(path: Path) -> str:
         ) from error
 
 
-def numbered(path: Path, whole: str) -> tuple[list[int], list[list[str]]]:
-    """The lines that hold cells, with the number of the line on which each begins."""
-    reader = csv.reader(StringIO(whole, newline=""), skipinitialspace=True, strict=True)
-    numbers, lines, begins = [], [], 1
-    try:
-        for cells in reader:
-            if cells:
-                numbers.append(begins)
-                lines.append([cell.strip() for cell in cells])
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
-    return numbers, lines
-
-
 # --- Tables in Parquet files, read by pyarrow, which is an optional dependency. Rows are counted from 1.
 
 
 def read_parquet(path: Path) -> Grid:
-    """Read the table in a file."""
     raw = contents(path)
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -303,12 +285,24 @@ def targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     for row, cell in enumerate(cells):
         if missing(cell):
             raise Mistake(f"{grid.place(row, target)}: the target is missing; remove the row, or give its target")
-    values = [number(cell) for cell in cells]
     if all(cell.lower() in TRUTH for cell in cells):
         return labels([cell.lower() for cell in cells])
-    if all(isnan(value) for value in values):
-        return texts(cells, target)
-    refuse_mixture(values, grid, target)
+
+    # Texts are classes, of which there cannot be many.
+    values = [number(cell) for cell in cells]
+    numbers = [not isnan(value) for value in values]
+    if not any(numbers):
+        if (different := len(set(cells))) > MOST:
+            raise Mistake(
+                f"data.target={brief(target)} holds {different} different texts, and at most {MOST} can be classes"
+            )
+        return labels(cells)
+
+    # A text is the mistake among numbers, a number among texts.
+    rare = 2 * sum(numbers) < len(numbers)
+    if not all(numbers):
+        kinds = "a number, and most others are not" if rare else "no number, and most others are"
+        raise Mistake(f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row")
     if all(value.is_integer() for value in values) and len(set(values)) <= MOST:
         return labels([int(value) for value in values])
     return torch.tensor(values, dtype=torch.float64)[:, None], ()
@@ -319,25 +313,6 @@ def labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
     names = sorted(set(values))
     position = {name: k for k, name in enumerate(names)}
     return torch.tensor([position[value] for value in values]), tuple(str(name) for name in names)
-
-
-def texts(cells: list[str], target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Take classes by their names, of which there cannot be many."""
-    different = len(set(cells))
-    if different > MOST:
-        raise Mistake(
-            f"data.target={brief(target)} holds {different} different texts, and at most {MOST} can be classes"
-        )
-    return labels(cells)
-
-
-def refuse_mixture(values: list[float], grid: Grid, target: str) -> None:
-    """A text is the mistake among numbers, a number among texts."""
-    numbers = [not isnan(value) for value in values]
-    rare = 2 * sum(numbers) < len(numbers)
-    if not all(numbers):
-        kinds = "a number, and most others are not" if rare else "no number, and most others are"
-        raise Mistake(f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row")
 
 
 SETS = Path(__file__).resolve().parent / "sets"
@@ -376,21 +351,15 @@ class Table(AbstractSource):
         return (existing(self.path),)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        grid = self.grid()
-        target, classes = targets(grid, self.target)
-        values = features(grid, self.target)
-        keep = usable(values, grid, self.target, self.missing)
-        return Examples(values[keep], target[keep], classes, gaps=self.missing == "mean")
-
-    def grid(self) -> Grid:
-        """Read the table as text, with the target among its columns."""
         ending = existing(self.path).suffix.lower()
         if ending not in self.readers:
             raise Mistake(f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")
         grid = self.readers[ending](self.path)
-        grid.check()
-        grid.check_target(self.target)
-        return grid
+        grid.check(self.target)
+        target, classes = targets(grid, self.target)
+        values = features(grid, self.target)
+        keep = usable(values, grid, self.target, self.missing)
+        return Examples(values[keep], target[keep], classes, gaps=self.missing == "mean")
 
 
 class BreastCancer(AbstractSource):

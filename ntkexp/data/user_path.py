@@ -31,7 +31,6 @@ def quoted(path: Path) -> str:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file."""
     try:
         return path.is_file()
     except OSError as error:
@@ -39,7 +38,6 @@ def is_there(path: Path) -> bool:
 
 
 def existing(path: Path) -> Path:
-    """The path, if a file is there."""
     try:
         folder, found = path.is_dir(), path.exists()
         beside = path.parent.iterdir() if path.parent.is_dir() and not found else ()

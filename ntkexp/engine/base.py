@@ -1,10 +1,5 @@
 """Jobs run on the executor of an engine, and what becomes of them is a stream of events (`run_jobs`); which engine is
 meant, what a worker does with a task, and faults of the machine in words.
-
-KIND[:WHERE] → an engine; those that need an extra are imported when they are asked for.
-
->>> choose("local", 2)
-Local(count=2)
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
@@ -48,15 +43,11 @@ class WrongEngine(WrongArgument):
 
 @dataclass(frozen=True)
 class Began:
-    """A worker has taken a task."""
-
     name: str
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """A task has come so far."""
-
     name: str
     step: int
     steps: int
@@ -64,8 +55,6 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker is through with a task."""
-
     name: str
     how: Ending
     reason: str = field(default="")
@@ -147,7 +136,8 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
             while running < engine.workers and (task := next(tasks, None)) is not None:
                 yield Began(task.name)
                 running += 1
-                executor.submit(work, task).add_done_callback(partial(put_end, events, task.name))
+                future: Future[Ended] = executor.submit(work, task)
+                future.add_done_callback(partial(put_end, events, task.name))
             if not running:
                 return
             event = events.get()
@@ -163,10 +153,73 @@ def put_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> Non
         events.put(Ended(name, "stopped"))
     elif (error := future.exception()) is None:
         events.put(future.result())
-    elif isinstance(error, Lost):
-        events.put(Ended(name, "killed", str(error)))
     else:
-        events.put(Ended(name, "killed", f"the cluster lost it: {type(error).__name__}: {first_line(error)}"))
+        lost = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
+        events.put(Ended(name, "killed", str(error) if isinstance(error, Lost) else lost))
+
+
+# --- Engines by their names: KIND[:WHERE].
+
+
+HOMES = {
+    "local": "ntkexp.engine.local",
+    "dask": "ntkexp.engine.dask_cluster",
+    "slurm": "ntkexp.engine.slurm",
+}
+SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
+
+
+def choose(given: str, workers: int | None) -> AbstractEngine:
+    """Open the engine that was asked for; those that need an extra are imported when they are asked for.
+
+    >>> choose("local", 2)
+    Local(count=2)
+    """
+    kind, _, where = given.partition(":")
+    if kind not in HOMES:
+        raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+    try:
+        open_engine: Callable[[str, int | None], AbstractEngine] = import_module(HOMES[kind]).open_engine
+    except ModuleNotFoundError as error:
+        lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
+        raise WrongEngine(lacking) from None
+    return open_engine(where, workers)
+
+
+# --- What a worker does with a task, in a process of its own.
+
+
+def ignore(event: Event) -> None:
+    """Tell nobody how far a task is: its folder says so."""
+
+
+def work(task: Task, tell: Tell = ignore) -> Ended:
+    """Carry a task out; however that ends, it is said, and nothing is raised."""
+    try:
+        os.chdir(task.home)
+        return Ended(task.name, task.job.carry_out(task.name, task.threads, tell))
+    except (Exception, KeyboardInterrupt) as error:
+        return Ended(task.name, *ending(error))
+
+
+def ending(error: BaseException) -> tuple[Ending, str]:
+    """Say what an exception means for a task; the notes of one that nobody expected belong to it.
+
+    >>> ending(KeyError("weights"))
+    ('failed', "KeyError: 'weights'")
+    """
+    match error:
+        case Held():
+            return "held", ""
+        case KeyboardInterrupt():
+            return "stopped", ""
+        case Mistake():
+            return "failed", str(error)
+        case OSError() if error.errno in FAULTS:
+            return "broken", in_words(error)
+        case _:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
 
 
 # --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.
@@ -225,66 +278,3 @@ def exhausted(error: BaseException) -> str | None:
         return str(error)
     text = "can't allocate memory" if isinstance(error, MemoryError) else str(error)
     return next((words for sign, words in SAID.items() if sign in text), None)
-
-
-HOMES = {
-    "local": "ntkexp.engine.local",
-    "dask": "ntkexp.engine.dask_cluster",
-    "slurm": "ntkexp.engine.slurm",
-}
-SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
-
-
-class Opener(Protocol):
-    """What a module of an engine offers as `open_engine`."""
-
-    def __call__(self, where: str, workers: int | None) -> AbstractEngine: ...
-
-
-def choose(given: str, workers: int | None) -> AbstractEngine:
-    """Open the engine that was asked for."""
-    kind, _, where = given.partition(":")
-    if kind not in HOMES:
-        raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
-    try:
-        opener: Opener = import_module(HOMES[kind]).open_engine
-    except ModuleNotFoundError as error:
-        lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
-        raise WrongEngine(lacking) from None
-    return opener(where, workers)
-
-
-# --- What a worker does with a task, in a process of its own.
-
-
-def ignore(event: Event) -> None:
-    """Tell nobody how far a task is: its folder says so."""
-
-
-def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry a task out; however that ends, it is said, and nothing is raised."""
-    try:
-        os.chdir(task.home)
-        return Ended(task.name, task.job.carry_out(task.name, task.threads, tell))
-    except (Exception, KeyboardInterrupt) as error:
-        return Ended(task.name, *ending(error))
-
-
-def ending(error: BaseException) -> tuple[Ending, str]:
-    """Say what an exception means for a task; the notes of one that nobody expected belong to it.
-
-    >>> ending(KeyError("weights"))
-    ('failed', "KeyError: 'weights'")
-    """
-    match error:
-        case Held():
-            return "held", ""
-        case KeyboardInterrupt():
-            return "stopped", ""
-        case Mistake():
-            return "failed", str(error)
-        case OSError() if error.errno in FAULTS:
-            return "broken", in_words(error)
-        case _:
-            said = f"{type(error).__name__}: {first_line(error)}"
-            return "failed", "; ".join([said, *getattr(error, "__notes__", ())])

@@ -34,7 +34,6 @@ def die_with_stdin() -> None:
 
 
 def main() -> None:
-    """Read a task, work on it, and say how that ended."""
     threads, digits = sys.stdin.readline().split()
     task: Task = pickle.loads(bytes.fromhex(digits))
     threading.Thread(target=die_with_stdin, daemon=True).start()

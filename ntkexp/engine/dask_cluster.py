@@ -79,7 +79,13 @@ class DaskExecutor(Executor):
 def open_engine(where: str, workers: int | None) -> Dask:
     """Find the cluster, if it answers in time."""
     address, _, rest = where.partition(",")
-    timeout = read_timeout(where, rest)
+    key, _, value = rest.partition("=")
+    try:
+        timeout = float(value) if rest else TIMEOUT
+    except ValueError:
+        timeout = 0.0
+    if timeout <= 0 or (rest and key != "timeout"):
+        raise WrongEngine(f"dask:{where} cannot be read; {SPELLING}")
     client = connect_client(address, timeout)
     threads = sum(client.nthreads().values())
     if not threads:
@@ -88,20 +94,7 @@ def open_engine(where: str, workers: int | None) -> Dask:
     return Dask(client, min(workers or threads, threads))
 
 
-def read_timeout(where: str, rest: str) -> float:
-    """Read the limit of time that was given."""
-    key, _, value = rest.partition("=")
-    try:
-        seconds = float(value) if rest else TIMEOUT
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0 or (rest and key != "timeout"):
-        raise WrongEngine(f"dask:{where} cannot be read; {SPELLING}")
-    return seconds
-
-
 def connect_client(address: str, timeout: float) -> Any:
-    """Connect a client to the cluster."""
     if not address:
         raise WrongEngine(f"dask names no cluster; {SPELLING}")
     by_file = address.endswith(".json")
@@ -114,8 +107,8 @@ def connect_client(address: str, timeout: float) -> Any:
             apart.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
     except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({said}); {SPELLING}") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({reason}); {SPELLING}") from None
 
 
 async def greet(address: str, timeout: float) -> None:
@@ -142,13 +135,13 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     with suppress(BrokenPipeError):  # it died: its last word is missing
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
-    said = process.stdout.read()
+    answer = process.stdout.read()
     status = process.wait()
     children[token].remove(process)
     process.stdin.close()
-    if not said:
+    if not answer:
         return Ended(name, "killed", f"its process ended with status {status}")
-    return Ended(**json.loads(said.splitlines()[-1]))
+    return Ended(**json.loads(answer.splitlines()[-1]))
 
 
 async def interrupt(token: str) -> None:

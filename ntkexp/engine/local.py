@@ -29,13 +29,13 @@ GRACE = 30.0  # seconds that a job has to keep what it has
 
 
 def cores() -> int:
-    """Count the processors that this process may use."""
+    """The processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """This machine does so many jobs at once, each with its share of the cores."""
+    """This machine does `count` jobs at once, each with its share of the cores."""
 
     near = True
     count: int
@@ -46,7 +46,7 @@ class Local(AbstractEngine):
 
     @property
     def threads(self) -> int:
-        """How many threads each worker has."""
+        """Of each worker."""
         return max(1, cores() // self.count)
 
     def limit_threads(self) -> None:
@@ -100,15 +100,14 @@ class LocalExecutor(Executor):
         raise Lost(f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.strike(signal.SIGINT)
+        self.send_all(signal.SIGINT)
         try:
             wait_for(self.futures, GRACE)
         finally:  # whoever is asked a second time has no patience left
-            self.strike(signal.SIGKILL)
+            self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 
-    def strike(self, number: signal.Signals) -> None:
-        """Send a signal to every process that is there."""
+    def send_all(self, number: signal.Signals) -> None:
         with self.lock:
             for process in self.running:
                 assert process.pid is not None
@@ -117,7 +116,6 @@ class LocalExecutor(Executor):
 
 
 def open_engine(where: str, workers: int | None) -> Local:
-    """Open the engine of this machine."""
     if where:
         raise WrongEngine(f"local:{where}: there is nothing to say after 'local'; write engine=local")
     return Local(workers or cores())
@@ -136,7 +134,6 @@ def start_server(*modules: str) -> None:
 
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
-    """Hold a signal back."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -154,7 +151,6 @@ def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> No
 
 
 def die_with_parent() -> None:
-    """Wait until the command is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

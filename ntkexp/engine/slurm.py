@@ -82,7 +82,6 @@ class SlurmExecutor(Executor):
         return future
 
     def submitted(self, task: Task) -> Any:
-        """Submit a job."""
         threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
         make_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
@@ -98,9 +97,14 @@ class SlurmExecutor(Executor):
         while self.jobs or not self.over.is_set():
             for future, job in list(self.jobs.items()):
                 try:
-                    if job.done():
-                        del self.jobs[future]
-                        settle(future, job)
+                    if not job.done():
+                        continue
+                    del self.jobs[future]
+                    if (error := job.exception()) is None:
+                        future.set_result(job.result())
+                        continue
+                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                    future.set_exception(Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}"))
                 except Exception as error:  # of the queue's own commands: nobody else would hear of it
                     self.jobs.pop(future, None)
                     future.set_exception(error)
@@ -116,15 +120,6 @@ class SlurmExecutor(Executor):
             self.watcher.join(GRACE)
 
 
-def settle(future: Future[Any], job: Any) -> None:
-    """Give a future what became of its job."""
-    if (error := job.exception()) is None:
-        future.set_result(job.result())
-        return
-    first = str(error).strip().partition("\n")[0]
-    future.set_exception(Lost(f"job {job.job_id} ended with {type(error).__name__}: {first}; see {job.paths.stderr}"))
-
-
 class Job:
     """What a job does; submitit calls `checkpoint` before it kills one, and queues what that returns."""
 
@@ -138,24 +133,21 @@ class Job:
 
 def open_engine(where: str, workers: int | None) -> Slurm:
     """Open the queue, with what every job asks for."""
-    asked = [entry.partition("=") for entry in where.split(",") if entry]
-    cluster = ([value for key, _, value in asked if key == "cluster"] or ["slurm"])[-1]
+    cluster, given = "slurm", dict[str, Any]()
+    for key, _, value in (entry.partition("=") for entry in where.split(",") if entry):
+        if key == "cluster":
+            cluster = value
+            continue
+        if key not in NAMES:
+            hint = nearest(key, NAMES)
+            raise WrongEngine(f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
+        name, kind = NAMES[key]
+        try:
+            given[name] = kind(value)
+        except ValueError:
+            raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
     if cluster not in {"slurm", "local"}:
         raise WrongEngine(f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
-    given = dict(parameter(key, value, where) for key, _, value in asked if key != "cluster")
-    engine = Slurm(cluster, USUAL | given, workers or JOBS)
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
-    return engine
-
-
-def parameter(key: str, value: str, where: str) -> tuple[str, Any]:
-    """Find what submitit calls a parameter."""
-    if key not in NAMES:
-        hint = nearest(key, NAMES)
-        raise WrongEngine(f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
-    name, kind = NAMES[key]
-    try:
-        return name, kind(value)
-    except ValueError:
-        raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
+    return Slurm(cluster, USUAL | given, workers or JOBS)

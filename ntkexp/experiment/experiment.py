@@ -67,12 +67,6 @@ class Experiment(Component):
             raise Mistake("it takes cpu, cuda or cuda:K")
         return name
 
-    @model_validator(mode="after")
-    def refuse_too_many_kernels(self) -> Self:
-        """The timetable knows how many there can be."""
-        self.timetable()
-        return self
-
     @property
     def room_gb(self) -> float:
         """What it may use: as much as it says, else by its device."""
@@ -89,7 +83,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_phases(self) -> Self:
-        """What is known of one stretch of training alone."""
+        """What is known of one stretch of training alone, and more kernels than the timetable knows there can be."""
+        self.timetable()
         if not self.switches:
             return self
         if self.stop_at_loss is not None:
@@ -114,15 +109,17 @@ class Experiment(Component):
         """How the path of this optimizer is integrated."""
         return choose_integration(self.optimizer, self.path)
 
-    @model_validator(mode="after")
-    def refuse_another_integration(self) -> Self:
-        """The way that is chosen knows what it does not go with."""
-        _ = self.integration
-        return self
+    @property
+    def knows_derivative(self) -> bool:
+        """Whether the derivative of the optimizer's update is written down."""
+        return is_own(type(self.optimizer).update.__module__)
 
     @model_validator(mode="after")
-    def refuse_unknown_effects(self) -> Self:
-        """An effect is a derivative through steps whose rule is known, or is found by trainings where these are few."""
+    def refuse_contradictions(self) -> Self:
+        """What the path, effects and sketches of kernels do not go with."""
+        _ = self.integration  # which refuses what it does not go with itself
+
+        # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
         asked = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
@@ -135,26 +132,14 @@ class Experiment(Component):
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
             )
-        return self
 
-    @property
-    def knows_derivative(self) -> bool:
-        """Whether the derivative of the optimizer's update is written down."""
-        return is_own(type(self.optimizer).update.__module__)
-
-    @model_validator(mode="after")
-    def refuse_sketched_trace(self) -> Self:
-        """Outputs are sketched together, their traces are not."""
+        # outputs are sketched together, their traces are not; and a sketch keeps the sum of a step, which is all that
+        # an optimizer without a memory makes of its gradient
         if self.kernel.sketch is not None and self.path.kernels == "trace":
             raise Mistake(
                 f"kernel.sketch={self.kernel.sketch}: traces are not sketched; leave out kernel.sketch, or use "
                 "path.kernels=all"
             )
-        return self
-
-    @model_validator(mode="after")
-    def refuse_sketched_memory(self) -> Self:
-        """A sketch keeps the sum of a step, which is all that an optimizer without a memory makes of its gradient."""
         if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):
             what = "carries past gradients from step to step" if self.optimizer.remembers else "follows a curve"
             raise Mistake(

@@ -60,15 +60,15 @@ def components(value: object) -> Iterator[Component]:
 
 
 def files_of(value: object) -> list[Path]:
-    """The files that the components in a value read, or are written in outside this package."""
-    return [file for component in components(value) for file in (*component.files(), *source(component))]
-
-
-def source(component: Component) -> tuple[Path, ...]:
-    """The file of a component that comes from elsewhere: it changes without a new `results_version`."""
-    if type(component).__module__.split(".")[0] == "ntkexp":
-        return ()
-    return (Path(inspect.getfile(type(component))),)
+    """The files that the components in a value read, or are written in outside this package, whose code changes without
+    a new `results_version`.
+    """
+    files: list[Path] = []
+    for component in components(value):
+        files += component.files()
+        if type(component).__module__.split(".")[0] != "ntkexp":
+            files.append(Path(inspect.getfile(type(component))))
+    return files
 
 
 def digest(file: Path) -> str:

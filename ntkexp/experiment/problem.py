@@ -25,8 +25,6 @@ from ntkexp.path.budget import copies_of_drawn
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
-# --- What is learned, and by what: the data and the network of an experiment, drawn once.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -53,53 +51,37 @@ class Problem:
 
 def draw_problem(experiment: Experiment) -> Problem:
     """Draw the data, and the network with its weights at the start, on the experiment's device."""
-    data = experiment.draw()
+    data, probes = experiment.draw(), experiment.path.probes
+    # the points: training examples always, as they are the right side of every kernel, and the splits that are read
+    splits = [name for name in ("train", "probe", "test") if name == "train" or name in probes]
+    parts, places, at = list[Tensor](), dict[str, slice](), 0
+    for name in splits:
+        target = getattr(data, name).target
+        parts.append(experiment.loss.targets(target, len(data.classes)))
+        if name in probes and len(target):
+            places[name] = slice(at, at + len(target))
+        at += len(target)
+    if not places:
+        raise Mistake(f"path.probes=[{','.join(probes)}]: the data has no points there; raise data.probe, or add train")
+    # where the examples of each phase lie among those of their split: they stand together
+    phases = {}
+    for name, place in ({"train": slice(0, len(data.train.inputs))} | places).items() if data.phases else ():
+        counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
+        ends = list(accumulate(counts, initial=place.start))
+        phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
+
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
-    targets, places = targets_and_places(experiment, data)
-    copies = copies_of_drawn(kind["dtype"].itemsize)
-    module = draw_network(experiment, data, targets.shape[1], copies)
-    inputs = torch.cat([getattr(data, name).inputs for name in splits(experiment)])
+    targets = torch.cat(parts)
+    module = draw_network(experiment, data, targets.shape[1], copies_of_drawn(kind["dtype"].itemsize))
     return Problem(
         data=data,
-        inputs=inputs.to(**kind),
+        inputs=torch.cat([getattr(data, name).inputs for name in splits]).to(**kind),
         targets=targets.to(**kind),
         places=places,
-        phases=phases_within(data, {"train": slice(0, len(data.train.inputs))} | places),
+        phases=phases,
         module=module,
         weights=weights_of(module),
     )
-
-
-def splits(experiment: Experiment) -> list[str]:
-    """The splits among the points: training examples always, as they are the right side of every kernel."""
-    return [name for name in ("train", "probe", "test") if name == "train" or name in experiment.path.probes]
-
-
-def targets_and_places(experiment: Experiment, data: Data) -> tuple[Float[Tensor, "point out"], dict[str, slice]]:
-    """The targets of all points, and where each split that is read lies among them."""
-    parts: list[Tensor] = []
-    places: dict[str, slice] = {}
-    at = 0
-    for name in splits(experiment):
-        target = getattr(data, name).target
-        parts.append(experiment.loss.targets(target, len(data.classes)))
-        if name in experiment.path.probes and len(target):
-            places[str(name)] = slice(at, at + len(target))
-        at += len(target)
-    if not places:
-        asked = ",".join(experiment.path.probes)
-        raise Mistake(f"path.probes=[{asked}]: the data has no points there; raise data.probe, or add train")
-    return torch.cat(parts), places
-
-
-def phases_within(data: Data, places: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
-    """Where the examples of each phase lie among the points, split by split; they stand together."""
-    found = {}
-    for name, place in places.items() if data.phases else ():
-        counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
-        ends = list(accumulate(counts, initial=place.start))
-        found[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
-    return found
 
 
 def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:

@@ -17,14 +17,12 @@ Where to read what:
     watch.py               the algorithm of following: what is recorded of each call and step, and proved as it happens
     calls.py               a call of the model: its circumstances, its inputs, ∂L/∂f, its losses
     example_names.py       by what names examples go
-    parameters.py          the parameters that optimizers move, by name, and what wrappers hold
     outside.py             what changes the model and is no step: refused, or a part of its own
-    rule.py, step.py       the linear step of an optimizer, and its proof; a step, and the interfaces of stores
+    rule.py, step.py       the linear step of an optimizer, and proof (b); a step, and the interfaces of stores
     store/                 steps in memory and on disk, and their replay
-    replayed_module.py     the module as functions of its weights, as each call had it
-    output_signatures.py   whether a replay gives the outputs of the loop
-    clipping.py            what a gradient may have been multiplied with
-    attribution.py         what each step added, on the way back; trace.py: the sums, and a trace in a folder
+    replayed_module.py     the module as functions of its weights, as each call had it; whether it gives what it gave
+    clipping.py            proof (a): the factors between gradients, which scales and clipping explain
+    attribution.py         what each step added, on the way back; trace.py: what its user asks, and a trace in a folder
     run_folder.py          what was found, as a run that `ntkexp report` shows
     followed_training.py   a loop as a training that can be differentiated; effects.py, again.py, loop_ledger.py: what
                            leaving examples out would change, and trainings without them

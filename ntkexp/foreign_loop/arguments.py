@@ -1,4 +1,6 @@
-"""The parameters that followed optimizers move, by name, and what lies inside the wrappers of libraries."""
+"""What `follow` is given: the parameters that optimizers move, by name; what lies inside the wrappers of libraries; and
+what is refused before a loop begins.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,6 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs
 
-# --- The parameters that optimizers move, by the names that the model gives them.
-
-
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
 """The settings of a group of parameters, and these."""
 
@@ -35,7 +34,8 @@ SHORTEST = 32  # bits
 
 @dataclass
 class ParameterGroups:
-    """The groups of each optimizer; they are named again where a group has come, grown or been loaded."""
+    """The groups of each optimizer, by the names that the model gives to parameters; they are named again where a group
+    has come, grown or been loaded."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -105,7 +105,7 @@ SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """One optimizer, or several, without what is around them. A wrapper that moves weights itself is found out by that.
+    """One optimizer, or several, without what is around them; a wrapper that moves weights itself is noticed later.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -113,24 +113,15 @@ def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Opt
     True
     """
     found = [given] if not isinstance(given, Sequence) else list(given)
-    while any(isinstance(inner_of(each), torch.optim.Optimizer) for each in found):
-        found = [inner_of(each) or each for each in found]
-    return found
-
-
-def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
-    """What an optimizer is wrapped around, as accelerate and Lightning do it."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else None
+    inner = [getattr(each, "optimizer", None) for each in found]  # as accelerate and Lightning wrap them
+    if not any(isinstance(each, torch.optim.Optimizer) for each in inner):
+        return found
+    pairs = zip(found, inner, strict=True)
+    return unwrapped_optimizers([one if isinstance(one, torch.optim.Optimizer) else each for each, one in pairs])
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """The module whose parameters are trained.
-
-    >>> net = nn.Linear(1, 1)
-    >>> unwrapped_model(net) is net
-    True
-    """
+    """The module whose parameters are trained."""
     inner = getattr(called_model(model), "_orig_mod", None)
     return unwrapped_model(inner) if isinstance(inner, nn.Module) else called_model(model)
 
@@ -180,8 +171,7 @@ ONE_NUMBER = (
     "or name the part of its answer that does, as output='logits'"
 )
 NEVER_CALLED = "model(x) was never called with gradients enabled; follow the module that the loop calls so"
-FEW = 2
-"""Queries of which operations are recorded beforehand: of two it is seen whether examples are mixed."""
+FEW = 2  # queries of which operations are recorded beforehand: of two it is seen whether examples are mixed
 MOST = 1e9  # GB
 
 
@@ -237,7 +227,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
             answer = function_of(module, output)(weights, part(inputs, slice(1)))
     except Mistake:
         raise
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # the model's own
         for name, weight in module.named_parameters():
             refuse_short(name, weight)  # which comes first, where queries would fit longer ones
         raise Mistake(f"queries=: the model does not take them: {str(error).splitlines()[0]}") from error

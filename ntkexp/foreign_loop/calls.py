@@ -7,7 +7,7 @@ generators that it drew random numbers from, and autocast. Under them it can be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from inspect import signature
@@ -59,21 +59,20 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
     >>> torch.equal(first, torch.rand(3))
     True
     """
+
+    def set_states(states: Mapping[str, Tensor]) -> None:
+        for place, state in states.items():
+            if place == CPU:
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, place)
+
     before = {place: torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place) for place in states}
     try:
-        set_generators(states)
+        set_states(states)
         yield
     finally:
-        set_generators(before)
-
-
-def set_generators(states: Mapping[str, Tensor]) -> None:
-    """Put the generators of these devices in these states."""
-    for place, state in states.items():
-        if place == CPU:
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, place)
+        set_states(before)
 
 
 # --- Autocast: the context in which a call was made whose products are formed in shorter numbers than weights have.
@@ -108,22 +107,52 @@ class Autocast:
         found: torch.dtype = getattr(torch, self.kind)
         return found
 
-    @property
-    def eps(self) -> float:
-        """Their precision."""
-        return torch.finfo(self.dtype).eps
+    def again(self) -> AbstractContextManager[object]:
+        """Such a context, unless the model enters it by itself."""
+        return torch.autocast(self.device, self.dtype, cache_enabled=self.cached) if self.whole else nullcontext()
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Be in such a context, unless the model enters it by itself."""
-        with torch.autocast(self.device, self.dtype, cache_enabled=self.cached) if self.whole else nullcontext():
-            yield
+
+# --- The kernels that torch may choose among: others cast otherwise, so a call is replayed by its own.
+
+
+KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "mem_efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+}
+"""Of attention, and of products on processors: whether each is allowed now, and how to say so."""
+
+
+def forbidden_kernels() -> frozenset[str]:
+    """Those that may not be chosen now, as inside `torch.nn.attention.sdpa_kernel`.
+
+    >>> from torch.nn.attention import SDPBackend, sdpa_kernel
+    >>> with sdpa_kernel(SDPBackend.MATH):
+    ...     sorted(forbidden_kernels())
+    ['cudnn', 'flash', 'mem_efficient']
+    """
+    return frozenset(name for name, (allowed, _) in KERNELS.items() if not allowed())
+
+
+@contextmanager
+def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
+    """Choose among all kernels but these."""
+    before = forbidden_kernels()
+    try:
+        for name in before ^ forbidden:
+            KERNELS[name][1](name not in forbidden)
+        yield
+    finally:
+        for name in before ^ forbidden:
+            KERNELS[name][1](name not in before)
 
 
 # --- The circumstances of a call: what it depends on besides weights and inputs.
 #
-# Layers are in training mode or in evaluation, most of them as the whole model is. Generators begin in a state,
-# of which a call that draws nothing knows nothing. And products may be formed in shorter numbers, under autocast.
+# Layers are in training mode or in evaluation, most of them as the whole model is. Generators begin in a state, which
+# is only of interest if the call draws from them. Products may be formed in shorter numbers, and by some kernels only.
 
 
 @dataclass(frozen=True)
@@ -142,7 +171,6 @@ class LayerModes:
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerModes:
-        """Those of a module."""
         trains = module.training
         return cls(trains, frozenset(name for name, each in module.named_modules() if each.training != trains))
 
@@ -157,22 +185,17 @@ EVALUATION = LayerModes()
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:
-    """The modes, the states of the generators that were drawn from, by their devices, and the casts."""
+    """The modes, the states of the generators that were drawn from, by their devices, the casts, and the kernels that
+    were forbidden."""
 
     modes: LayerModes = EVALUATION
     states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
-
-    @classmethod
-    def of(cls, module: nn.Module, before: Mapping[str, Tensor], autocast: Autocast | None) -> Circumstances:
-        """Those of a call that has come back, before which generators were in these states."""
-        after = generator_states(module)
-        drawn_from = {place: state for place, state in before.items() if not torch.equal(state, after[place])}
-        return cls(LayerModes.of(module), drawn_from, autocast)
+    forbidden: frozenset[str] = frozenset()
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Draw and cast as then; modes are the module's affair."""
+        """Draw and cast as then; modes are the module's affair, and kernels those of the way back too."""
         with beginning_at(self.states), nullcontext() if self.autocast is None else self.autocast.again():
             yield
 
@@ -181,7 +204,9 @@ class Circumstances:
         """All of it as plain content, for a file."""
         otherwise = sorted(self.modes.otherwise)
         casts = None if self.autocast is None else list(astuple(self.autocast))
-        return {"trains": self.modes.trains, "otherwise": otherwise, "states": dict(self.states), "casts": casts}
+        forbidden = {"forbidden": sorted(self.forbidden)} if self.forbidden else {}
+        modes = {"trains": self.modes.trains, "otherwise": otherwise}
+        return {**modes, "states": dict(self.states), "casts": casts, **forbidden}
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Circumstances:
@@ -189,7 +214,8 @@ class Circumstances:
         states = {place: state.clone() for place, state in content.get("states", {}).items()}
         modes = LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ())))
         casts = content.get("casts")
-        return cls(modes, states, None if casts is None else Autocast(*casts))
+        forbidden = frozenset(content.get("forbidden", ()))
+        return cls(modes, states, None if casts is None else Autocast(*casts), forbidden)
 
 
 @dataclass
@@ -212,7 +238,6 @@ class ModelCall:
         return digests(self.inputs) if self.called is None else self.called
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
-        """Add what came back in a pass."""
         self.backward = backward
         rows = gradient.detach().clone()
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
@@ -236,8 +261,7 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 
 # --- The loss of a loop, as its user gives it: one number for each example of a call, up to one factor for each call.
 #
-# ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against the gradient that came back to the call's
-# outputs
+#     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against what came back to the outputs
 #
 # A mean divides by what its examples count, Σm: each 1, or its class weight, or the number of its tokens.
 
@@ -254,7 +278,7 @@ ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Ten
 def losses_of(
     loss: ExampleLoss, outputs: Tensor, call: SeenCall
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
-    """The losses of the examples of a call, and what they count, if that is given."""
+    """The losses of the examples, and what they count in their mean, if that is given."""
     given = loss(outputs, call)
     found, counts = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(found, Tensor):
@@ -283,7 +307,7 @@ def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tenso
 
 class CountedTargets(TorchFunctionMode):
     """Hears what the targets of each example count where PyTorch takes a mean of cross-entropies: the weights of their
-    classes, and nothing for those that are ignored."""
+    classes, and nothing for those that are ignored. A mean over probabilities of classes divides by their number."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -294,17 +318,13 @@ class CountedTargets(TorchFunctionMode):
         if func in (functional.cross_entropy, functional.nll_loss):
             given = signature(func).bind(*args, **kwargs)
             given.apply_defaults()
-            self.hear(given.arguments["target"], given.arguments["weight"], given.arguments["ignore_index"])
+            target, weight, ignored = (given.arguments[name] for name in ("target", "weight", "ignore_index"))
+            if not target.is_floating_point():
+                there = target != ignored
+                counts = there.double() if weight is None else weight.double()[torch.where(there, target, 0)] * there
+                even = not counts.numel() % self.rows
+                self.counts.append(counts.reshape(self.rows, -1).sum(1) if even else counts.new_full((2,), nan))
         return func(*args, **kwargs)
-
-    def hear(self, target: Tensor, weight: Tensor | None, ignored: int) -> None:
-        """Take in some targets; a mean over probabilities of classes divides by how many there are."""
-        if target.is_floating_point():
-            return
-        there = target != ignored
-        counts = there.double() if weight is None else weight.double()[torch.where(there, target, 0)] * there
-        each = counts.reshape(self.rows, -1).sum(1) if not counts.numel() % self.rows else counts.new_full((2,), nan)
-        self.counts.append(each)
 
     @property
     def whole(self) -> float | None:
@@ -344,12 +364,7 @@ class CallLoss:
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
         """One for each example."""
-        return losses_of(self.loss, outputs, self.seen)[0]
-
-    @property
-    def seen(self) -> SeenCall:
-        """The call, as functions of the user's see it."""
-        return SeenCall.of(self.call.inputs, self.call.names)
+        return losses_of(self.loss, outputs, SeenCall.of(self.call.inputs, self.call.names))[0]
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
         """The losses at these weights."""
@@ -362,24 +377,24 @@ class CallLoss:
             outputs = self.function(weights, self.call.inputs)
         outputs = outputs.detach().requires_grad_()
         with CountedTargets(len(self.call.names)) as heard:
-            counts = counts_of(self.loss, outputs, self.seen)
+            counts = counts_of(self.loss, outputs, SeenCall.of(self.call.inputs, self.call.names))
         factors = None if weighing is None else weighing.factors(self.call.names, counts)
 
         def slope(multiple: float) -> Tensor:
+            """∂/∂f of a multiple of the losses."""
             (found,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
             return (found if factors is None else found * factors.to(found).view(-1, *[1] * (found.dim() - 1))).view(-1)
 
         assert self.call.gradient is not None
-        ours, theirs = slope(1.0), self.call.gradient.reshape(-1)
-        factor, missed = factor_between(ours, theirs)
-        bound = AGREES * torch.finfo(theirs.dtype).eps
-        rounding = cancelled(slope)
-        if not missed <= bound + SPREAD * rounding:
+        theirs = self.call.gradient.reshape(-1)
+        factor, missed = factor_between(slope(1.0), theirs)
+        rounding, eps = cancelled(slope), torch.finfo(theirs.dtype).eps
+        if not missed <= AGREES * eps + SPREAD * rounding:
             raise Mistake(
                 f"step {self.step}: loss= is not the loss that was trained with: its gradient in the outputs is off by "
                 f"{missed:.2g} of itself, whatever factor it has; give the loss of each example, as the loop has it"
             )
-        room = KNOWN * torch.finfo(theirs.dtype).eps + SPREAD * (missed + rounding)
+        room = KNOWN * eps + SPREAD * (missed + rounding)
         return CallShare(factor, len(self.call.names), outputs.numel(), room, counts, heard.whole)
 
 

@@ -1,4 +1,4 @@
-"""What gradients may have been multiplied with between the examples and the step: scales, and clipping by norm.
+"""Proof (a): the consumed gradient is that of the examples seen, g, up to factors, which scales and clipping explain.
 
     consumed = c·g      a scale     c = 2^k, of a scaler that was taken back; 2^k/n ≤ 1, of a mean; or a c < 1 that
                                     another step has, but for 2^k
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import frexp, sqrt
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,12 +27,82 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.calls import ModelCall
+
+if TYPE_CHECKING:
+    from ntkexp.foreign_loop.calls import ModelCall
+
+AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
+AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
 PARTS = 1000  # the largest n of which a mean may be taken
 RESOLVED = 0.05  # bounds: of a norm beside another
 FAIR = 0.1  # the share of the steps of a parameter that have the norm, or the scale, of one of them
 ADDED = "was a term added to the loss, or a gradient changed by hand?"
 RARE = 0.01  # the share of all numbers that may be within the bound of some 1/n
+ALIKE = (
+    f"{ADDED} A penalty on weights is followed as weight_decay of "
+    "the optimizer; one on another output, when that is part of the module's output (output=…), or of a call of its own"
+)
+DREW = (
+    "were other random numbers drawn in the call, by fused attention (choose attn_implementation='eager', or "
+    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ALIKE
+)
+
+
+# --- The factors between two gradients.
+
+
+def factors_between(
+    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall], room: float
+) -> tuple[dict[str, float], float]:
+    """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
+    far the two differ after all: by no more than rounding, also of casts, which have that `room`."""
+    if not consumed:
+        return {}, 0.0
+    bound = bound_of(consumed, room)
+
+    # one factor for all parameters, or else one for each
+    ours, theirs = (torch.cat([each[name].flatten() for name in consumed]) for each in (found, consumed))
+    factor, missed = factor_between(ours, theirs)
+    if missed <= bound:
+        return dict.fromkeys(consumed, factor), missed
+    each = {name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed}
+    worst = max(each, key=lambda name: each[name][1])
+    if (missed := each[worst][1]) <= bound:
+        return {name: one[0] for name, one in each.items()}, missed
+    rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
+    raise Mistake(
+        f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
+        f"itself in '{worst}'; {DREW if drew else ALIKE}"
+    )
+
+
+def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The factor between two gradients, and how far they differ, relative to the second; in long numbers where squares
+    would underflow, as those of examples that are all but learned do.
+
+    >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
+    (0.5, 0.0)
+    """
+    size = float(theirs.norm())
+    if theirs.numel() and min(size, float(ours.norm())) ** 2 < torch.finfo(theirs.dtype).tiny / theirs.numel():
+        ours, theirs = ours.double(), theirs.double()
+        size = float(theirs.norm())
+    square = float(ours @ ours)
+    factor = float(ours @ theirs) / square if square else 0.0
+    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0
+
+
+def bound_of(consumed: Weights, room: float) -> float:
+    """How far rounding may take a gradient, relative to it, and casts that have this room."""
+    return max(AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0), OF_CASTS * room)
+
+
+# --- Whether scales and clipping explain the factors of a loop.
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,21 +123,13 @@ class Multiplied:
 
     @property
     def room(self) -> float:
-        """How far a norm may be from that of others."""
+        """How far a norm may be from another that clipping leaves, where it was asked for one up to 1e-6 above both."""
         return SAME * self.bound * self.norm + GUARD
 
     @property
     def mantissa(self) -> float:
-        """The factor without its power of two."""
+        """The factor without its power of two, by which a scaler grows or shrinks."""
         return frexp(self.factor)[0]
-
-    def has_scale(self, other: Multiplied) -> bool:
-        """Whether the factor is another's but for a power of two, by which a scaler grows or shrinks."""
-        return 0 < self.factor < 1 and alike(self.mantissa, other.mantissa, SAME * self.bound)
-
-    def meets(self, norm: float) -> bool:
-        """Whether clipping leaves this norm and that one, where it was asked for one up to 1e-6 above both."""
-        return abs(self.norm - norm) <= self.room
 
     def may_be_clipped(self, other: Multiplied) -> bool:
         """Whether clipping by norm may have led to this norm, which is that of another step.
@@ -137,14 +200,30 @@ class Factors:
 
         # factors of other steps, but for a power of two, are scales; sums of clipped groups are clipped
         left = [each for each in self.seen if each not in clipped]
-        scales = {each.mantissa: each for each in scales_among(left)}
+        scales = {each.mantissa for each in scales_among(left)}
         known = {frozenset(each.names): each.norm for each in ordered if each in clipped}
-        left = [each for each in left if not is_sum(each, known) and not any(map(each.has_scale, scales.values()))]
+        left = [
+            each
+            for each in left
+            if not is_sum(each, known)
+            and not (0 < each.factor < 1 and any(alike(each.mantissa, m, SAME * each.bound) for m in scales))
+        ]
+
+        # what is clipped at one step alone is known by its direction
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
-            if each.single or not once:  # what is clipped at one step alone is known by its direction
-                raise Mistake(refusal(each))
+            if each.single or not once:
+                more = f" and {counted(len(each.names) - 1, 'parameter')} more" if each.names[1:] else ""
+                what = (
+                    "one number, whose factor is that of no group it could be clipped with"
+                    if each.single
+                    else "which is no scale and leads to the norm of no other step, as clipping to one norm does"
+                )
+                raise Mistake(
+                    f"step {each.step}: the gradient that was consumed is not that of the examples seen: in "
+                    f"'{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; {ADDED}"
+                )
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
@@ -191,25 +270,9 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
         return False
     for names, norm in known.items():
         part = left.only(names)
-        if len(part.names) == len(names) and part.meets(norm):
+        if len(part.names) == len(names) and abs(part.norm - norm) <= part.room:
             left = left.only(name for name in left.names if name not in names)
-    return not left.names or (left is not each and any(map(left.meets, known.values())))
-
-
-def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """The factor between two gradients, and how far they differ, relative to the second; in long numbers where squares
-    would underflow, as those of examples that are all but learned do.
-
-    >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
-    (0.5, 0.0)
-    """
-    size = float(theirs.norm())
-    if theirs.numel() and min(size, float(ours.norm())) ** 2 < torch.finfo(theirs.dtype).tiny / theirs.numel():
-        ours, theirs = ours.double(), theirs.double()
-        size = float(theirs.norm())
-    square = float(ours @ ours)
-    factor = float(ours @ theirs) / square if square else 0.0
-    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0
+    return not left.names or (left is not each and any(abs(left.norm - norm) <= left.room for norm in known.values()))
 
 
 def alike(one: float, other: float, room: float) -> bool:
@@ -227,17 +290,3 @@ def is_scale(factor: float, bound: float, most: int = PARTS) -> bool:
         return factor == 0
     parts = range(1, int(min(most, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
     return any(2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts))
-
-
-def refusal(each: Multiplied) -> str:
-    """What is said of a factor that nothing explains."""
-    others = f" and {counted(len(each.names) - 1, 'parameter')} more" if each.names[1:] else ""
-    what = (
-        "one number, whose factor is that of no group it could be clipped with"
-        if each.single
-        else ("which is no scale and leads to the norm of no other step, as clipping to one norm does")
-    )
-    return (
-        f"step {each.step}: the gradient that was consumed is not that of the examples seen: in '{each.names[0]}'"
-        f"{others} it is {each.factor:.4g} times that, {what}; {ADDED}"
-    )

@@ -98,11 +98,11 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
 # order.
 
 
-DATASET = "dataset"
-"""The value of `ids=`."""
+DATASET = "dataset"  # the value of `ids=`
+RECENT = 256  # batches among which the rows of a call are looked for: a loop may gather some before it calls the model
 
-RECENT = 256
-"""Batches among which the rows of a call are looked for: a loop may gather some before it calls the model."""
+REQUESTED = "_ntkexp_requested"
+"""The indices that an iterator has requested of its Dataset, and not loaded yet."""
 
 Places: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
@@ -157,35 +157,24 @@ class RecordedLoading:
         raise Mistake(f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…")
 
     def record(self, iterator: Any, batch: object) -> None:
-        """Record a batch that was loaded."""
+        """Record a batch that was loaded, unless its rows have no known indices."""
         requested = vars(iterator).get(REQUESTED)
         indices = requested.popleft() if requested else None
-        if (reason := why_unknown(iterator, indices)) is not None:
-            self.reason = reason
-            return
-        assert indices is not None
-        leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()]
-        columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
-        self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
-
-
-REQUESTED = "_ntkexp_requested"
-"""The indices that an iterator has requested of its Dataset, and not loaded yet."""
-
-
-def why_unknown(iterator: Any, indices: object) -> str | None:
-    """Why the rows of a batch have no known indices, if they have none."""
-    if isinstance(iterator._dataset, IterableDataset):
-        return "the DataLoader reads an IterableDataset, which has no indices"
-    if indices is None:
-        return "the DataLoader was begun before it was followed"
-    if not isinstance(indices, list | tuple) or not all(isinstance(each, int | Tensor) for each in indices):
-        return "the DataLoader asks for no batches of indices"
-    if iterator._collate_fn is not default_collate:
-        return "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
-    if not getattr(iterator, "_in_order", True):
-        return "the DataLoader gives batches in another order than it asks for them (in_order=False)"
-    return None
+        known = isinstance(indices, list | tuple) and all(isinstance(each, int | Tensor) for each in indices)
+        if isinstance(iterator._dataset, IterableDataset):
+            self.reason = "the DataLoader reads an IterableDataset, which has no indices"
+        elif indices is None:
+            self.reason = "the DataLoader was begun before it was followed"
+        elif not known:
+            self.reason = "the DataLoader asks for no batches of indices"
+        elif iterator._collate_fn is not default_collate:
+            self.reason = "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
+        elif not getattr(iterator, "_in_order", True):
+            self.reason = "the DataLoader gives batches in another order than it asks for them (in_order=False)"
+        else:
+            leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()]
+            columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
+            self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
 
 
 @contextmanager
@@ -196,7 +185,7 @@ def recorded_loading() -> Iterator[RecordedLoading]:
     next_batch: Callable[..., Any] = kind.__next__
     reset: Callable[..., Any] = kind._reset
 
-    def asking(iterator: Any) -> Any:
+    def record_request(iterator: Any) -> Any:
         found = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([found])
@@ -204,16 +193,20 @@ def recorded_loading() -> Iterator[RecordedLoading]:
             vars(iterator)[REQUESTED].append(found)
         return found
 
-    def giving(iterator: Any) -> Any:
+    def record_batch(iterator: Any) -> Any:
         batch = next_batch(iterator)
         recorded.record(iterator, batch)
         return batch
 
-    def beginning(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+    def forget_requests(iterator: Any, *args: Any, **kwargs: Any) -> Any:
         vars(iterator)[REQUESTED] = deque()
         return reset(iterator, *args, **kwargs)
 
-    own: dict[str, Callable[..., Any]] = {"_next_index": asking, "__next__": giving, "_reset": beginning}
+    own: dict[str, Callable[..., Any]] = {
+        "_next_index": record_request,
+        "__next__": record_batch,
+        "_reset": forget_requests,
+    }
     before = {name: vars(kind)[name] for name in own}
     try:
         for name, function in own.items():

@@ -28,7 +28,7 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
-from ntkexp.foreign_loop.replayed_module import CalledModule, OutputsAtEnds, evaluate_at_queries
+from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
@@ -122,39 +122,33 @@ def follow(
             trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb)
             if altered is not None:
                 altered.traces.append(trace)
-
-            # f_0: what the model itself gives at the queries; a trace that is gone on with holds it
-            evaluates = altered is None and not rank
-            if evaluates:
-                known = outputs_at_ends(store.folder) if store.folder is not None and store.count else None
-                at_start = evaluate_at_queries(inner, output, queries) if known is None else known.start
-                write_outputs(trace.ends, store, start=at_start)
-
-            yield trace
-
-            # f_T, unless the loop left other values in its tensors after the last step, which no step explains
-            last = {**named_tensors(module), **watch.weights}
-            if evaluates and all(same_values(now, last[k]) for k, now in named_tensors(inner).items() if k in last):
-                at_end = evaluate_at_queries(inner, output, queries)
-                write_outputs(trace.ends, store, start=trace.ends.start, end=at_end, steps=store.count)
+            with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
+                yield trace
             whole = True
         finally:
             watch.end(whole=whole)
 
 
-def write_outputs(
-    ends: OutputsAtEnds,
-    store: AbstractStore,
-    *,
-    start: torch.Tensor | None,
-    end: torch.Tensor | None = None,
-    steps: int = -1,
-) -> None:
-    """Note what the model itself gave at the queries, also beside steps that are stored in a folder."""
-    ends.start, ends.end, ends.steps = start, end, steps
-    if store.folder is not None:
-        files = TraceFolder(store.folder)
-        files.write(files.outputs_at_ends, vars(ends))
+@contextmanager
+def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[None]:
+    """Note what the model itself gives at the queries when the loop begins and ends, also beside steps that are stored
+    in a folder."""
+
+    def write(start: torch.Tensor | None, end: torch.Tensor | None = None, steps: int = -1) -> None:
+        trace.ends.start, trace.ends.end, trace.ends.steps = start, end, steps
+        if trace.folder is not None:
+            files = TraceFolder(trace.folder)
+            files.write(files.outputs_at_ends, vars(trace.ends))
+
+    # f_0, which a trace that is gone on with holds
+    known = outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
+    write(evaluate_at_queries(model, trace.output, trace.queries) if known is None else known.start)
+    yield
+
+    # f_T, unless the loop left other values in its tensors after the last step, which no step explains
+    last = {**named_tensors(trace.module), **watch.latest.weights}
+    if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
+        write(trace.ends.start, evaluate_at_queries(model, trace.output, trace.queries), watch.store.count)
 
 
 def choose_store(

@@ -84,15 +84,13 @@ class FrozenTensors:
             self.checked[name] = tensor, tensor._version
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """What is otherwise than in a trace that ends at these weights: tensors, and numbers that modules hold.
+        """What is otherwise than in a trace that ends at these weights: tensors, and numbers and words that modules
+        hold, by themselves or as their class does.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
         >>> list(frozen.differences({}))
         ['p']
-
-        Also where a number of the class is another of this module's:
-
         >>> class Warm(nn.Module):
         ...     heat = 1.0
         >>> net = Warm()
@@ -104,6 +102,14 @@ class FrozenTensors:
         for name, was in {**named_tensors(self.copy), **weights}.items():
             if name not in now or not same_values(now[name], was):
                 yield name
+
+        def settings(module: nn.Module) -> dict[str, object]:
+            return {
+                key: value
+                for key, value in vars(module).items()
+                if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_")
+            }
+
         modules = dict(self.model.named_modules())
         for name, module in self.copy.named_modules():
             held = settings(modules.get(name, module))
@@ -111,31 +117,14 @@ class FrozenTensors:
             yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if held.get(key) != value)
 
 
-def same_values(now: Tensor, was: Tensor) -> bool:
-    """Whether a tensor holds what it held, wherever it lies by now.
-
-    >>> same_values(torch.ones(1).half(), torch.ones(1)), same_values(torch.ones(2), torch.ones(1))
-    (True, False)
-    """
-    return now.shape == was.shape and torch.equal(now.detach().to(was), was)
-
-
-def settings(module: nn.Module) -> dict[str, object]:
-    """The numbers and words that a module holds, but its mode.
-
-    >>> settings(nn.Dropout(0.5))
-    {'p': 0.5, 'inplace': False}
-    """
-    return {
-        key: value
-        for key, value in vars(module).items()
-        if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_")
-    }
-
-
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def same_values(now: Tensor, was: Tensor) -> bool:
+    """Whether a tensor holds what it held, wherever it lies by now, in whatever numbers."""
+    return now.shape == was.shape and torch.equal(now.detach().to(was), was)
 
 
 # --- Whether anything else than the optimizers moved the weights.
@@ -201,9 +190,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
         return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
-    ours, theirs = one.reshape(-1), other.reshape(-1)
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
-    return torch.equal(ours.view(kind), theirs.view(kind))
+    return torch.equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
 
 
 # --- What changed after the last step.
@@ -219,7 +207,7 @@ class Outside:
     def change(
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
     ) -> Float[Tensor, "probe out"]:
-        """What these tensors change in the outputs at some queries."""
+        """What these tensors change in the outputs at some queries: f(as the loop left it) − f(after the last step)."""
         after = deepcopy(called.module)
         for name, tensor in named_tensors(after).items():
             tensor.data = self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
@@ -230,11 +218,7 @@ class Outside:
 
     @property
     def named(self) -> str:
-        """What changed, in words.
-
-        >>> Outside(("a", "b", "c")).named
-        "'a', and 2 more,"
-        """
+        """What changed, in words."""
         return f"'{self.names[0]}'" + (f", and {len(self.names) - 1} more," if self.names[1:] else "")
 
 

@@ -31,6 +31,7 @@ from ntkexp.foreign_loop.calls import (
     ModelCall,
     beginning_at,
     generator_states,
+    without_kernels,
 )
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
@@ -59,7 +60,7 @@ NUMBERS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
-    """The signature of some outputs.
+    """σ of some outputs.
 
     >>> signature(torch.ones(2, 3, 5)).shape, signature(torch.ones(2)).shape
     (torch.Size([2, 3]), torch.Size([2, 1]))
@@ -108,19 +109,20 @@ class Replayed:
 
         Under casts the same kernels cast alike, and there is little room for more.
         """
-        generator = stream("outputs", 0)
+        generator, by = stream("outputs", 0), max(eps, self.cast_eps)
 
         def noisy(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            by = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-            return tensor * (1 + max(eps, self.cast_eps) * by)
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            return tensor * (1 + by * drawn)
 
         near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
         with torch.no_grad(), plain_kernels():
-            given = [columns(self.function, *at) for at in ((self.weights, self.inputs), near)]
-            again = columns(self.function, self.weights, self.inputs)
-        moved, by_itself = (float((each - given[0]).norm()) for each in (given[1], again))
+            here, there, again = (
+                columns(self.function, *at) for at in ((self.weights, self.inputs), near, (self.weights, self.inputs))
+            )
+        moved, by_itself = float((there - here).norm()), float((again - here).norm())
         times = NOISE_OF_CASTS if self.cast_eps else OF_NOISE
         return times * moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
 
@@ -191,10 +193,6 @@ def left_alone(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(kept)
 
 
-# --- The module of a loop as functions of its weights, replayed under the circumstances of each call; what casts
-# cost.
-
-
 # --- The module of a loop as functions of its weights: in evaluation for the queries, and as each call had it.
 #
 # Casts are left out of these functions: in the precision of the weights each is smooth and explained to rounding.
@@ -223,7 +221,7 @@ class CalledModule:
 
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
-        return 0.0 if how.autocast is None or self.same_kernels else how.autocast.eps
+        return 0.0 if how.autocast is None or self.same_kernels else torch.finfo(how.autocast.dtype).eps
 
     def room_of(self, calls: Sequence[ModelCall]) -> float:
         """The most of that of any of these calls."""
@@ -232,10 +230,10 @@ class CalledModule:
     @property
     def under_casts(self) -> Function:
         """The module in evaluation, under casts."""
-        function, how = function_of(self.twin(EVALUATION), self.output), Circumstances(autocast=self.casts)
+        function = function_of(self.twin(EVALUATION), self.output)
 
         def cast(weights: Weights, inputs: Inputs) -> Tensor:
-            with how.again():
+            with nullcontext() if self.casts is None else self.casts.again():
                 return function(weights, inputs)
 
         return cast
@@ -251,19 +249,13 @@ class CalledModule:
 
         return called
 
-    def outputs(self, how: Circumstances, inputs: Inputs) -> Tensor:
-        """What the module gives as a call had it, at the weights that it holds."""
-        placed, named = arguments(inputs)
-        with how.again():
-            return choose_output(self.twin(how.modes)(*placed, **named), self.output)
-
     def gradient(
         self,
         calls: Sequence[ModelCall],
         begun: Sequence[Weights],
         given: Callable[[Float[Tensor, "example ..."]], object] | None = None,
     ) -> Weights:
-        """The gradient of some calls at their weights, as autograd adds it up; what each call gives is also `given`."""
+        """Σ Jᵀℓ′ of some calls at their weights, as autograd adds it up; what each call gives is also `given`."""
         for parameter in self.module.parameters():
             parameter.grad = None
         parameters, held = dict(self.module.named_parameters()), None
@@ -273,9 +265,13 @@ class CalledModule:
                 with torch.no_grad():
                     for name, weight in weights.items():
                         parameters[name].copy_(weight).requires_grad_()
-            with torch.enable_grad():
-                assert call.gradient is not None
-                outputs = self.outputs(call.how, call.inputs)
+
+            # the call under its circumstances, and back from its outputs by the same kernels
+            assert call.gradient is not None
+            placed, named = arguments(call.inputs)
+            with torch.enable_grad(), without_kernels(call.how.forbidden):
+                with call.how.again():
+                    outputs = choose_output(self.twin(call.how.modes)(*placed, **named), self.output)
                 if given is not None:
                     given(outputs.detach())
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
@@ -298,12 +294,9 @@ class CalledModule:
         return self.twins[modes]
 
 
-# --- Readers of the calls of a loop, each under its circumstances; what was found out of the module stays known.
-
-
 @dataclass(frozen=True)
 class CallReaders:
-    """One for the module in each of its modes."""
+    """Readers of the calls of a loop, one for the module in each of its modes: what was found out of it stays known."""
 
     called: CalledModule
     trained: frozenset[str]
@@ -313,17 +306,12 @@ class CallReaders:
         """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
-        reader = self.reader(call)
-        tape = reader.record(weights, call.inputs)
-        replayed = Replayed(reader.function, weights, call.inputs, tape.outputs)
-        return reader.weighted(tape, call.gradient), replayed
-
-    def reader(self, call: ModelCall) -> Reader:
-        """The one of a call."""
         function, modes = self.called.at(call.how), call.how.modes
         if modes not in self.readers:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
-        return replace(self.readers[modes], function=function, known=bool(call.how.states))
+        reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
+        tape = reader.record(weights, call.inputs)
+        return reader.weighted(tape, call.gradient), Replayed(function, weights, call.inputs, tape.outputs)
 
 
 # --- What the casts of a loop under autocast cost, told beside what was found in the precision of the weights.
@@ -333,12 +321,6 @@ class CallReaders:
 # At each step `casts` is what the rounding of the gradient did: the consumed one less that of the examples
 # without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
 # casts; how far they are from f is a figure of its own.
-
-
-def away(called: CalledModule, end: Weights, queries: Inputs, outputs: Float[Tensor, "probe out"]) -> float:
-    """The distance of the outputs from those under casts."""
-    with torch.no_grad():
-        return float((columns(called.under_casts, end, queries) - outputs).norm())
 
 
 def casts_sentence(found: xr.Dataset) -> str:

@@ -21,49 +21,43 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- The linear step, in the letters of `optimizer.base`, that an optimizer of PyTorch took with a parameter: g is the
-# gradient that was consumed, m what it remembers of past ones.
+# --- The linear step, in the letters of `optimizer.base`, that an optimizer of PyTorch took with a parameter:
+#
+#     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
+#
+# where g is the gradient that was consumed. It is read of the optimizer's settings and state after the step.
 
 
 class AbstractRule(ABC):
     """An optimizer is understood by this, if it is of one of these very classes."""
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]]
-    unknown: ClassVar[tuple[str, ...]] = ("maximize", "differentiable")  # settings that nobody has thought through
-
-    def refuse(self, group: Mapping[str, Any], kind: str) -> None:
-        """Refuse settings under which the rule would be another one."""
-        for name in self.unknown:
-            if group.get(name):
-                raise Mistake(f"{kind} with {name}={group[name]}: its steps are not followed; train without {name}")
 
     def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        """The step that was taken, from the optimizer's settings and state after it; the parameter had moved `times`
-        times before."""
-        linear, below = self.common(group, state, times), self.below(group, state)
+        """The step that was taken with a parameter that had moved `times` times before."""
+        linear, below = self.common(group, state, times), self.denominator(group, state, None)
         return linear if below is None else replace(linear, scale=below.reciprocal_().mul_(linear.scale))
 
     @abstractmethod
     def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        """The same, with the part of its scale that all elements have in common."""
+        """The same, with the part of S that all elements have in common."""
 
     @abstractmethod
-    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
-        """What each element of the scale is divided by, where they differ; it may be written to `out`."""
+    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
+        """What each element of S is divided by, where they differ; it may be written to `out`."""
 
     @abstractmethod
-    def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
+    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         """m after the step, as the optimizer has it."""
 
 
-# --- Stochastic gradient descent of PyTorch, with momentum, dampening or Nesterov's look ahead: see `rule.base`.
-#
-# plain       S = η momentum    S = η,   β = μ,   α = 1 − τ     (at a parameter's first step β = 0, α = 1)
-# Nesterov    S = ημ,  N = η,   β = μ
-
-
 class SGDRule(AbstractRule):
-    """The state of SGD holds `momentum_buffer`, where there is momentum."""
+    """Stochastic gradient descent, with momentum, dampening or Nesterov's look ahead.
+
+    plain       S = η
+    momentum    S = η,          β = μ,   α = 1 − τ     (at a parameter's first step β = 0, α = 1)
+    Nesterov    S = ημ,  N = η,  β = μ
+    """
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.SGD,)
 
@@ -76,23 +70,21 @@ class SGDRule(AbstractRule):
             return LinearStep(size * momentum, size, carry, intake, decay)
         return LinearStep(size, 0.0, carry, intake, decay)
 
-    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
+    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
         return None
 
-    def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
+    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         found: Tensor | None = state.get("momentum_buffer")
         return found
 
 
-# --- Adam, AdamW and their AMSGrad variants of PyTorch: see `rule.base`. With v as the state has it after the step,
-#
-#     S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
-#
-# and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
-
-
 class AdamRule(AbstractRule):
-    """The state of Adam holds `exp_avg`, `exp_avg_sq`, `step`, and with AMSGrad `max_exp_avg_sq`."""
+    """Adam, AdamW and their AMSGrad variants. With v (or the largest so far) as the state has it after the step,
+
+    S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
+
+    and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
+    """
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.Adam, torch.optim.AdamW)
 
@@ -111,28 +103,29 @@ class AdamRule(AbstractRule):
             lost=lost if decouples else 0.0,
         )
 
-    def below(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None = None) -> Tensor | None:
+    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
         square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
         root = sqrt(1 - group["betas"][1] ** float(state["step"]))
         return torch.sqrt(square, out=out).add_(group["eps"] * root)
 
-    def remembered(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
+    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         return state.get("exp_avg")  # none of a parameter that never got a gradient
 
 
-# --- The rule by which an optimizer is understood, or why it is not.
-
-
 RULES: tuple[AbstractRule, ...] = (SGDRule(), AdamRule())
+UNKNOWN = ("maximize", "differentiable")  # settings under which the rules would be others
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
-    """Find the rule of an optimizer of this very class: a class that is derived from it may do anything."""
+    """The rule of an optimizer of this very class: a class that is derived from it may do anything."""
     kind = type(optimizer)
     for rule in RULES:
         if kind in rule.kinds:
-            for group in optimizer.param_groups:
-                rule.refuse(group, kind.__name__)
+            for name, group in ((name, group) for group in optimizer.param_groups for name in UNKNOWN):
+                if group.get(name):
+                    raise Mistake(
+                        f"{kind.__name__} with {name}={group[name]}: its steps are not followed; train without {name}"
+                    )
             return rule
     if kind.__name__ == "ZeroRedundancyOptimizer":
         raise Mistake(
@@ -165,6 +158,8 @@ def named(kind: str) -> tuple[AbstractRule, Callable[[list[dict[str, Any]]], tor
 
 
 PARTS = 16
+Numbers: TypeAlias = NDArray[np.float64]
+"""A signature in double precision."""
 
 
 @dataclass(frozen=True)
@@ -177,31 +172,28 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """The numbers that were drawn so far, by how many they are."""
+    """The numbers r that were drawn so far, by how many they are."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
-        """The signature of every tensor.
+        """The signature of every tensor, what is left over from equal parts at its end.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
         """
-        return {name: self.of_one(tensor.detach()) for name, tensor in tensors.items()}
-
-    def of_one(self, tensor: Tensor) -> Float[Tensor, " part"]:
-        """The signature of a tensor, what is left over from equal parts at its end."""
-        flat = tensor.reshape(-1)
-        parts = max(1, min(PARTS, flat.numel()))
-        wide, rest = divmod(flat.numel(), parts)
-        found = flat.new_zeros(parts + 1)
-        torch.mv(flat[: wide * parts].view(parts, wide), self.drawn(wide, tensor), out=found[:parts])
-        if rest:
-            found[parts] = flat[wide * parts :] @ self.drawn(rest, tensor)
-        return found
+        signatures = dict[str, Tensor]()
+        for name, tensor in tensors.items():
+            flat = tensor.detach().reshape(-1)
+            parts = max(1, min(PARTS, flat.numel()))
+            wide, rest = divmod(flat.numel(), parts)
+            found = signatures[name] = flat.new_zeros(parts + 1)
+            torch.mv(flat[: wide * parts].view(parts, wide), self.drawn(wide, flat), out=found[:parts])
+            if rest:
+                found[parts] = flat[wide * parts :] @ self.drawn(rest, flat)
+        return signatures
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
-        """So many numbers."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
@@ -216,9 +208,21 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     0.5
     """
     ours, theirs = (torch.cat([each[name] for name in other]) for each in (one, other))
-    size = float(theirs.norm())
-    missed = float((ours - theirs).norm())
+    size, missed = float(theirs.norm()), float((ours - theirs).norm())
     return missed / size if size else missed
+
+
+def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
+    """Signatures in double precision.
+
+    >>> numbers({"a": torch.ones(1), "b": torch.zeros(2)})
+    {'a': array([1.]), 'b': array([0., 0.])}
+    """
+    if not signatures:
+        return {}
+    found = torch.cat([part.double() for part in signatures.values()]).cpu().numpy()
+    ends = list(accumulate(map(len, signatures.values())))
+    return {name: found[end - len(part) : end] for (name, part), end in zip(signatures.items(), ends, strict=True)}
 
 
 # --- Proof (b): what a rule makes of the gradients is what the optimizer made of them, seen through signatures.
@@ -233,10 +237,8 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 # once, where to form every element anew reads and writes them several times. An error in a tensor shows with its
 # own size, in numbers of the size of the whole tensor. One that is smaller than 64 eps of that, as of one weight
 # among very many, is not told from rounding; that nobody else moved a weight between two steps is seen element by
-# element, in `untouched`.
+# element, in `outside`.
 
-
-Numbers: TypeAlias = NDArray[np.float64]
 
 ROUNDING = 64  # eps: of the few operations of a step, fused or not, and of short sums
 LONG = 16  # of long ones: it grows as the root of how many numbers they have
@@ -257,14 +259,13 @@ class RuleProof:
         """A parameter begins here."""
         self.weights[name] = self.read(weight)
 
-    def remember(self, name: str, kept: Tensor) -> None:
-        """An optimizer remembers this of a parameter."""
-        self.memory[name] = self.read(kept)
+    def remember(self, name: str, momentum: Tensor) -> None:
+        """The optimizer remembers this of a parameter already."""
+        self.memory[name] = self.read(momentum)
         self.made[name] = size(self.memory[name])
 
     def read(self, tensor: Tensor) -> Numbers:
-        """The signature of a tensor."""
-        return numbers(self.signatures.of({"": tensor.detach()}))[""]
+        return numbers(self.signatures.of({"": tensor}))[""]
 
     def hold(
         self,
@@ -273,43 +274,45 @@ class RuleProof:
         step: LinearStep,
         seen: tuple[Numbers, Numbers],
         weight: Tensor,
-        kept: Tensor | None,
+        momentum: Tensor | None,
         below: Tensor | None,
     ) -> float:
         """Refuse a step to this weight that the rule does not explain; how far it is from where that leads, relative to
-        it. Signatures of its gradient and of itself are `seen`. What the optimizer has `kept` is asked where it
-        decides; it is divided by `below`, which is written to."""
+        it. `seen` are σ(g) and σ(θ). Where S is a number for each element, the momentum is divided by `below`, which
+        is written to."""
         (pulled, after), before, known = seen, self.weights[name], self.memory.get(name)
-        rounds, scale = bound(weight), float(step.scale)
-        refuse_infinite(where, after)
+        if not np.isfinite(after).all():
+            raise Mistake(
+                f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
+            )
+        rounds = (ROUNDING + sqrt(weight.numel() / PARTS) / LONG) * torch.finfo(weight.dtype).eps
+        scale, ahead = float(step.scale), float(step.ahead)
+
+        # σ(p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − N σ(p) − σ(θ)
         pulled = pulled + step.coupled * before if step.coupled else pulled
         memory = step.intake * pulled + (0.0 if known is None else step.carry * known)
         made = step.carry * self.made.get(name, 0.0) + step.intake * size(pulled)
-        ahead = float(step.ahead)
         left = (1 - float(step.lost)) * before - ahead * pulled - after
         whole = size(before) + size(after) + ahead * size(pulled)
-        if below is not None and kept is not None:
-            memory = same(where, self.read(kept), memory, rounds * made)
-            pushed = self.read(torch.div(kept, below, out=below))
+
+        # σ(S ⊙ m): of the optimizer's m, which is held against the rule's where it decides. Else that is read only
+        # where the rule's does not explain the step: each may have rounding of long ago.
+        if momentum is not None and (below is not None or not size(left - scale * memory) <= rounds * whole):
+            read = self.read(momentum)
+            if not (missed := size(read - memory)) <= rounds * made:
+                raise Mistake(astray(where, missed))
+            memory = read
+        if momentum is not None and below is not None:
+            pushed = self.read(torch.div(momentum, below, out=below))
         else:
-            if kept is not None and not size(left - scale * memory) <= rounds * whole:
-                memory = same(where, self.read(kept), memory, rounds * made)  # each with rounding of long ago
             pushed, whole = memory, whole + scale * made
         missed = size(left - scale * pushed)
         if not missed <= rounds * (whole + scale * size(pushed)):
             raise Mistake(astray(where, missed))
         self.weights[name] = after
-        if kept is not None:
+        if momentum is not None:
             self.memory[name], self.made[name] = memory, made
         return missed / whole if missed else 0.0
-
-
-def same(where: str, found: Numbers, expected: Numbers, rounds: float) -> Numbers:
-    """What was found, if it is what was expected but for rounding."""
-    missed = size(found - expected)
-    if not missed <= rounds:
-        raise Mistake(astray(where, missed))
-    return found
 
 
 def astray(where: str, missed: float) -> str:
@@ -320,38 +323,6 @@ def astray(where: str, missed: float) -> str:
     )
 
 
-def refuse_infinite(where: str, after: Numbers) -> None:
-    """Refuse a training that has diverged."""
-    if not np.isfinite(after).all():
-        raise Mistake(f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones")
-
-
-def bound(weight: Tensor) -> float:
-    """How far rounding takes signatures of tensors like this, of size one.
-
-    >>> 64 < bound(torch.ones(512, 512)) / torch.finfo(torch.float32).eps < 73
-    True
-    """
-    return (ROUNDING + sqrt(weight.numel() / PARTS) / LONG) * torch.finfo(weight.dtype).eps
-
-
 def size(signature: Numbers) -> float:
-    """The norm of a signature, which is about that of its tensor.
-
-    >>> size(np.array([3.0, 4.0]))
-    5.0
-    """
+    """The norm of a signature, which is about that of its tensor."""
     return hypot(*signature.tolist())
-
-
-def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
-    """Signatures in double precision.
-
-    >>> numbers({"a": torch.ones(1), "b": torch.zeros(2)})
-    {'a': array([1.]), 'b': array([0., 0.])}
-    """
-    if not signatures:
-        return {}
-    found = torch.cat([part.double() for part in signatures.values()]).cpu().numpy()
-    ends = list(accumulate(map(len, signatures.values())))
-    return {name: found[end - len(part) : end] for (name, part), end in zip(signatures.items(), ends, strict=True)}

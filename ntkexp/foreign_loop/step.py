@@ -1,4 +1,4 @@
-"""A step as it was followed, the steps of a loop, and the interfaces of those that store them."""
+"""A step as it was followed, the steps of a loop, and the interface of the stores that hold them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from ntkexp.foreign_loop.rule import Signed
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
-
-# --- A step as it was followed: where it began, what it consumed, and how its optimizer took that in.
 
 
 @dataclass(frozen=True)
@@ -55,31 +53,22 @@ class FollowedStep:
         return self.linear.get(name, IDLE)
 
 
-# --- The steps of a loop that was followed, wherever they are held.
-
-
 class AbstractSteps(ABC):
-    """Steps that can be walked in both directions; `end` are the weights after the last."""
+    """The steps of a loop, which can be gone through in both directions."""
 
-    @property
-    @abstractmethod
-    def end(self) -> Weights:
-        """The weights after the last step."""
+    same_kernels: bool = False  # whether they were taken by the kernels that we have, for all that is known
 
     def refresh(self) -> None:
-        """Look again at what is kept, to which steps may have come."""
+        """Look again at what is stored, to which steps may have come."""
         return
 
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
     @abstractmethod
-    def start(self, index: int) -> Weights:
-        """The weights at which a step began."""
-
-    @abstractmethod
-    def names(self) -> Iterator[str]:
-        """The names of the examples of all steps, in order of their use."""
+    def end(self) -> Weights:
+        """The weights after the last step."""
 
     @property
     def outside(self) -> Outside:
@@ -92,15 +81,18 @@ class AbstractSteps(ABC):
         return 1
 
     @property
-    def same_kernels(self) -> bool:
-        """Whether they were taken by the kernels that we have, for all that is known."""
-        return False
-
-    @property
     def autocast(self) -> Autocast | None:
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
         return next((each for each in found if each is not None), None)
+
+    @abstractmethod
+    def start(self, index: int) -> Weights:
+        """The weights at which a step began."""
+
+    @abstractmethod
+    def names(self) -> Iterator[str]:
+        """The names of the examples of all steps, in order of their use."""
 
     @abstractmethod
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
@@ -111,16 +103,10 @@ class AbstractSteps(ABC):
         """The same from the last step to the first; or from the last one before some step."""
 
 
-# --- Who keeps the steps that are seen: in memory, or on disk; or nothing but their ends.
-
-
 class AbstractStore(ABC):
-    """Takes in steps as they happen; `optimizers` are those that take them."""
+    """Takes in the steps that `optimizers` take, as they happen."""
 
-    @property
-    @abstractmethod
-    def folder(self) -> RunFolder | None:
-        """Where the steps are kept, if on disk."""
+    folder: RunFolder | None = None  # of a store on disk
 
     @property
     @abstractmethod
@@ -129,20 +115,20 @@ class AbstractStore(ABC):
 
     @abstractmethod
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
-        """Watching begins, at these weights, which may be written to later; parameters go by their names."""
+        """Following begins at these weights, which may be written to later; parameters go by their names."""
 
     @abstractmethod
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        """Keep a step that one of the optimizers took; its tensors, and those after it, may be written to
-        later, its signatures not."""
+        """Store a step of one of the optimizers; its tensors, and those after it, may be written to later, its
+        signatures not."""
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
-        """Watching ends, if it has begun, with the loop, after whose last step this changed, or in the midst of it."""
+        """The loop has come to its end, after whose last step this changed; or it was broken off, maybe before any."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        """The steps that are kept, of a module of the kind that is watched."""
+        """The steps that are stored, of a module of the kind that is followed."""
 
 
 def placed(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
@@ -153,13 +139,11 @@ def placed(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, 
     return count, frozenset(step.linear)
 
 
-# --- The ends of a loop that is carried out again are kept, and who was seen at which step; all else is forgotten.
+# --- Of a loop that is carried out again only the ends are stored, and which examples were seen at which step.
 
 
 @dataclass
 class ForgottenSteps(AbstractSteps):
-    """Steps of which nothing is known but who was seen, and where the first began and the last ended."""
-
     seen: list[tuple[str, ...]] = field(default_factory=list)
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
@@ -192,31 +176,25 @@ class ForgottenSteps(AbstractSteps):
 
 @dataclass
 class EndpointStore(AbstractStore):
-    """Forgets each step once it was proved."""
-
-    kept: ForgottenSteps = field(default_factory=ForgottenSteps)
+    steps: ForgottenSteps = field(default_factory=ForgottenSteps)
     moved: frozenset[str] = frozenset()
 
     @property
-    def folder(self) -> RunFolder | None:
-        return None
-
-    @property
     def count(self) -> int:
-        return len(self.kept)
+        return len(self.steps)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
-        self.kept.first = self.kept.latest = {name: weight.clone() for name, weight in weights.items()}
+        self.steps.first = self.steps.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         index, self.moved = placed(step, self.moved, self.count)
         if index == self.count:
-            self.kept.seen.append(tuple(name for call in step.calls for name in call.names))
-        self.kept.latest = after
+            self.steps.seen.append(tuple(name for call in step.calls for name in call.names))
+        self.steps.latest = after
 
     def end(self, outside: Outside, *, whole: bool) -> None:
         """Nothing is left to do."""
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        return self.kept
+        return self.steps

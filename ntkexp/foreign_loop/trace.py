@@ -11,16 +11,16 @@ import logging
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
-from ntkexp.foreign_loop.attribution import Backwards, StepFound
+from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.outside import outside_sentence
@@ -29,11 +29,10 @@ from ntkexp.foreign_loop.replayed_module import (
     CallReaders,
     OutputsAtEnds,
     Replayed,
-    away,
     rounding_sentence,
 )
-from ntkexp.foreign_loop.run_folder import CASTS, PROOFS, Decode, Gallery, write_run
-from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
+from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
@@ -43,7 +42,6 @@ from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import OUTSIDE
@@ -57,74 +55,6 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger("ntkexp.follow")
-
-MASSES = 2**27
-"""When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
-
-NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
-"""Arrays with the names of their axes."""
-
-
-@dataclass
-class LoopSums:
-    """What the steps added that were gone back over so far, and what was proved of each."""
-
-    parts: Float[Tensor, "probe out example"]
-    decay: Float[Tensor, "probe out"]
-    casts: Float[Tensor, "probe out"]
-    by_step: Float[Tensor, "probe out step"]
-    proofs: Float[Tensor, "proof step"]
-    halves: Halves | None
-
-    def add(self, step: FollowedStep, rows: Int[Tensor, " row"], found: StepFound) -> None:
-        """Add a step, with the index of the example of each of its rows."""
-        self.parts.index_add_(2, rows, found.parts)
-        if self.halves is not None:
-            self.halves.add_rows(step.index, rows, found.parts)
-        self.decay += found.decay
-        self.casts += found.casts
-        self.by_step[:, :, step.index] = found.parts.sum(2) + found.decay + found.casts
-        proved = (found.factor, found.gradient_error, step.rule_error, found.closure, found.casts_error)
-        self.proofs[:, step.index] = torch.tensor(proved, dtype=torch.float64)
-
-    def arrays(self, *, cast: bool) -> NamedArrays:
-        """All of it; what casts did only where there were some."""
-        proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
-        found: NamedArrays = {
-            "contribution": (("probe", "out", "example"), self.parts),
-            "decay": (("probe", "out"), self.decay),
-            "casts": (("probe", "out"), self.casts),
-            "by_step": (("probe", "out", "step"), self.by_step),
-            **proofs,
-        }
-        if self.halves is not None:
-            found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
-        return found if cast else {name: each for name, each in found.items() if name not in {"casts", CASTS}}
-
-
-def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:
-    """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
-    size = outputs.element_size()
-    parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
-    needed = parts_gb + outputs.numel() * steps * size / 1e9
-    if needed > memory_gb:
-        raise Mistake(
-            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries takes "
-            f"{needed:.2g} GB; ask at fewer queries, or attribute(memory_gb={1.1 * needed:.2g})"
-        )
-    with_halves = STRETCHES * outputs.numel() * examples <= MASSES
-    if with_halves and needed + halves_gb > memory_gb:
-        with_halves = False
-        LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
-    parts = outputs.new_zeros(*outputs.shape, examples)
-    return LoopSums(
-        parts=parts,
-        decay=torch.zeros_like(outputs),
-        casts=torch.zeros_like(outputs),
-        by_step=outputs.new_zeros(*outputs.shape, steps),
-        proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, parts) if with_halves else None,
-    )
 
 
 @dataclass(repr=False)
@@ -142,7 +72,6 @@ class Trace:
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
 
     def __repr__(self) -> str:
-        """What it is of, in a line."""
         self.refresh()
         seen, queries = len(set(self.steps.names())), examples(self.queries)
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
@@ -187,7 +116,6 @@ class Trace:
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
     def refuse_empty(self) -> None:
-        """Refuse a loop of which nothing was seen."""
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
         if not self.examples:
@@ -227,7 +155,10 @@ class Trace:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
-        refuse_unknown(effects, mean)
+        if mean not in MEANS:
+            raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
+        if effects not in (kinds := (False, True, "one_step", "derivative")):
+            raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")
         self.refresh()
         if self.rank:
             raise Mistake(
@@ -278,15 +209,13 @@ class Trace:
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
-        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
+        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
-            found = back.take(step, later, steps)
+            back.take(step, later, steps)
             for call in step.calls:
                 gallery.add(call.names, call.inputs)
-            places = [self.examples[name] for call in step.calls for name in call.names]
-            sums.add(step, torch.tensor(places, dtype=torch.long, device=last.outputs.device), found)
             announced.step()
         announced.stop()
         back.multiplied.refuse_unexplained()
@@ -295,16 +224,17 @@ class Trace:
         start, casts = back.later.outputs, self.called.casts
         self.ends.hold(self.replayed(steps.start(0), start), self.replayed(end, last.outputs), len(steps))
 
-        arrays = sums.arrays(cast=casts is not None)
-        moved_outside = self.outside()
-        change = last.outputs - start
-        if moved_outside is not None:
-            change, arrays[OUTSIDE] = change + moved_outside, (("probe", "out"), moved_outside)
+        # f_T − f_0, of which what no step did is a part
+        arrays, change, outside = sums.arrays(cast=casts is not None), last.outputs - start, self.outside()
+        if outside is not None:
+            change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
         moved = float(arrays["change"][1].norm())
         facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
         if casts is not None:
-            facts = {"autocast": casts.kind, "away": away(self.called, end, self.queries, last.outputs)}
+            with torch.no_grad():
+                away = columns(self.called.under_casts, end, self.queries) - last.outputs
+            facts = {"autocast": casts.kind, "away": float(away.norm())}
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
         return xr.Dataset(
@@ -312,19 +242,6 @@ class Trace:
             coords={"example": list(self.examples)},
             attrs=facts,
         )
-
-
-def refuse_unknown(effects: object, mean: object) -> None:
-    """Refuse effects, or a convention of means, of which nobody knows.
-
-    >>> refuse_unknown(True, "half")
-    Traceback (most recent call last):
-    ntkexp.mistake.Mistake: mean='half' is none of renormalised, fixed
-    """
-    if mean not in MEANS:
-        raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
-    if effects not in (kinds := (False, True, "one_step", "derivative")):
-        raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")
 
 
 # --- A trace that lies in a folder: its steps, for a module of the kind that was followed.

@@ -45,19 +45,27 @@ from ntkexp.foreign_loop.arguments import (
     refuse_short,
     unwrapped_model,
 )
-from ntkexp.foreign_loop.attribution import factors_between
-from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall, call_inputs, generator_states
+from ntkexp.foreign_loop.calls import (
+    Autocast,
+    Circumstances,
+    LayerModes,
+    ModelCall,
+    call_inputs,
+    forbidden_kernels,
+    generator_states,
+)
+from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
-from ntkexp.foreign_loop.rule import AbstractRule, RuleProof, Signed, numbers, rule_of
+from ntkexp.foreign_loop.rule import RuleProof, Signed, numbers, rule_of
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import batch_statistics, choose_output
 from ntkexp.optimizer.base import IDLE, LinearStep
-from ntkexp.shapes import Inputs, Weights
+from ntkexp.shapes import Inputs
 
 LOG = logging.getLogger("ntkexp.follow")
 
@@ -90,7 +98,8 @@ class Watch:
     count: int = 0  # calls recorded
     under_way: list[int] = field(default_factory=list)  # the count when each of the nested calls under way began
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
-    autocast: Autocast | None = None  # in which the latest call was made
+    forbidden: frozenset[str] = frozenset()  # the kernels that the latest call could not choose
+    autocast: Autocast | None = None  # in which it was made
     consumed_calls: list[ModelCall] = field(default_factory=list)  # those that the latest step consumed
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # the `grad`s that it consumed
 
@@ -98,11 +107,6 @@ class Watch:
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-
-    @property
-    def weights(self) -> Weights:
-        """Those after the latest step."""
-        return dict(self.latest.weights)
 
     # --- Begin and end
 
@@ -115,20 +119,9 @@ class Watch:
             refuse_short(name, weight)
             self.latest.copy_in({name: weight})
             self.proof.begin(name, weight)
-        self.store.begin(self.weights, self.optimizers, self.parameters.names)
-        self.read_optimizer_state()
-        FOLLOWED.update(self.optimizers)
-        for optimizer in self.optimizers:
-            self.hooks.append(optimizer.register_step_pre_hook(self.on_step_begin))
-            self.hooks.append(optimizer.register_step_post_hook(self.on_step_end))
-        self.hooks.append(called_model(self.model).register_forward_pre_hook(self.on_call_begin))
-        self.hooks.append(called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True))
-        layers = [layer for layer in self.model.modules() if list(layer.parameters(recurse=False))]
-        for layer in layers:  # libraries put autocast between a model and its layers
-            self.hooks.append(layer.register_forward_pre_hook(partial(self.on_layer, layer is layers[0])))
+        self.store.begin(dict(self.latest.weights), self.optimizers, self.parameters.names)
 
-    def read_optimizer_state(self) -> None:
-        """Take over what the optimizers remember, if the trace goes on with the steps that they have taken."""
+        # what the optimizers remember is taken over, if the trace goes on with the steps that they have taken
         for optimizer in self.optimizers:
             if optimizer.state and not self.store.count:
                 raise Mistake(
@@ -140,14 +133,25 @@ class Watch:
                     if weight not in optimizer.state:
                         continue
                     self.proof.moved[name] = 1
-                    if (momentum := rule.remembered(group, optimizer.state[weight])) is not None:
+                    if (momentum := rule.momentum(group, optimizer.state[weight])) is not None:
                         self.proof.remember(name, momentum)
+
+        FOLLOWED.update(self.optimizers)
+        for optimizer in self.optimizers:
+            self.hooks.append(optimizer.register_step_pre_hook(self.on_step_begin))
+            self.hooks.append(optimizer.register_step_post_hook(self.on_step_end))
+        self.hooks.append(called_model(self.model).register_forward_pre_hook(self.on_call_begin))
+        self.hooks.append(called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True))
+        layers = [layer for layer in self.model.modules() if list(layer.parameters(recurse=False))]
+        for layer in layers:  # libraries put autocast between a model and its layers
+            self.hooks.append(layer.register_forward_pre_hook(partial(self.on_layer, layer is layers[0])))
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
-        outside = self.changed_outside() if self.hooks and whole else Outside()
+        outside = Outside()
         if self.hooks:
             FOLLOWED.difference_update(self.optimizers)
+            outside = self.changed_outside() if whole else outside
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -172,10 +176,11 @@ class Watch:
     # --- Calls
 
     def on_call_begin(self, *_: object) -> None:
-        """Note where generators stand before the call, which may draw random numbers."""
+        """Note where generators stand before the call, which may draw random numbers, and what kernels it may use."""
         self.under_way.append(self.count)
         if torch.is_grad_enabled():
             self.generators, self.autocast = generator_states(self.inner), None
+            self.forbidden = forbidden_kernels()
 
     def on_layer(self, first: bool, layer: nn.Module, *_: object) -> None:
         """Note the autocast of a call, in its first layer or a later one."""
@@ -207,7 +212,10 @@ class Watch:
                 "one whose outputs have the examples as their first axis"
             )
 
-        how = Circumstances.of(self.inner, self.generators, self.autocast)
+        # its circumstances, with the generators that it drew from; what it gave; and what is to come back to that
+        after = generator_states(self.inner)
+        drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
+        how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
         call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
@@ -264,7 +272,7 @@ class Watch:
     def on_step_end(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record a step that was taken, and prove that it is the optimizer's."""
         index, rule = self.store.count, self.rules[id(optimizer)]
-        moved, before = self.parameters.of(optimizer), self.weights
+        moved, before = self.parameters.of(optimizer), dict(self.latest.weights)
 
         # g and θ after the step, and a signature of each
         gradient = {name: torch.zeros_like(w) if w.grad is None else w.grad.detach() for name, w in moved.items()}
@@ -278,13 +286,16 @@ class Watch:
         for group, members in self.parameters.groups(optimizer):
             group_settings = {key: copied_setting(value) for key, value in group.items() if key != "params"}
             for name, weight in members.items():
-                state = optimizer.state.get(weight, {})
-                linear[name] = self.linear_step(rule, group, state, name, idle=weight.grad is None)
-                momentum = rule.remembered(group, state)
-                denominator = None if momentum is None else rule.below(group, state, self.scratch_like(weight))
+                state, step = optimizer.state.get(weight, {}), IDLE
+                if weight.grad is not None:
+                    times = self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
+                    step = rule.common(group, state, times - 1)  # without what each element is divided by
+                    step = step if name in self.proof.memory else replace(step, carry=0.0)
+                momentum = rule.momentum(group, state)
+                denominator = None if momentum is None else rule.denominator(group, state, self.scratch_like(weight))
                 where, signatures = f"step {index}: '{name}'", (signed_gradient[name], signed_after[name])
-                held = self.proof.hold(where, name, linear[name], signatures, weight, momentum, denominator)
-                error, settings[name] = max(error, held), group_settings
+                missed = self.proof.hold(where, name, step, signatures, weight, momentum, denominator)
+                linear[name], settings[name], error = step, group_settings, max(error, missed)
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
 
@@ -296,21 +307,12 @@ class Watch:
         calls = tuple(copy(call) for call in self.consumed_calls)
 
         # stored, before the next step begins; and proof (a), of the first
-        step = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error)
-        self.store.add(step, self.optimizers.index(optimizer), self.weights, signed)
-        if self.first is not None:
-            self.first.prove(step)
+        taken = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error)
+        self.store.add(taken, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
+        first, self.first = self.first, None
+        if first is not None:
+            first.prove(taken)
         self.latest.release(before)
-
-    def linear_step(
-        self, rule: AbstractRule, group: Mapping[str, Any], state: Mapping[str, Any], name: str, *, idle: bool
-    ) -> LinearStep:
-        """How a parameter's gradient was taken in; its scale is without what each element is divided by."""
-        if idle:
-            return IDLE
-        times = self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
-        linear = rule.common(group, state, times - 1)
-        return linear if name in self.proof.memory else replace(linear, carry=0.0)
 
     def scratch_like(self, weight: Tensor) -> Tensor:
         """Memory in which elements are formed: to fill fresh memory costs more than they do."""
@@ -336,7 +338,7 @@ def copied_setting(value: object) -> object:
 # --- Proof (a) of the first step, right after it.
 
 
-@dataclass
+@dataclass(frozen=True)
 class FirstStepProof:
     """What is no gradient of the examples seen is refused before the second step, and not when all are attributed.
 
@@ -345,13 +347,9 @@ class FirstStepProof:
 
     called: CalledModule
     queries: Inputs
-    done: bool = False
 
     def prove(self, step: FollowedStep) -> None:
         """Hold the gradient that was consumed against that of the calls."""
-        if self.done:
-            return
-        self.done = True
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
             submodule = common_submodule(step.heard)
             perhaps = f", perhaps its part '{submodule}'" if submodule else ""
@@ -371,6 +369,15 @@ class FirstStepProof:
         """Refuse queries that have other axes than what the loop calls the model with, and are answered with other
         outputs: an axis of theirs may be taken for that of the examples. Of as many axes any lengths are fine, and any
         axes to which the model gives the same outputs."""
+
+        def axes(inputs: Inputs) -> dict[object, int]:
+            pairs = inputs.items() if isinstance(inputs, Mapping) else enumerate(tensors(inputs))
+            return {key: value.dim() for key, value in pairs if isinstance(value, Tensor)}
+
+        def counted(found: Mapping[object, int]) -> str:
+            numbers = " and ".join(map(str, found.values()))
+            return f"{numbers} axis" if numbers == "1" else f"{numbers} axes"
+
         ours, theirs = axes(self.queries), axes(call.inputs)
         if ours.keys() != theirs.keys() or ours == theirs:
             return
@@ -380,30 +387,10 @@ class FirstStepProof:
         assert call.gradient is not None
         if outputs != (given := call.gradient.shape[1]):
             raise Mistake(
-                f"queries=: they have {counted_axes(ours)}, which the model answers with {outputs} outputs each, and "
-                f"the loop calls it with {counted_axes(theirs)}, answered with {given}; give queries with the axes of "
-                "a batch, also if there is only one"
+                f"queries=: they have {counted(ours)}, which the model answers with {outputs} outputs each, and the "
+                f"loop calls it with {counted(theirs)}, answered with {given}; give queries with the axes of a batch, "
+                "also if there is only one"
             )
-
-
-def axes(inputs: Inputs) -> dict[object, int]:
-    """How many axes each tensor among the inputs has, by its place or name.
-
-    >>> axes((torch.ones(2, 3), torch.ones(2))), axes({"x": torch.ones(2, 3), "scale": 2.0})
-    ({0: 2, 1: 1}, {'x': 2})
-    """
-    pairs = inputs.items() if isinstance(inputs, Mapping) else enumerate(tensors(inputs))
-    return {key: value.dim() for key, value in pairs if isinstance(value, torch.Tensor)}
-
-
-def counted_axes(found: Mapping[object, int]) -> str:
-    """The numbers of axes, in words.
-
-    >>> counted_axes({0: 2}), counted_axes({"x": 2, "mask": 1})
-    ('2 axes', '2 and 1 axes')
-    """
-    numbers = " and ".join(map(str, found.values()))
-    return f"{numbers} axis" if numbers == "1" else f"{numbers} axes"
 
 
 # --- Listening to the gradient that comes back to an output.

@@ -40,12 +40,7 @@ class Draw(NamedTuple):
     sign: Int[Tensor, "..."]
 
     def at(self, place: Int[Tensor, "..."]) -> Draw:
-        """Those of some."""
         return Draw(self.bucket[place], self.sign[place])
-
-    def to(self, device: torch.device) -> Draw:
-        """The same numbers on another device."""
-        return Draw(self.bucket.to(device), self.sign.to(device))
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,8 @@ class SketchTable:
 
     def at(self, places: Int[Tensor, "..."]) -> Draw:
         """The buckets and signs of elements, by their places in the parameter."""
-        rows, columns = self.rows.at(places // self.width), self.columns.at(places % self.width)
+        width = len(self.columns.bucket)
+        rows, columns = self.rows.at(places // width), self.columns.at(places % width)
         return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
@@ -69,38 +65,31 @@ class SketchTable:
         >>> [len(draw.bucket) for draw in table.factors(transposed)], table.factors(View("w", (2, 2), (2, 1), 0))
         ([3, 4], None)
         """
-        (first, second), (step, step_), width = view.shape, view.stride, self.width
-        row, column = divmod(view.offset, width)
+        width = len(self.columns.bucket)
+        (first, second), (step, step_), (row, column) = view.shape, view.stride, divmod(view.offset, width)
+
+        def along(draws: Draw, start: int, step: int, count: int) -> Draw:
+            return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
+
         if step % width == 0 and column + (second - 1) * step_ < width:
-            return self.along(self.rows, row, step // width, first), self.along(self.columns, column, step_, second)
+            return along(self.rows, row, step // width, first), along(self.columns, column, step_, second)
         if step_ % width == 0 and column + (first - 1) * step < width:
-            return self.along(self.columns, column, step, first), self.along(self.rows, row, step_ // width, second)
+            return along(self.columns, column, step, first), along(self.rows, row, step_ // width, second)
         return None
-
-    def along(self, draws: Draw, start: int, step: int, count: int) -> Draw:
-        """The draws of so many rows or columns."""
-        return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return len(self.columns.bucket)
 
 
 def draw_table(name: str, shape: torch.Size, size: int, seed: int, device: torch.device) -> SketchTable:
     """The table of the parameter of this name: the same whatever else is sketched, in whatever order."""
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
-    sides = [draw(count, size, generator).to(device) for count in (rows, shape.numel() // max(1, rows))]
+    sides = []
+    for count in (rows, shape.numel() // max(1, rows)):
+        bucket, sign = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)  # one alone stays as it is
+        if count != 1:
+            bucket = torch.randint(size, (count,), generator=generator)
+            sign = 2 * torch.randint(2, (count,), generator=generator) - 1
+        sides.append(Draw(bucket.to(device), sign.to(device)))
     return SketchTable(sides[0], sides[1], size)
-
-
-def draw(count: int, size: int, generator: torch.Generator) -> Draw:
-    """Buckets and signs of so many; one alone takes the first bucket as it is."""
-    if count == 1:
-        return Draw(torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long))
-    bucket = torch.randint(size, (count,), generator=generator)
-    return Draw(bucket, 2 * torch.randint(2, (count,), generator=generator) - 1)
 
 
 def scattered(values: Float[Tensor, "*batch element"], where: Draw, size: int) -> Float[Tensor, "*batch size"]:
@@ -153,30 +142,33 @@ class Sketch:
         match block:
             case Factored():
                 return self.of_factors(block)
-            case Copies():
-                return self.of_copies(block)
+            case Copies():  # elements, each by its place
+                where = self.table(block.name, block.values).at(block.places)
+                buckets = where.bucket[:, None].expand_as(block.values)
+                nothing = block.values.new_zeros(*block.gradients, self.size)
+                return nothing.scatter_add(2, buckets, block.values * where.sign[:, None])
             case Rows():
                 places = torch.arange(block.size, device=block.rows.device)
                 return scattered(block.rows, self.table(block.name, block.rows).at(places), self.size)
 
-    def of_copies(self, block: Copies) -> Float[Tensor, "example out size"]:
-        """The sketch of elements, each by its place."""
-        where = self.table(block.name, block.values).at(block.places)
-        nothing = block.values.new_zeros(*block.gradients, self.size)
-        buckets = where.bucket[:, None].expand_as(block.values)
-        return nothing.scatter_add(2, buckets, block.values * where.sign[:, None])
-
     def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
         """The sketch of outer products, of a weight and of its bias."""
-        factor, found = block.inputs, []
+        inputs, outputs, found = block.inputs, block.outputs, list[Tensor]()
         if block.bias is not None:
             found.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
-            factors = self.table(block.weight.name, factor).factors(block.weight)
-            if factors is None or multiplied_out_is_cheaper(factor, block.outputs, self.size):
+            factors = self.table(block.weight.name, inputs).factors(block.weight)
+            together, apart = operations(inputs, outputs, self.size)
+            if factors is None or together <= apart:
                 found.append(self.of_view(block.of_weight().flatten(2), block.weight))
-            else:
-                found.append(convolved(factor, block.outputs, factors, self.size))
+            else:  # from the sketches of their factors, some examples at a time
+                step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size))
+                parts = []
+                for sides in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
+                    pairs = zip(sides, factors, strict=True)
+                    one, other = (torch.fft.rfft(scattered(side, draw, self.size)) for side, draw in pairs)
+                    parts.append(torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size))
+                found.append(torch.cat(parts))
         return sum(found[1:], start=found[0])
 
     def of_view(self, gradients: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out size_"]:
@@ -191,14 +183,6 @@ class Sketch:
         return self.tables[name]
 
 
-def multiplied_out_is_cheaper(
-    inputs: Float[Tensor, "example use in_"], outputs: Float[Tensor, "example out use features"], size: int
-) -> bool:
-    """Whether outer products are multiplied out before they are sketched."""
-    together, apart = operations(inputs, outputs, size)
-    return together <= apart
-
-
 def operations(
     inputs: Float[Tensor, "example use in_"], outputs: Float[Tensor, "example out use features"], size: int
 ) -> tuple[float, float]:
@@ -207,22 +191,6 @@ def operations(
     together = out * count * features * (uses + SLOWER)
     apart = uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1)) + out * uses * size
     return together, apart
-
-
-def convolved(
-    inputs: Float[Tensor, "example use in_"],
-    outputs: Float[Tensor, "example out use features"],
-    factors: tuple[Draw, Draw],
-    size: int,
-) -> Float[Tensor, "example out size"]:
-    """The sketch of sums of outer products from the sketches of their factors, some examples at a time."""
-    left, right = factors
-    step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * size))
-    found = []
-    for some, others in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
-        one, other = (torch.fft.rfft(scattered(v, d, size)) for v, d in ((some, left), (others, right)))
-        found.append(torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=size))
-    return torch.cat(found)
 
 
 # --- The kernel of two sketches, and how a sketched step still closes.

@@ -103,7 +103,18 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
     """Open the file of this kernel, of which another's is refused, or begin it without a tile."""
     if path.exists() and not force:
         matrix = open_matrix(path)
-        refuse_other(matrix, kernel)
+        if matrix.facts["identity"] != kernel.identity:
+            there, here = matrix.description, kernel.description
+            reasons = {
+                "data_sha256": "other data",
+                "kernel": "another kernel",
+                "code": "other code",
+                "dtype": f"dtype={there.get('dtype')}",
+            }
+            differing = (what for name, what in reasons.items() if name in here and there.get(name) != here[name])
+            raise Useless(
+                f"{path} is of {next(differing, 'another version')}; choose another place, or compute it anew"
+            )
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
@@ -135,22 +146,6 @@ def layout_of(kernel: AbstractKernel) -> Layout:
     points, train = len(kernel.inputs), len(kernel.data.train.inputs)
     tiling = Tiling(points, train, side_for(train, kernel.seconds))
     return Layout(kernel.names, tiling, kernel.outputs, kernel.experiment.dtype)
-
-
-def refuse_other(matrix: KernelMatrix, kernel: AbstractKernel) -> None:
-    """Refuse a file that is of something else."""
-    if matrix.facts["identity"] == kernel.identity:
-        return
-    there, here = matrix.description, kernel.description
-    differing = [name for name in here if there.get(name) != here[name]]
-    what = {
-        "data_sha256": "other data",
-        "kernel": "another kernel",
-        "code": "other code",
-        "dtype": f"dtype={there.get('dtype')}",
-    }
-    reason = next((said for name, said in what.items() if name in differing), "another version")
-    raise Useless(f"{matrix.path} is of {reason}; choose another place, or compute it anew")
 
 
 # --- Tiles are computed in this process, by several threads at once where the kernel allows it, each with one thread of

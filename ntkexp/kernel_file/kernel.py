@@ -166,7 +166,6 @@ class InfiniteKernel(AbstractKernel):
 
     @cached_property
     def network(self) -> Network:
-        """The layers at infinite width."""
         task = LearningTask(tuple(self.data.train.inputs.shape[1:]), 1, self.data.vocabulary)
         return self.experiment.model.limit(self.experiment.init, task)
 
@@ -192,14 +191,14 @@ class InfiniteKernel(AbstractKernel):
         return self.network.work * LIMIT_RATE
 
     def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
-        return self.block(left, right, BlockPlace(slice(0, len(left)), slice(0, len(right)), same=False))
+        return self.block(left, right, same=False)
 
     def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
-        everything = slice(0, len(points))
-        return self.block(points, points, BlockPlace(everything, everything, same=True))
+        return self.block(points, points, same=True)
 
-    def block(self, left: Tensor, right: Tensor, place: BlockPlace) -> Blocks:
-        """Compute both kernels, scaled."""
+    def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
+        """Both kernels, scaled."""
+        place = BlockPlace(slice(0, len(left)), slice(0, len(right)), same)
         room = self.experiment.room_gb / self.threads
         found = compute(self.network, place, left, right, memory_gb=room, threads=1)
         scale = self.experiment.init.alpha**2
@@ -223,7 +222,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def width(self) -> int:
-        """How many outputs the network has."""
+        """The number of the network's outputs."""
         return self.experiment.loss.targets(self.data.train.target, len(self.data.classes)).shape[1]
 
     @cached_property
@@ -258,8 +257,8 @@ class EmpiricalKernel(AbstractKernel):
         parts = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
         if (sketch := self.experiment.kernel.sketch) is not None:
             parts |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
-        _, told = self.drawn
-        return {"kind": "tangent", **parts, "casts": self.experiment.path.casts, "outputs": self.wanted, **told}
+        _, source = self.drawn
+        return {"kind": "tangent", **parts, "casts": self.experiment.path.casts, "outputs": self.wanted, **source}
 
     @property
     def concurrent(self) -> bool:
@@ -278,21 +277,20 @@ class EmpiricalKernel(AbstractKernel):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """The mean over the modules, added one by one in their order."""
-        modules, _ = self.drawn
-        first, *rest = (self.one(module, left, right) for module in modules)
-        return {"ntk": sum(rest, start=first) / len(modules)}
-
-    def one(self, module: ScaledOutput, left: Tensor, right: Tensor | None) -> Tensor:
-        """The kernel of one module; if it is a sketch, note is taken of its error bar."""
-        casts, sketch = self.experiment.path.casts, self.experiment.kernel.sketch
-        if sketch is None:
-            return tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)
-        kernel, bar = tangent_kernel(
-            module, left, right, outputs=self.wanted, casts=casts, sketch=sketch, seed=self.experiment.seed
-        )
-        self.errors.append((bar, float(kernel.norm())))
-        return kernel
+        """The mean over the modules, added one by one in their order; sketches leave their error bars."""
+        (modules, _), total = self.drawn, None
+        casts, sketch, seed = self.experiment.path.casts, self.experiment.kernel.sketch, self.experiment.seed
+        for module in modules:
+            if sketch is None:
+                kernel = tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)
+            else:
+                kernel, bar = tangent_kernel(
+                    module, left, right, outputs=self.wanted, casts=casts, sketch=sketch, seed=seed
+                )
+                self.errors.append((bar, float(kernel.norm())))
+            total = kernel if total is None else total + kernel
+        assert total is not None
+        return {"ntk": total / len(modules)}
 
     @property
     def remark(self) -> str:

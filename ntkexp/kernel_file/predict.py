@@ -1,10 +1,5 @@
 """Predictions from a kernel file: its numbers as matrices, what is asked, the coefficients, how good the predictions
 are, and studies of several kernels.
-
-A study: several kernels of infinite width, each by its overrides, that are to stand in one table.
-
->>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
-{'A': ['data=wine', 'model=mlp', 'data.train=50']}
 """
 
 from __future__ import annotations
@@ -87,60 +82,54 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """A column gets this part of the kernel."""
+        """The part of the kernel that a column gets."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
     def train(self) -> int:
-        """How many training examples there are."""
+        """The number of training examples."""
         return self.matrix.layout.tiling.train
 
     @property
     def count(self) -> int:
-        """How many entries they make."""
+        """The number of entries that they make."""
         return self.train * self.matrix.layout.outputs
 
-    @property
-    def step(self) -> int:
-        """How many points are read at once."""
-        return max(1, AT_ONCE // (8 * self.count * self.matrix.layout.outputs))
-
     def blocks(self, points: slice) -> list[slice]:
-        """Cut points into as many as are read at once."""
-        return [slice(k, min(k + self.step, points.stop)) for k in range(points.start, points.stop, self.step)]
+        """Points, as many at a time as are read at once."""
+        step = max(1, AT_ONCE // (8 * self.count * self.matrix.layout.outputs))
+        return [slice(k, min(k + step, points.stop)) for k in range(points.start, points.stop, step)]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
-        """Read the kernel between points and training examples."""
+        """The kernel between points and training examples."""
         found = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not found.isfinite().all():
             raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
         return found.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
-        """Read the kernel between training examples."""
+        """The kernel between training examples."""
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
-        """Read the kernel between points and themselves."""
+        """The kernel between points and themselves."""
         found = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
         return self.share * found.diagonal(dim1=1, dim2=2).flatten()
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """All points have these targets."""
         return torch.as_tensor(self.matrix.array("target"))
 
     @cached_property
     def labels(self) -> Int[Tensor, " point"]:
-        """All points have these classes."""
         return torch.as_tensor(self.matrix.array("label"))
 
     def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
-        """Arrange values of points as the kernel's matrix takes them."""
+        """Values of points as the kernel's matrix takes them."""
         return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
 
     def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
-        """Arrange columns of the kernel's matrix as values of points."""
+        """Columns of the kernel's matrix as values of points."""
         return columns.reshape(-1, self.targets.shape[1])
 
 
@@ -199,21 +188,15 @@ class Question:
             )
         usual: list[Solver] = ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
         usual += ["cholesky", "cg"] if self.is_plain else []
-        tried = [self.solver] if self.solver else usual
-        for solver in tried:
-            if self.bytes(solver, entries) <= self.memory_gb * 1e9:
+        needed = {each: 8.0 * COPIES[each] * entries.count**2 for each in ([self.solver] if self.solver else usual)}
+        for solver, size in needed.items():
+            if size <= self.memory_gb * 1e9:
                 return solver
-        needed = self.bytes(tried[-1], entries) / 1e9
         raise WrongArgument(
-            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs {needed:.1f}; raise it"
+            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs {size / 1e9:.1f}; raise it"
             + ("" if self.is_plain else ", or ask for t=∞ at one ridge"),
             "memory_gb",
         )
-
-    @staticmethod
-    def bytes(solver: Solver, entries: Entries) -> float:
-        """Count what is held at once."""
-        return 8.0 * COPIES[solver] * entries.count**2
 
 
 # --- Coefficients of one kernel, by whichever way the question asks for, and what is needed for variances.
@@ -224,33 +207,45 @@ REMARKS = 25  # products between two remarks
 
 @dataclass(frozen=True)
 class SolvedKernel:
-    """g(R) y of one way to train; `learned` is g, `twice` g of twice the time: None where they cost too much."""
+    """g(R) y of one way to train; `learned` is g, and g of twice the time: None where they cost too much."""
 
     when: str
     ridge: float
     coefficients: Float[Tensor, "entry column"]
-    said: str
-    learned: Learned | None = None
-    twice: Learned | None = None
+    solver: str
+    learned: tuple[Learned, Learned] | None = None
     left_out: Float[Tensor, "entry column"] | None = None  # predictions of training examples by the others
 
 
 def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[SolvedKernel]:
-    """Solve way by way."""
+    """Solve way by way: by one eigendecomposition, by Cholesky's factor, or by conjugate gradients."""
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
     if solver == "eigen":
         yield from by_modes(entries, kernel, question, ways, targets)
         return
-    (when,) = ways
-    ridge = question.ridge or 0.0
+    (when,), ridge = ways, question.ridge or 0.0
     if solver == "cholesky":
         factor = factorise(entries.among(kernel), ridge)
-        said = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
-        yield SolvedKernel(when, ridge, factor.solve(targets), said, factor.solve, factor.solve)
-    else:
-        hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
-        yield by_products(entries, kernel, when, ridge, targets, tell, hold=hold)
+        name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
+        yield SolvedKernel(when, ridge, factor.solve(targets), name, (factor.solve, factor.solve))
+        return
+    # The kernel is read from the disk for every product, unless it can be held.
+    blocks = entries.blocks(slice(0, entries.train))
+    hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
+    held = [entries.rows(kernel, block) for block in blocks] if hold else None
+
+    def product(vectors: Tensor) -> Tensor:
+        rows = held or (entries.rows(kernel, block) for block in blocks)
+        return torch.cat([part @ vectors for part in rows]) + ridge * vectors
+
+    def remark(count: int, residual: float) -> None:
+        if count % REMARKS == 0:
+            tell(f"{kernel}: {count} products, residual {residual:.0e}")
+
+    diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
+    found = conjugate_gradients(product, diagonal, targets, tell=remark)
+    yield SolvedKernel(when, ridge, found.solution, f"{found.products} products, residual {found.residual:.0e}")
 
 
 def by_modes(
@@ -263,8 +258,7 @@ def by_modes(
     """Solve every way by one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
-    outputs = entries.matrix.layout.outputs
-    parts = folds(entries.train, question.folds or entries.train, outputs)
+    parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
     if question.ridge is None:  # the one with the smallest squared error on what was left out
         tried = ridges(matrix)
         ridge = min(tried, key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()))
@@ -272,46 +266,19 @@ def by_modes(
         ridge = question.ridge
     wanted = question.ridge is None or question.folds is not None
     left_out = held_out(modes, ridge, targets, parts) if wanted else None
-    for k, (when, gain) in enumerate(ways.items()):
-        learned, twice = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
-        said = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
-        yield SolvedKernel(when, ridge, learned(targets), said, learned, twice, None if k else left_out)
-
-
-def by_products(
-    entries: Entries,
-    kernel: str,
-    when: str,
-    ridge: float,
-    targets: Float[Tensor, "entry column"],
-    tell: Callable[[str], None],
-    *,
-    hold: bool,
-) -> SolvedKernel:
-    """Solve by conjugate gradients: the kernel is read from the disk for every product, unless it can be held."""
-    blocks = entries.blocks(slice(0, entries.train))
-    held = [entries.rows(kernel, block) for block in blocks] if hold else None
-
-    def product(vectors: Tensor) -> Tensor:
-        rows = held or (entries.rows(kernel, block) for block in blocks)
-        return torch.cat([part @ vectors for part in rows]) + ridge * vectors
-
-    def heard(count: int, residual: float) -> None:
-        if count % REMARKS == 0:
-            tell(f"{kernel}: {count} products, residual {residual:.0e}")
-
-    diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
-    found = conjugate_gradients(product, diagonal, targets, tell=heard)
-    return SolvedKernel(when, ridge, found.solution, found.words)
+    name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
+    for when, gain in ways.items():
+        learned = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
+        yield SolvedKernel(when, ridge, learned[0](targets), name, learned, left_out)
+        left_out = None
 
 
 # --- How good predictions are: one row per kernel, way to train and split.
 #
-#     accuracy      share of right classes        rmse   √mean (f̂ − y)², over points and outputs    r2   1 − Σ(f̂ −
-#                   y)²/Σy²
-#     log_loss, calibration_error                 of the classes' probabilities (`closed_form`)
-#
-# Targets are centred, so r2 compares with saying zero.
+#     accuracy                      share of right classes
+#     rmse                          √mean (f̂ − y)², over points and outputs
+#     r2                            1 − Σ(f̂ − y)²/Σy²; targets are centred, so it compares with saying zero
+#     log_loss, calibration_error   of the classes' probabilities (`closed_form`)
 
 
 @dataclass(frozen=True)
@@ -339,35 +306,11 @@ class MeanAndDeviation:
     deviation: Float[Tensor, " point"] | None
 
 
-def score(
-    predicted: MeanAndDeviation,
-    targets: Float[Tensor, "point out"],
-    labels: Int[Tensor, " point"],
-    row: tuple[str, str, float, str],
-    solver: str,
-) -> Score:
-    """Compare predictions with what is right; labels below zero are none."""
-    error, classifies = predicted.mean - targets, bool((labels >= 0).all())
-    spread = predicted.deviation if classifies else None
-    known = None if spread is None else probabilities(predicted.mean, spread)
-    return Score(
-        *row,
-        points=len(targets),
-        accuracy=float((label(predicted.mean).long() == labels).double().mean()) if classifies else None,
-        rmse=float(error.square().mean().sqrt()),
-        r2=1 - float(error.square().sum() / targets.square().sum()),
-        log_loss=None if known is None else log_loss(known, labels),
-        calibration_error=None if known is None else calibration_error(known, labels),
-        solver=solver,
-    )
-
-
 # --- Predictions from a kernel file, of every kernel in it, at all points.
 #
-# Of `ntk`, in a file that holds `nngp` as well, these are the mean and the deviation of networks that train all
-# layers (`closed_form`); of `nngp`, those of networks that train their readout, and at t = ∞ of the
-# Gaussian process itself (`closed_form`). A tangent kernel of finite networks predicts without a
-# deviation.
+# Of `ntk`, in a file that holds `nngp` as well, these are the mean and the deviation of networks that train all layers
+# (`closed_form`); of `nngp`, those of networks that train their readout, and at t = ∞ of the Gaussian process itself. A
+# tangent kernel of finite networks predicts without a deviation.
 
 
 LEFT_OUT = "left out"
@@ -399,42 +342,52 @@ def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
-        when = "t=∞" if split == LEFT_OUT else found.when  # the only time at which that has a closed form
-        row = (kernel, when, found.ridge, split)
-        scores.append(score(outputs, entries.targets[points], entries.labels[points], row, found.said))
+        targets, labels = entries.targets[points], entries.labels[points]  # labels below zero are none
+        error, classifies = outputs.mean - targets, bool((labels >= 0).all())
+        spread = outputs.deviation if classifies else None
+        known = None if spread is None else probabilities(outputs.mean, spread)
+        scores.append(
+            Score(
+                kernel=kernel,
+                when="t=∞" if split == LEFT_OUT else found.when,  # the only time at which that has a closed form
+                ridge=found.ridge,
+                split=split,
+                points=len(targets),
+                accuracy=float((label(outputs.mean).long() == labels).double().mean()) if classifies else None,
+                rmse=float(error.square().mean().sqrt()),
+                r2=1 - float(error.square().sum() / targets.square().sum()),
+                log_loss=None if known is None else log_loss(known, labels),
+                calibration_error=None if known is None else calibration_error(known, labels),
+                solver=found.solver,
+            )
+        )
     return Answer(kernel, found, tuple(scores), predicted)
 
 
 def predict_at(entries: Entries, kernel: str, found: SolvedKernel, points: slice) -> MeanAndDeviation:
     """Predict the outputs at some points, block by block."""
-    known = found.learned is not None and "nngp" in entries.matrix.layout.kernels
-    prior = entries.among("nngp") if known and kernel == "ntk" else None
+    learned = found.learned if "nngp" in entries.matrix.layout.kernels else None
+    prior = entries.among("nngp") if learned and kernel == "ntk" else None
     means, variances = [], []
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
         means.append(entries.values(cross @ found.coefficients))
-        if known:
-            variances.append(variance(entries, found, prior, cross, block))
+        if learned and prior is not None:  # of networks that train all layers
+            start = Kernels(prior, entries.rows("nngp", block))
+            variances.append(Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block)))
+        elif learned:  # of those that train their readout
+            variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
     mean = torch.cat(means)
     return MeanAndDeviation(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
 
 
-def variance(
-    entries: Entries, found: SolvedKernel, prior: Tensor | None, cross: Float[Tensor, "point entry"], block: slice
-) -> Float[Tensor, " point"]:
-    """Find the variance of outputs over networks that train all layers, or, without 𝒢(X, X), their readout."""
-    assert found.learned is not None
-    assert found.twice is not None
-    start = entries.own("nngp", block)
-    if prior is None:
-        return Posterior(cross, found.learned, found.twice).variance(start)
-    nngp = Kernels(prior, entries.rows("nngp", block))
-    return Ensemble(cross, nngp, found.learned).variance(start)
-
-
 class Study(Component):
-    """`base` is common to all kernels; `published` is an accuracy in per cent that stands beside the NTK's, found with
-    the data that `published_with` names.
+    """Several kernels of infinite width, each by its overrides, that are to stand in one table; `base` is common to all
+    of them. `published` is an accuracy in per cent that stands beside the NTK's, found with the data that
+    `published_with` names.
+
+    >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
+    {'A': ['data=wine', 'model=mlp', 'data.train=50']}
     """
 
     kernels: dict[str, tuple[str, ...]] = Field(min_length=1)

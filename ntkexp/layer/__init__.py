@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
     from ntkexp.layer.base import Concatenation as Concatenation
     from ntkexp.layer.base import Residual as Residual
+    from ntkexp.layer.linear import AbstractNorm as AbstractNorm
     from ntkexp.layer.linear import AbstractPool as AbstractPool
     from ntkexp.layer.linear import AvgPool as AvgPool
     from ntkexp.layer.linear import BatchNorm as BatchNorm

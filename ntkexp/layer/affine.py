@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from math import prod, sqrt
 from typing import Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import Coarse, Operation, Operations, Pairs, box, clear, coarsen, needed, weigh, wrap
+from ntkexp.covariance.pairs import CLEAR, WRAP, Coarse, Operation, Operations, Pairs, box, coarsen, needed, weigh
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, number
 from ntkexp.mistake import Mistake
 
@@ -119,10 +120,6 @@ class AbstractAffine(AbstractLayer):
         """The pixels that have an output, along each axis."""
         return []
 
-    def window_size(self, shape: tuple[int, ...]) -> int:
-        """The number of pixels that a unit sees."""
-        return prod(self.weight_shape(shape)[2:])
-
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
@@ -146,14 +143,18 @@ class AbstractAffine(AbstractLayer):
         return signal.after_weights()
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        def learn(mixed: Tensor, nngp: Tensor) -> Tensor | float:
-            if self.frozen:
-                return 0.0
-            if self.param == "ntk":
-                return nngp
-            return shape[0] * self.window_size(shape) * mixed + float(self.b_std > 0)
-
-        return covariance.affine(self.mix, self.W_std**2, self.b_std**2, learn).coarse(self.samples(shape))
+        # K′ = W_std² m(K) + b_std²
+        mixed = self.mix(covariance.nngp, covariance.pairs)
+        nngp = self.W_std**2 * mixed + self.b_std**2
+        ntk = covariance.ntk
+        if ntk is not None:  # Θ′ = W_std² m(Θ) + what the layer's own weights learn
+            source: Tensor | float = 0.0
+            if not self.frozen and self.param == "ntk":
+                source = nngp
+            elif not self.frozen:
+                source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(self.b_std > 0)
+            ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
+        return replace(covariance, nngp=nngp, ntk=ntk).coarse(self.samples(shape))
 
     def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
         """The sum over a window with the weights of a mean."""
@@ -184,7 +185,7 @@ class Dense(AbstractAffine):
         return Affine(weight, bias, gain, shift)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return clear(register), self.weighed(shape, register, (1, 1, 1))
+        return Operation(CLEAR, register), self.weighed(shape, register, (1, 1, 1))
 
 
 class Conv(AbstractAffine):
@@ -207,21 +208,17 @@ class Conv(AbstractAffine):
         return (self.features, *(-(-n // self.stride) for n in shape[1:]))
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Lay out one window for each axis of pixels."""
-        window = self.sizes(len(shape) - 1)
+        """One window for each axis of pixels."""
+        window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")
         return window
-
-    def sizes(self, axes: int) -> tuple[int, ...]:
-        """The window as it is given, with as many entries as it takes."""
-        return (self.window,) * axes if isinstance(self.window, int) else self.window
 
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.features, shape[0], *self.windows(shape))
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        return box(values, pairs, self.sizes(len(pairs.pixels)), self.circular)
+        return box(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
         return [Coarse.every(n, self.stride) for n in shape[1:]]
@@ -234,6 +231,6 @@ class Conv(AbstractAffine):
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
-        outside = wrap if self.circular else clear
-        found = outside(register), self.weighed(shape, register, (deep, down, across))
+        outside = Operation(WRAP if self.circular else CLEAR, register)
+        found = outside, self.weighed(shape, register, (deep, down, across))
         return found if self.stride == 1 else (*found, coarsen(register, self.samples(shape)))

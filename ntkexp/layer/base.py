@@ -1,25 +1,17 @@
 """A layer as a value: one description with two readings, a module of finite width and a step of the kernel's
 recursion; layers in a chain or in branches, by name.
 
-Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
-
->>> import torch
->>> positive(single(torch.tensor([2.0])))
-tensor(2.)
-
-Layers by their names in a configuration, wherever a field takes one.
-
->>> named("activation", {"relu": "R", "tanh": "T"})("tanh")
-'T'
->>> named("activation", {"relu": "R", "tanh": "T"})("tahn")
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
+Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers is an
+architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry` says whether
+there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be known, and `push`
+takes K and Θ through the layer. A layer may also say its form for the engine that is fused for CPUs, `fused`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Annotated, ClassVar
 
@@ -30,14 +22,21 @@ from torch import Tensor, nn
 
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import NoFusedForm, Operations, Pairs, add, copy, weigh
+from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
 from ntkexp.mistake import Mistake, nearest
 
 LARGEST = 1e150
 
 
+# --- Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
+
+
 def single(value: Tensor | float) -> Tensor | float:
-    """A tensor without axes, if it is one."""
+    """A tensor without axes, if it is one.
+
+    >>> single(torch.tensor([2.0]))
+    tensor(2.)
+    """
     if not isinstance(value, Tensor):
         return value
     if value.numel() != 1 or not value.is_floating_point():
@@ -50,40 +49,21 @@ def number(value: Tensor | float) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-def representable(value: Tensor | float) -> Tensor | float:
-    """The value, whose square has to be a number as well."""
-    if number(value) > LARGEST:
-        raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
-    return value
+def scale(zero: bool) -> AfterValidator:
+    """A validator of scales that are more than zero, or may be zero; their squares are numbers as well."""
+
+    def check(value: Tensor | float) -> Tensor | float:
+        if not (number(value) >= 0 if zero else number(value) > 0):
+            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {number(value):g}")
+        if number(value) > LARGEST:
+            raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
+        return value
+
+    return AfterValidator(check)
 
 
-def positive(value: Tensor | float) -> Tensor | float:
-    """The value, which has to be more than zero."""
-    if not number(value) > 0:
-        raise Mistake(f"it takes a number > 0, not {number(value):g}")
-    return value
-
-
-def not_negative(value: Tensor | float) -> Tensor | float:
-    """The value, which has to be zero or more."""
-    if not number(value) >= 0:
-        raise Mistake(f"it takes a number ≥ 0, not {number(value):g}")
-    return value
-
-
-Scale = Annotated[Tensor | float, AfterValidator(single)]
-Positive = Annotated[Scale, AfterValidator(positive), AfterValidator(representable)]
-NotNegative = Annotated[Scale, AfterValidator(not_negative), AfterValidator(representable)]
-
-
-# --- A layer as a value: one description with two readings, a module of finite width and a step of the kernel's
-# recursion.
-#
-# Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers
-# is an architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry`
-# says whether there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be
-# known, and `push` takes the kernels through the layer. A layer may also say its form for the engine that is
-# fused for CPUs, `fused`.
+Positive = Annotated[Tensor | float, AfterValidator(single), scale(zero=False)]
+NotNegative = Annotated[Tensor | float, AfterValidator(single), scale(zero=True)]
 
 
 class AbstractLayer(Component):
@@ -124,15 +104,6 @@ class AbstractLayer(Component):
         raise NoFusedForm(type(self).__name__)
 
 
-def build(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
-    """Put the layers one after the other, as a module for examples of the given shape."""
-    modules = []
-    for layer in layers:
-        modules.append(layer.build(shape, generator))
-        shape = layer.shape(shape)
-    return nn.Sequential(*modules)
-
-
 # --- Layers one after the other, each asked with the shape that reaches it.
 
 
@@ -142,7 +113,7 @@ FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
 
 
 def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Find the shape before each layer, and after the last.
+    """The shape before each layer, and after the last.
 
     >>> from ntkexp.layer.linear import Flatten
     >>> shapes((Flatten(),), (3, 4))
@@ -154,6 +125,12 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found
 
 
+def build(layers: Layers, shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
+    """The layers as a module for examples of the given shape."""
+    each = zip(layers, shapes(layers, shape), strict=False)
+    return nn.Sequential(*(layer.build(before, generator) for layer, before in each))
+
+
 def carry(layers: Layers, signal: Signal) -> Signal:
     """What is known of the signal after all layers."""
     for layer in layers:
@@ -162,21 +139,21 @@ def carry(layers: Layers, signal: Signal) -> Signal:
 
 
 def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-    """Find the pairs before the layers, of those wanted after them."""
+    """The pairs before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
 def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-    """Find the pairs of examples with themselves before the layers, of those wanted after them."""
+    """The pairs of examples with themselves before the layers, of those wanted after them."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
 
 
 def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-    """Take the covariances through all layers."""
+    """K and Θ after all layers."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance
@@ -188,19 +165,20 @@ def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> O
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not says_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
-        said = layer.fused(before, register, free)
-        if layer.shape(before)[1:] != pixels_after(said, register, before[1:]):
+        operations = layer.fused(before, register, free)
+        pixels = before[1:]
+        for operation in operations:
+            if operation.register == register and operation.coarse:
+                pixels = tuple(len(one.members) for one in operation.coarse[-len(pixels) :])
+        if layer.shape(before)[1:] != pixels:
             raise NoFusedForm(type(layer).__name__)
-        found = (*found, *said)
+        found = (*found, *operations)
     return found
 
 
-def pixels_after(operations: Operations, register: int, pixels: tuple[int, ...]) -> tuple[int, ...]:
-    """Find the pixels along each axis that operations leave in a register."""
-    for operation in operations:
-        if operation.register == register and operation.coarse:
-            pixels = tuple(len(one.members) for one in operation.coarse[-len(pixels) :])
-    return pixels
+def registers(operations: Operations) -> int:
+    """How many registers there are up to the last that operations use."""
+    return 1 + max((max(operation.register, operation.other) for operation in operations), default=-1)
 
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
@@ -228,12 +206,16 @@ class Residual(AbstractLayer):
         return ends[0]
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        self.shape(shape)
+        self.shape(shape)  # refuses branches that disagree
         return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
 
     def carry(self, signal: Signal) -> Signal:
-        ends = [carry(layers, signal.branch()) for layers in (self.branch, self.shortcut)]
-        ends[0].refuse_beside(ends[1])
+        ends = [carry(layers, replace(signal, fresh=False)) for layers in (self.branch, self.shortcut)]
+        if not any(end.fresh for end in ends):
+            raise Mistake(
+                "a residual layer has no limit of infinite width unless one of its branches ends in weights "
+                "(Dense or Conv) that follow the last activation"
+            )
         whole = [carry(layers, signal) for layers in (self.branch, self.shortcut)]
         return Signal(
             gaussian=all(end.gaussian for end in ends),
@@ -256,9 +238,9 @@ class Residual(AbstractLayer):
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         branch = fused(self.branch, shape, register, free + 1)
-        taken = max((max(operation.register, operation.other) for operation in branch), default=0)
-        shortcut = fused(self.shortcut, shape, free, max(free, taken) + 1)
-        return copy(register, free), *branch, *shortcut, add(register, free)
+        shortcut = fused(self.shortcut, shape, free, max(free + 1, registers(branch)))
+        copied, added = Operation(COPY, register, free), Operation(ADD, register, free)
+        return copied, *branch, *shortcut, added
 
 
 class Sum(nn.Module):
@@ -303,8 +285,8 @@ class Concatenation(AbstractLayer):
         return found
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        ends = self.ends(shape)
-        return (sum(end[0] for end in ends), *ends[0][1:])
+        found = self.ends(shape)
+        return (sum(end[0] for end in found), *found[0][1:])
 
     def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
         """The share that each branch has of the channels, p."""
@@ -317,8 +299,11 @@ class Concatenation(AbstractLayer):
 
     def carry(self, signal: Signal) -> Signal:
         ends = [carry(layers, signal) for layers in self.branches]
-        for end in ends:
-            end.refuse_narrow()
+        if not all(end.wide for end in ends):
+            raise Mistake(
+                "a concatenation of the inputs themselves has no limit of infinite width: channels of the inputs do "
+                "not grow with width; put a Dense or Conv layer into that branch"
+            )
         return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
@@ -329,21 +314,23 @@ class Concatenation(AbstractLayer):
         return reduce(Pairs.union, asked) if asked else None
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        shares = self.shares(shape)
-        total = weighted(push(self.branches[0], covariance, shape), shares[0])
-        for layers, share in zip(self.branches[1:], shares[1:], strict=True):
-            total = total.plus(weighted(push(layers, covariance.following(total), shape), share))
+        total: Covariance | None = None
+        for layers, share in zip(self.branches, self.shares(shape), strict=True):
+            branch = push(layers, covariance if total is None else covariance.following(total), shape)
+            branch = branch.map(lambda values, share=share: share * values)  # type: ignore[misc]
+            total = branch if total is None else total.plus(branch)
+        assert total is not None  # there are two branches or more
         return total
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        registers = (register, *range(free, free + len(self.branches) - 1))
-        free += len(registers) - 1
-        found = tuple(copy(register, other) for other in registers[1:])
-        for layers, here, share in zip(self.branches, registers, self.shares(shape), strict=True):
+        others = range(free, free + len(self.branches) - 1)
+        free += len(others)
+        found = tuple(Operation(COPY, register, other) for other in others)
+        for layers, here, share in zip(self.branches, (register, *others), self.shares(shape), strict=True):
             branch = fused(layers, shape, here, free)
-            free = max([free, *(1 + max(operation.register, operation.other) for operation in branch)])
+            free = max(free, registers(branch))
             found = (*found, *branch, weigh(here, share))
-        return (*found, *(add(register, other) for other in registers[1:]))
+        return (*found, *(Operation(ADD, register, other) for other in others))
 
 
 class SideBySide(nn.ModuleList):
@@ -353,13 +340,15 @@ class SideBySide(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-def weighted(covariance: Covariance, share: float) -> Covariance:
-    """The covariance and the tangent kernel, as part of a mean over channels."""
-    return covariance.affine(lambda values, _: values, share, 0.0, lambda mixed, nngp: 0.0)
-
-
 def named(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
-    """A validator that puts a layer in place of its name, and leaves a layer as it is."""
+    """A validator that puts a layer in place of its name in a configuration, and leaves a layer as it is.
+
+    >>> named("activation", {"relu": "R", "tanh": "T"})("tanh")
+    'T'
+    >>> named("activation", {"relu": "R", "tanh": "T"})("tahn")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
+    """
 
     def layer(name: object) -> object:
         if not isinstance(name, str):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,19 +14,16 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen, needed, norm
+from ntkexp.covariance.pairs import NORM, Coarse, Operation, Operations, Pairs, coarsen, needed
 from ntkexp.layer.base import AbstractLayer, named
 from ntkexp.mistake import Mistake
 
 # --- Linear maps without weights: flattening, and the mean over an image.
-#
-# An affine layer sees of a flattened image the mean over equal pixels, K′ = mean_p K[p, p], and after global
-# average pooling the mean over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way. The pixels of a flattened
-# image may have different variances, so that no activation follows it.
 
 
 class Flatten(AbstractLayer):
-    """All axes of an example as one.
+    """All axes of an example as one. An affine layer sees the mean over equal pixels, K′ = mean_p K[p, p]; Θ goes the
+    same way. The pixels of a flattened image may have different variances, so that no activation follows it.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -52,7 +48,7 @@ class Flatten(AbstractLayer):
 
 
 class GlobalAvgPool(AbstractLayer):
-    """The mean over all pixels.
+    """The mean over all pixels. At infinite width it is that over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way.
 
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
@@ -86,23 +82,16 @@ class MeanOverPixels(nn.Module):
 
 
 # --- Pooling over windows: by averages, or by the largest, which has no known limit of infinite width.
-#
-# An average is K′[p′, q′] = mean of K[p, q] over the pixels p in window p′ and q in window q′, and Θ goes the
-# same way.
 
 
 class AbstractPool(AbstractLayer):
     """Windows that do not overlap; what does not fill a window is left out."""
 
+    modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]  # torch's pooling in one, two and three dimensions
     window: Depth | tuple[Depth, ...] = 2
 
-    @property
-    @abstractmethod
-    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
-        """torch's pooling of a window, in one, two and three dimensions."""
-
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Lay out one window for each axis of pixels."""
+        """One window for each axis of pixels."""
         return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -122,15 +111,13 @@ class AbstractPool(AbstractLayer):
 
 
 class AvgPool(AbstractPool):
-    """The mean of each window.
+    """The mean of each window: K′[p′, q′] = mean K[p, q] over the pixels p in window p′ and q in window q′; Θ alike.
 
     >>> AvgPool(window=2).shape((3, 8, 7))
     (3, 4, 3)
     """
 
-    @property
-    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
-        return (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+    modules = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 
     def carry(self, signal: Signal) -> Signal:
         return signal
@@ -156,9 +143,7 @@ class MaxPool(AbstractPool):
     (3, 4, 3)
     """
 
-    @property
-    def modules(self) -> Sequence[Callable[[Any], nn.Module]]:
-        return (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+    modules = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 POOLINGS: dict[str, AvgPool | MaxPool | None] = {"none": None, "average": AvgPool(), "max": MaxPool()}
@@ -169,25 +154,29 @@ Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(named("pooling", P
 
 # --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (from one) and a bias (from zero).
 #
-# Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels;
-# batch norm in evaluation, the only way in which it couples no examples, over nothing: it keeps the statistics it
-# starts with.
-#
-# Of these only a layer norm without gain and bias has a kernel at infinite width, where the mean vanishes after
-# weights: K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances q at both pixels, and Θ′ = Θ/√((q₁ + ε)(q₂ + ε)).
+# Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels; batch
+# norm in evaluation, the only way in which it couples no examples, with the statistics it starts with.
 
 
 EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 
 
-class LayerNorm(AbstractLayer):
-    """Layer norm over channels; `affine` if gain and bias are there, and trained."""
-
-    eps: float = Field(1e-12, gt=0)
-    affine: bool = False
+class AbstractNorm(AbstractLayer):
+    """A norm leaves the shape of an example."""
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
+
+
+class LayerNorm(AbstractNorm):
+    """Layer norm over channels; `affine` if gain and bias are there, and trained.
+
+    Without them it has a kernel at infinite width, where the mean vanishes after weights: with the variances q₁, q₂ at
+    both pixels K′ = K/√((q₁ + ε)(q₂ + ε)), Θ′ = Θ/√((q₁ + ε)(q₂ + ε)).
+    """
+
+    eps: float = Field(1e-12, gt=0)
+    affine: bool = False
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return ChannelNorm(shape[0], self.eps, self.affine)
@@ -205,10 +194,15 @@ class LayerNorm(AbstractLayer):
         return wanted or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        return covariance.normalised(self.eps)
+        met, *ends = covariance.meet()
+        first, second = (end.lay_out((end.variance + self.eps).rsqrt()) for end in ends)
+        if covariance.ntk is None:
+            return replace(met, nngp=covariance.nngp * first * second)
+        length = first * second
+        return met.map(lambda values: values * length)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (norm(register, self.eps),)
+        return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -221,27 +215,21 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-class GroupNorm(AbstractLayer):
+class GroupNorm(AbstractNorm):
     """Group norm over groups of channels: the most, up to `groups`, that divide them."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         groups = next(g for g in range(min(self.groups, shape[0]), 0, -1) if shape[0] % g == 0)
         return nn.GroupNorm(groups, shape[0], self.eps, dtype=torch.float64)
 
 
-class BatchNorm(AbstractLayer):
+class BatchNorm(AbstractNorm):
     """Batch norm in evaluation, which is an affine map of each channel."""
 
     eps: float = Field(1e-5, gt=0)
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         return EVALUATED[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from math import cos, pi
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance, PairEnd, Signal
-from ntkexp.covariance.pairs import Operations, Pairs, arc, bend, gate, resolved, wave
+from ntkexp.covariance.pairs import ARC, BEND, GATE, WAVE, Operation, Operations, Pairs, resolved, roots
 from ntkexp.layer.base import AbstractLayer
 
 ROUNDING = 16
@@ -18,7 +19,13 @@ ROUNDING = 16
 
 
 class AbstractPointwise(AbstractLayer):
-    """z ↦ σ(z), element by element."""
+    """Pointwise layers: z ↦ σ(z), one function applied to every element.
+
+    At infinite width its arguments are Gaussian, and the kernels are expectations over two of them, u and v, with
+    variances q₁, q₂ and covariance c:
+
+        K′ = κ(q₁, c, q₂) = E σ(u) σ(v),    Θ′ = Θ · κ̇,   κ̇ = E σ′(u) σ′(v) = ∂κ/∂c.
+    """
 
     @abstractmethod
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -29,7 +36,7 @@ class AbstractPointwise(AbstractLayer):
         raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that has none
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """κ(q, q, q) and κ̇(q, q, q): a variable with itself."""
+        """κ(q, q, q) and κ̇(q, q, q): a variable with itself, by a formula that rounds nothing if there is one."""
         return self.dual(q, q, q)
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
@@ -39,13 +46,24 @@ class AbstractPointwise(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         if type(self).dual is AbstractPointwise.dual:
             return super().carry(signal)
-        return signal.after_nonlinearity(type(self).__name__)
+        signal.refuse_unmixed(type(self).__name__)
+        return Signal(wide=signal.wide)
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
         return wanted or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        return covariance.pointwise(self.between, self.alone)
+        met, first, second = covariance.meet()
+        pairs, nngp = covariance.pairs, covariance.nngp
+        if covariance.ntk is None:  # each example with itself: K′[p, q] = κ, and where p = q by its own formula
+            if pairs != Pairs.equal(pairs.pixels):
+                nngp, _ = self.between(first, nngp, second)
+            return replace(met, nngp=pairs.with_diagonal(nngp, self.alone(first.variance)[0]))
+        nngp, slope = self.between(first, nngp, second)  # κ and κ̇
+        if covariance.same:
+            alone = self.alone(first.variance)
+            nngp, slope = covariance.where_same(nngp, alone[0]), covariance.where_same(slope, alone[1])
+        return replace(met, nngp=nngp, ntk=covariance.ntk * slope)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
@@ -55,23 +73,7 @@ class AbstractPointwise(AbstractLayer):
 
 
 class Pointwise(nn.Module):
-    """Pointwise layers: one function σ applied to every element.
-
-    A pointwise layer is a module without weights.
-
-    At infinite width its arguments are Gaussian, and the kernels are expectations over two of them, u and v, with
-    variances q₁, q₂ and covariance c:
-
-        K′ = κ(q₁, c, q₂) = E σ(u) σ(v),    Θ′ = Θ · κ̇,   κ̇ = E σ′(u) σ′(v) = ∂κ/∂c.
-
-    For one bent line, σ(z) = a min(z, 0) + b max(z, 0), with ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π, h = (a²
-    + b²)/2 (Cho & Saul 2009):
-
-        κ̇ = h − kϑ,    κ = √(q₁q₂) (k sin ϑ + κ̇ρ),    and κ = hq, κ̇ = h where u = v.
-
-    >>> ReLU().dual(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0))
-    (tensor(0.5000), tensor(0.5000))
-    """
+    """A pointwise layer as a module, which has no weights."""
 
     def __init__(self, layer: AbstractPointwise) -> None:
         super().__init__()
@@ -104,7 +106,15 @@ class Linear(AbstractPointwise):
 
 
 class AbstractBent(AbstractPointwise):
-    """σ(z) = a min(z, 0) + b max(z, 0)."""
+    """σ(z) = a min(z, 0) + b max(z, 0), one bent line.
+
+    With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π, h = (a² + b²)/2 (Cho & Saul 2009):
+
+        κ̇ = h − kϑ,    κ = √(q₁q₂) (k sin ϑ + κ̇ρ),    and κ = hq, κ̇ = h where u = v.
+
+    >>> ReLU().dual(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0))
+    (tensor(0.5000), tensor(0.5000))
+    """
 
     @property
     @abstractmethod
@@ -136,7 +146,7 @@ class AbstractBent(AbstractPointwise):
         return h * q, torch.full_like(q, h)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (bend(register, *self.constants),)
+        return (Operation(BEND, register, constants=self.constants, ends=roots),)
 
 
 class ReLU(AbstractBent):
@@ -174,15 +184,8 @@ class Abs(AbstractBent):
         return torch.abs(z)
 
 
-# --- Pointwise layers with elementary kernels and no kink: erf, GELU, sine and cosine.
-#
-#     erf    D = √((1 + 2q₁)(1 + 2q₂) − 4c²),  κ = (2/π) atan2(2c, D),  κ̇ = (4/π)/D                   (Williams 1997)
-#     GELU   P = (1 + q₁)(1 + q₂),  D² = P − c²,  φ = ¼ + atan2(c, D)/2π,
-#            κ = (c² + q₁q₂D²)/(2πPD) + cφ,  κ̇ = c/(2πD) · (1/D² + (1 − q₁q₂)/P + 1) + φ              (Tsuchida 2020)
-#     sine   e₋ = exp(b²(c − (q₁ + q₂)/2)),  e₊ = exp(−b²(c + (q₁ + q₂)/2)) cos 2c₀   for σ = a sin(bz + c₀),
-#            κ = a²/2 (e₋ − e₊),  κ̇ = a²b²/2 (e₋ + e₊)
-#
-# Where u = v they need D² = 1 + 4q and D² = 1 + 2q, without a difference of squares.
+# --- Pointwise layers with elementary kernels and no kink. Where u = v they need D² = 1 + 4q (erf) and 1 + 2q (GELU),
+# without a difference of squares.
 
 
 class AbstractEntire(AbstractPointwise):
@@ -199,91 +202,106 @@ class AbstractEntire(AbstractPointwise):
         return super().between(first, c, second)
 
 
+class Erf(AbstractEntire):
+    """σ(z) = 2/√π ∫₀ᶻ exp(−t²) dt.
+
+    D = √((1 + 2q₁)(1 + 2q₂) − 4c²),    κ = (2/π) atan2(2c, D),    κ̇ = (4/π)/D    (Williams 1997)
+    """
+
+    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return torch.erf(z)
+
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+        D = ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c * c).sqrt()
+        return 2 / pi * torch.atan2(2 * c, D), 4 / pi / D
+
+    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        D = (1 + 4 * q).sqrt()
+        return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (Operation(ARC, register, ends=lambda q: ((1 + 2 * resolved("Erf", q)).rsqrt(),)),)
+
+
+class GELU(AbstractEntire):
+    """σ(z) = z Φ(z), Φ the distribution function of the normal law.
+
+    P = (1 + q₁)(1 + q₂),  D² = P − c²,  φ = ¼ + atan2(c, D)/2π,                     (Tsuchida 2020)
+    κ = (c² + q₁q₂D²)/(2πPD) + cφ,    κ̇ = c/(2πD) · (1/D² + (1 − q₁q₂)/P + 1) + φ
+    """
+
+    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return torch.nn.functional.gelu(z)
+
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+        P = (1 + q1) * (1 + q2)
+        return self.by_parts(q1 * q2, c, P, P - c * c)
+
+    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        return self.by_parts(q * q, q, (1 + q) ** 2, 1 + 2 * q)
+
+    @staticmethod
+    def by_parts(squared: Tensor, c: Tensor, P: Tensor, D2: Tensor) -> tuple[Tensor, Tensor]:
+        """κ and κ̇ from q₁q₂, c, P and D²."""
+        D = D2.sqrt()
+        phi = 0.25 + torch.atan2(c, D) / (2 * pi)
+        value = (c * c + squared * D2) / (2 * pi * P * D) + c * phi
+        return value, c / (2 * pi * D) * (1 / D2 + (1 - squared) / P + 1) + phi
+
+    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        return (Operation(GATE, register, ends=lambda q: ((1 + resolved("GELU", q)).rsqrt(), q)),)
+
+
 class AbstractWave(AbstractEntire):
-    """A function of frequency b/2π."""
+    """A sine a sin(bz + c₀), of frequency b/2π.
+
+    e₋ = exp(b²(c − (q₁ + q₂)/2)),  e₊ = exp(−b²(c + (q₁ + q₂)/2)) cos 2c₀,
+    κ = a²/2 (e₋ − e₊),    κ̇ = a²b²/2 (e₋ + e₊)
+    """
 
     a: float = 1.0
     b: float = 1.0
     c: float = 0.0
 
     @property
+    @abstractmethod
+    def phase(self) -> float:
+        """cos 2c₀."""
+
+    @property
     def squared_frequency(self) -> float:
         return self.b**2
 
-
-class Erf(AbstractEntire):
-    """σ(z) = 2/√π ∫₀ᶻ exp(−t²) dt."""
-
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return torch.erf(z)
-
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return by_angle(c, ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c * c).sqrt())
-
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        return by_angle(q, (1 + 4 * q).sqrt())
+        a, b, mean = self.a, self.b, (q1 + q2) / 2
+        near, far = torch.exp(b * b * (c - mean)), torch.exp(-b * b * (c + mean)) * self.phase
+        return a * a / 2 * (near - far), a * a * b * b / 2 * (near + far)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (arc(register),)
-
-
-def by_angle(c: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
-    """κ and κ̇ of erf from c and D."""
-    return 2 / pi * torch.atan2(2 * c, root), 4 / pi / root
-
-
-class GELU(AbstractEntire):
-    """σ(z) = z Φ(z), Φ the distribution function of the normal law."""
-
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return torch.nn.functional.gelu(z)
-
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        whole = (1 + q1) * (1 + q2)
-        return gaussian_gate(q1 * q2, c, whole, whole - c * c)
-
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        return gaussian_gate(q * q, q, (1 + q) ** 2, 1 + 2 * q)
-
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (gate(register),)
-
-
-def gaussian_gate(squared: Tensor, c: Tensor, whole: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """κ and κ̇ of GELU from q₁q₂, c, P and D²."""
-    root = rest.sqrt()
-    share = 0.25 + torch.atan2(c, root) / (2 * pi)
-    value = (c * c + squared * rest) / (2 * pi * whole * root) + c * share
-    return value, c / (2 * pi * root) * (1 / rest + (1 - squared) / whole + 1) + share
+        name, squared = type(self).__name__, self.b**2
+        constants = (self.a**2 / 2, squared, self.phase)
+        return (
+            Operation(WAVE, register, constants=constants, ends=lambda q: (squared / 2 * resolved(name, q, squared),)),
+        )
 
 
 class Sin(AbstractWave):
     """σ(z) = a sin(bz + c)."""
 
+    @property
+    def phase(self) -> float:
+        return cos(2 * self.c)
+
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.a * torch.sin(self.b * z + self.c)
-
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return waves(self.a, self.b, cos(2 * self.c), c, (q1 + q2) / 2)
-
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (wave(register, type(self).__name__, self.a, self.b, cos(2 * self.c)),)
 
 
 class Cos(AbstractWave):
     """σ(z) = a cos(bz + c)."""
 
+    @property
+    def phase(self) -> float:
+        return -cos(2 * self.c)
+
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.a * torch.cos(self.b * z + self.c)
-
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return waves(self.a, self.b, -cos(2 * self.c), c, (q1 + q2) / 2)
-
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (wave(register, type(self).__name__, self.a, self.b, -cos(2 * self.c)),)
-
-
-def waves(a: float, b: float, phase: float, c: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """κ and κ̇ of a wave from its phase's cos 2c₀, c and the mean of the variances."""
-    near, far = torch.exp(b * b * (c - mean)), torch.exp(-b * b * (c + mean)) * phase
-    return a * a / 2 * (near - far), a * a * b * b / 2 * (near + far)

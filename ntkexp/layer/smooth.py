@@ -1,17 +1,6 @@
 """Smooth activations by Mehler's series in Hermite polynomials: any of them, by name, or polynomials, for which the
 series ends.
 
-Functions of many variances, by Chebyshev sums in their roots.
-
-Where there are more variances than it takes nodes, a function that is costly is evaluated at nodes alone. The sum is
-taken if its last terms say that it has converged and some of the variances agree; else the function itself.
-
->>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
->>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
-True
-
-Any smooth activation, by Mehler's series in Hermite polynomials.
-
 With h_k = He_k/√k! and z ~ N(0, 1), a function of a Gaussian of variance q has coefficients a_k(q) = E σ(√q z) h_k(z),
 and with ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016)
 
@@ -21,7 +10,6 @@ The expectations are trapezoid sums, which converge exponentially for analytic f
 takes for Σ a_k² to reach E σ²; a kink would take millions.
 
 >>> from math import exp, sinh
->>> from ntkexp.layer.smooth import Generic
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
 >>> abs(float(kappa) - exp(-1.5) * sinh(0.5)) < 1e-14
 True
@@ -41,7 +29,7 @@ from torch import Tensor
 
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
-from ntkexp.covariance.pairs import Operations, roots, series
+from ntkexp.covariance.pairs import SERIES, Operation, Operations, roots
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 
@@ -53,43 +41,43 @@ PROBES = 9
 
 
 def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
-    """The function at all variances."""
+    """The function at all variances, by a Chebyshev sum in their roots where there are more variances than nodes.
+
+    The sum is taken if its last terms say that it has converged and some of the variances agree; else the function
+    itself.
+
+    >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
+    >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
+    True
+    """
     x, low, high = q.flatten().double(), float(q.min().sqrt()), float(q.max().sqrt())
+    some = x[torch.linspace(0, len(x) - 1, PROBES).long()]
     for count in CHEBYSHEV_NODES if high > low else ():
         if 2 * count > len(x):
             break
+        # The sum's coefficients, from the function at nodes alone.
+        degrees = torch.arange(count, dtype=torch.float64)[:, None]
         angles = (torch.arange(count, dtype=torch.float64) + 0.5) * (pi / count)
-        place = torch.arange(count, dtype=torch.float64)[:, None] * angles
         values = function(((low + high) / 2 + (high - low) / 2 * angles.cos()).square())
-        sums = values @ place.cos().t() * (2 / count)
+        sums = values @ (degrees * angles).cos().t() * (2 / count)
         sums[:, 0] /= 2
+
+        def chebyshev_sum(q: Tensor, degrees: Tensor = degrees, sums: Tensor = sums) -> Tensor:
+            angle = ((2 * q.sqrt() - (low + high)) / (high - low)).clamp(-1, 1).acos()
+            return sums @ (degrees * angle).cos()
+
         room = CLOSE * float(values.abs().max())
-        if float(sums[:, -4:].abs().max()) <= room and agrees(function, sums, x, low, high, room):
-            return chebyshev_sum(sums, x, low, high).view(-1, *q.shape).to(q.dtype)
+        converged = float(sums[:, -4:].abs().max()) <= room
+        if converged and float((chebyshev_sum(some) - function(some)).abs().max()) <= 2 * room:
+            return chebyshev_sum(x).view(-1, *q.shape).to(q.dtype)
     return function(x).view(-1, *q.shape).to(q.dtype)
-
-
-def chebyshev_sum(
-    sums: Float[Tensor, "term degree"], q: Float[Tensor, " q"], low: float, high: float
-) -> Float[Tensor, "term q"]:
-    """The Chebyshev sums between two roots."""
-    angle = ((2 * q.sqrt() - (low + high)) / (high - low)).clamp(-1, 1).acos()
-    return sums @ (torch.arange(sums.shape[1], dtype=torch.float64)[:, None] * angle).cos()
-
-
-def agrees(function: Function, sums: Tensor, q: Tensor, low: float, high: float, room: float) -> bool:
-    """Whether the sums are the function at some of the variances."""
-    some = q[torch.linspace(0, len(q) - 1, PROBES).long()]
-    return float((chebyshev_sum(sums, some, low, high) - function(some)).abs().max()) <= 2 * room
 
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 ENOUGH, TOO_FEW = 1e-14, 1e-6
 """Shares of E σ² that the series may leave out, and that it may not."""
-REACH, QUADRATURE_NODES = (
-    12.5,
-    2048,
-)  # a normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved
+REACH, QUADRATURE_NODES = 12.5, 2048
+"""A normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved."""
 ROWS = 4096  # variances at a time
 SHARES = {torch.float64: ENOUGH, torch.float32: 1e-8}
 """What the fused form may leave out of E σ′², by Cauchy and Schwarz the most by which κ̇ is off."""
@@ -100,10 +88,13 @@ class AbstractSmooth(AbstractPointwise):
     """A function has derivatives of every order."""
 
     def order(self, variance: float) -> int:
-        """The terms that are taken for variances up to this one."""
+        """The terms that are taken for variances up to this one: the series of σ and σ′ then leave out next to nothing
+        of E σ² and E σ′² where u = v.
+        """
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
-            left_out = self.left_out(q, order)
+            shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
+            left_out = max(float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
             if left_out <= ENOUGH:
                 return order
         if left_out > TOO_FEW:
@@ -113,27 +104,27 @@ class AbstractSmooth(AbstractPointwise):
             )
         return order
 
-    def left_out(self, q: Float[Tensor, "1"], order: int) -> float:
-        """The series of σ and σ′ leave out this share where u = v, or that, whichever is larger."""
-        shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
-        return max(float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
-
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         largest = max(
             (float(end.variance.detach().max()) for end in (first, second) if end.variance.numel()), default=0
         )
         order = self.order(largest)
-        one, two = (self.coefficients(end.variance, order) for end in (first, second))
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
-        rho = c / torch.where(root > 0, root, 1.0)
-        value, slope = (series_sum(a, b, rho, first, second) for a, b in zip(one, two, strict=True))
-        return value, slope
+        rho, found = c / torch.where(root > 0, root, 1.0), []
+        ends = (self.coefficients(end.variance, order) for end in (first, second))
+        for a, b in zip(*ends, strict=True):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
+            total = torch.zeros_like(rho)
+            for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
+                total = total * rho + first.lay_out(one) * second.lay_out(two)
+            found.append(total)
+        return found[0], found[1]
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         return self.between(PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values))
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [self.expectations(part, squares) for part in torch.split(q.flatten().double(), ROWS)]
+        rows = torch.split(q.flatten().double(), ROWS)
+        parts = [self.expectations(part, lambda f: f.square().sum(1)) for part in rows]
         value, slope = (torch.cat(each).view(q.shape).to(q.dtype) for each in zip(*parts, strict=True))
         return value, slope
 
@@ -146,7 +137,7 @@ class AbstractSmooth(AbstractPointwise):
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         first, step = self.correlation_powers
-        return (series(register, first, step, self.ends),)
+        return (Operation(SERIES, register, constants=(float(first), float(step)), ends=self.ends),)
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
@@ -157,7 +148,7 @@ class AbstractSmooth(AbstractPointwise):
         return (0, 2) if odd else (1, 2) if even else (0, 1)
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
-        """1/√q, E σ, and as many coefficients of σ′ as the largest variance needs.
+        """1/√q, E σ, and as many coefficients of σ′ as the largest variance needs in its precision.
 
         With b_k those of σ′, a_k = √q b_{k−1}/√k: κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
         """
@@ -190,19 +181,6 @@ class AbstractSmooth(AbstractPointwise):
             value = self.apply(u)
             (slope,) = torch.autograd.grad(value.sum(), u, create_graph=wanted)
         return of((value if wanted else value.detach()) * root), of(slope * root)
-
-
-def squares(f: Float[Tensor, "row node"]) -> Float[Tensor, " row"]:
-    """Σ f²."""
-    return f.square().sum(1)
-
-
-def series_sum(a: Tensor, b: Tensor, rho: Tensor, first: PairEnd, second: PairEnd) -> Tensor:
-    """Σ_k a_k b_k ρᵏ, from the last term on."""
-    total = torch.zeros_like(rho)
-    for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
-        total = total * rho + first.lay_out(one) * second.lay_out(two)
-    return total
 
 
 @cache

@@ -1,35 +1,17 @@
 """Layers as plain data, `{"layer": NAME, …}` each: which there are, by name, and lists of them made wider.
 
-The layers that there are, by name: those in the files of this chapter, and those that were imported from elsewhere.
-
->>> kinds()["Dense"], can_be_built(kinds()["Dense"])
-(<class 'ntkexp.layer.affine.Dense'>, True)
-
-Activations by their names: every pointwise layer that is known without a number.
-
->>> activation("leaky_relu")
-LeakyReLU(slope=0.1)
-
-A list of layers as plain data: `{"layer": NAME, …}` each, whose keys are the fields of the layer's class.
-
 >>> parse('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
 >>> parse([{"layer": "Dence", "features": 8}])
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dense'?
-
-A list of layers is made wider or narrower, each in proportion.
-
->>> from ntkexp.layer.affine import Dense
->>> [layer.features for layer in at_width((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
-[4, 8, 1]
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, TypeAlias
@@ -47,7 +29,12 @@ CHAPTER = __name__.rpartition(".")[0]
 
 
 def kinds() -> dict[str, type[AbstractLayer]]:
-    """Find the classes by their names; two that go by the same words are told from one another by nobody."""
+    """The classes of layers by their names, of this chapter and of what was imported from elsewhere; two that go by the
+    same words are a mistake.
+
+    >>> kinds()["Dense"]
+    <class 'ntkexp.layer.affine.Dense'>
+    """
     read()
     found: dict[str, type[AbstractLayer]] = {}
     for kind in below(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
@@ -74,14 +61,18 @@ def below(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
 
 
 def activations() -> dict[str, AbstractPointwise]:
-    """Find the layers by the words of their classes."""
+    """Every pointwise layer that is known without a number, by the words of its class."""
     pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
     usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
     return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
 
 
 def activation(name: object) -> object:
-    """Put a layer in place of its name; a layer stays as it is."""
+    """A layer in place of its name; a layer stays as it is.
+
+    >>> activation("leaky_relu")
+    LeakyReLU(slope=0.1)
+    """
     return named("activation", activations())(name)
 
 
@@ -94,18 +85,13 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 
 def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
     """Parse the layers of a description; `place` is how it is spoken of."""
-    items = decoded(spec, place) if isinstance(spec, str) else spec
+    try:
+        items = json.loads(spec) if isinstance(spec, str) else spec
+    except json.JSONDecodeError as error:
+        raise Mistake(f"{place} is no JSON: {error}") from None
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
         raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
     return tuple(layer(item, f"{place}[{k}]") for k, item in enumerate(items))
-
-
-def decoded(text: str, place: str) -> Any:
-    """The description, read from JSON if it is a text."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise Mistake(f"{place} is no JSON: {error}") from None
 
 
 def names_layer(node: Mapping[str, Any]) -> bool:
@@ -119,50 +105,29 @@ def layer(item: object, place: str) -> AbstractLayer:
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
         raise Mistake(f'{place} is no layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
-    kind = kind_of(item["layer"], place)
-    given = {str(key): value for key, value in item.items() if key != "layer"}
-    refuse_strangers(kind, given, place)
-    lists = {key: parse(value, f"{place}.{key}") for key, value in given.items() if takes_layers(kind, key)}
-    branches = {key: parallel(value, f"{place}.{key}") for key, value in given.items() if takes_branches(kind, key)}
-    try:
-        return kind.model_validate(given | lists | branches)
-    except ValidationError as error:
-        raise refusal(error, kind, f"{place} ({kind.__name__})") from None
-
-
-def kind_of(name: object, place: str) -> type[AbstractLayer]:
-    """Find the class of a layer by its name."""
-    known = kinds()
-    if not isinstance(name, str) or name not in known:
-        hint = nearest(str(name), known) or f"; there are {', '.join(sorted(known))}"
+    classes, name = kinds(), item["layer"]
+    if not isinstance(name, str) or name not in classes:
+        hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
-    return known[name]
-
-
-def refuse_strangers(kind: type[AbstractLayer], given: Iterable[str], place: str) -> None:
-    """Every key of a description is a field of its layer."""
+    kind = classes[name]
+    given: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
     known = kind.model_fields
     for key in given:
         if key not in known:
             keys = f"its keys are {', '.join(known)}" if known else "it has none"
             raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, known)}")
-
-
-def takes_layers(kind: type[AbstractLayer], key: str) -> bool:
-    """Whether a field is a list of layers."""
-    return kind.model_fields[key].annotation == tuple[AbstractLayer, ...]
-
-
-def takes_branches(kind: type[AbstractLayer], key: str) -> bool:
-    """Whether a field is a list of lists of layers."""
-    return kind.model_fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]
-
-
-def parallel(items: object, place: str) -> tuple[tuple[AbstractLayer, ...], ...]:
-    """Parse lists of layers, each of which is a branch."""
-    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
-        raise Mistake(f"{place} is no list of branches; write [[…], […]], each a list of layers")
-    return tuple(parse(item, f"{place}[{k}]") for k, item in enumerate(items))
+    for key, value in given.items():
+        if known[key].annotation == tuple[AbstractLayer, ...]:
+            given[key] = parse(value, f"{place}.{key}")
+    for key, value in given.items():
+        if known[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
+            if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+                raise Mistake(f"{place}.{key} is no list of branches; write [[…], […]], each a list of layers")
+            given[key] = tuple(parse(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise refusal(error, kind, f"{place} ({kind.__name__})") from None
 
 
 def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
@@ -179,7 +144,12 @@ Layers = tuple[AbstractLayer, ...]
 
 
 def at_width(layers: Layers, width: int) -> Layers:
-    """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own."""
+    """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own.
+
+    >>> from ntkexp.layer.affine import Dense
+    >>> [layer.features for layer in at_width((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
+    [4, 8, 1]
+    """
     *hidden, last = layers
     widest = max((layer.features for layer in affine(tuple(hidden))), default=width)
     return (*(scaled(layer, width / widest) for layer in hidden), last)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ntkexp.kernel.read.checks import Findings
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
+from ntkexp.kernel.record.program import same
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, tensors
 from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
@@ -44,8 +45,20 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = order.bind(*args, **kwargs).arguments
-        refuse_no_module(given["module"])
-        warn_of_hooks(given["module"])
+        module = given["module"]
+        # What is no module, or cannot be called with other weights
+        if not isinstance(module, nn.Module):
+            raise Mistake(f"the module is a {type(module).__name__}; give a torch.nn.Module")
+        if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
+            kind = type(module).__name__
+            raise Mistake(f"the module is a {kind}, which cannot be called with other weights; give the one inside it")
+        # A kernel is of the function: backward alone calls hooks, and many only watch
+        if (hook := next(hooked(module), None)) is not None:
+            warn(
+                f"the parameter '{hook}' has a hook, which kernels leave out: they are of the derivative, and if the "
+                "hook changes the gradient, training takes another",
+                stacklevel=2,
+            )
         inputs = {name: given[name] for name in INPUTS if name in given and (name != "x2" or given[name] is not None)}
         for name, value in inputs.items():
             refuse_unfit(value, name)
@@ -58,30 +71,10 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
             raise
         except Exception as error:
             if not is_out_of_memory(error):
-                refuse_failing(given["module"], given.get("output"), inputs)
+                refuse_failing(module, given.get("output"), inputs)
             raise
 
     return checked
-
-
-def refuse_no_module(module: object) -> None:
-    """Refuse what is no module, or cannot be called with other weights."""
-    if not isinstance(module, nn.Module):
-        raise Mistake(f"the module is a {type(module).__name__}; give a torch.nn.Module")
-    if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
-        kind = type(module).__name__
-        raise Mistake(f"the module is a {kind}, which cannot be called with other weights; give the one inside it")
-
-
-def warn_of_hooks(module: nn.Module) -> None:
-    """Say that hooks of parameters are no part of a kernel, which is of the function: backward alone calls them, and
-    what they would do cannot be asked without calling them. Many only watch."""
-    if (name := next(hooked(module), None)) is not None:
-        warn(
-            f"the parameter '{name}' has a hook, which kernels leave out: they are of the derivative, and if the hook "
-            "changes the gradient, training takes another",
-            stacklevel=3,
-        )
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -204,17 +197,11 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
         if weight.shape != shape:
             raise Mistake(f"{argument}['{name}'] has shape {list(weight.shape)}; the module's has {list(shape)}")
         first = given.setdefault(own[parameters[name]], name)
-        if not same(weight, weights[first]):
+        if weight.dtype != weights[first].dtype or not same(weight, weights[first]):
             raise Mistake(
                 f"{argument}['{first}'] and {argument}['{name}'] are one parameter of the module, and differ; give one"
             )
     return {name: weights[known].detach() for name, known in given.items()}
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same numbers; one view of the same memory does, even where some are none."""
-    one_view = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-    return one.dtype == other.dtype and (one_view or torch.equal(one, other))
 
 
 def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:

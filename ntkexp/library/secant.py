@@ -17,11 +17,11 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.sketched import batches
 from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.tape import Tape, examples, part
+from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.library.tangent import AbstractSide, PointSide, kernel, refuse_pairs
+from ntkexp.library.tangent import kernel, refuse_sides
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -30,7 +30,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 
 @dataclass(frozen=True)
-class SegmentSide(AbstractSide):
+class SegmentSide:
     """Examples between two sets of weights; how well the secant closes is kept, for each time that it is read."""
 
     reader: Reader
@@ -39,7 +39,7 @@ class SegmentSide(AbstractSide):
     closures: list[Closure] = field(default_factory=list)
 
     @property
-    def examples(self) -> int:  # type: ignore[override]  # of a field
+    def examples(self) -> int:
         return examples(self.tape.given)
 
     def read(self, chosen: Sequence[int]) -> Jacobian:
@@ -81,10 +81,9 @@ def secant_kernel(
     left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
-    probed, trained = SegmentSide(reader, left, later), PointSide(right)
-    refuse_unlike_outputs(probed.outputs, trained.outputs)
-    refuse_pairs(probed, trained, outputs)
-    found = kernel(probed, trained, outputs)
+    probed = SegmentSide(reader, left, later)
+    refuse_sides(probed, right, outputs)
+    found = kernel(probed, right, outputs)
     if (missed := explained(probed.closures, left.eps)) is not None:
         warn(missed, stacklevel=3)
     return finite(found)
@@ -128,32 +127,23 @@ def finite_step_kernel(
             f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel is its limit"
         )
     function, start = partial(columns, function_of(module)), start_of(module, weights)
-    apart = each_apart(module, function, start, x1)
-    before = apart(start, x1)
+    # No example may change another's outputs; where examples choose what Python does, which they may do otherwise
+    # after a step, each runs by itself
+    reader, own = reader_of(module)
+    tape = reader.record(own | start, x1)
+    refuse_dependence(reader.function, tape)
+    probes = torch.split(x1, 1) if tape.chooses else [x1]
+
+    def outputs(weights: Weights) -> Tensor:
+        return torch.cat([function(weights, probe) for probe in probes])
+
+    before = outputs(start)
     found = [
-        torch.stack(
-            [(apart(moved(start, step_size, g), x1) - before) / step_size for g in gradients(function, start, x)]
-        )
+        torch.stack([(outputs(moved(start, step_size, g)) - before) / step_size for g in gradients(function, start, x)])
         for x in torch.split(x2, 1)
     ]
     refuse_unlike_outputs(before.shape[1], len(found[0]))
     return finite(torch.stack(found).permute(2, 3, 0, 1))
-
-
-def each_apart(module: nn.Module, function: Function, start: Weights, x: Float[Tensor, "probe *shape"]) -> Function:
-    """The function, if no example changes another's outputs; example by example where these choose what Python does,
-    which they may do otherwise after a step.
-    """
-    reader, own = reader_of(module)
-    tape = reader.record(own | start, x)
-    refuse_dependence(reader.function, tape)
-    if not tape.chooses:
-        return function
-
-    def one_by_one(weights: Weights, inputs: Inputs) -> Tensor:
-        return torch.cat([function(weights, part(inputs, slice(k, k + 1))) for k in range(examples(inputs))])
-
-    return one_by_one
 
 
 def ascend(

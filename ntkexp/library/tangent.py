@@ -10,10 +10,8 @@ ntkexp.mistake.Mistake: the kernel of 1000000 × 1000000 examples with 1000 outp
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload, runtime_checkable
 from warnings import warn
 
 from jaxtyping import Float
@@ -25,7 +23,6 @@ from ntkexp.kernel.read.plan import Outputs, chunks, threads_for, wanted, work
 from ntkexp.kernel.read.program_cache import outline
 from ntkexp.kernel.read.reader import FITS, Reader, fits
 from ntkexp.kernel.read.sketched import (
-    Batches,
     InTurns,
     SketchedKernel,
     batches,
@@ -60,70 +57,47 @@ def refuse_large(
 MANY = 10**8  # numbers, of which it is asked how long they are
 
 
-class AbstractSide(ABC):
-    """One side of a kernel."""
-
-    examples: int
-    tape: Tape
-    """Of some of the examples."""
-
-    @abstractmethod
-    def read(self, chosen: Sequence[int]) -> Jacobian:
-        """The Jacobian of all examples at some outputs."""
+@runtime_checkable
+class Side(Protocol):
+    """One side of a kernel: its examples, and the Jacobian of all of them at some outputs."""
 
     @property
-    def outputs(self) -> int:
-        """How many each example has."""
-        return self.tape.outputs.shape[1]
-
-
-@dataclass(frozen=True)
-class PointSide(AbstractSide):
-    """Examples at one set of weights."""
-
-    batches: Batches
+    def examples(self) -> int: ...
 
     @property
-    def examples(self) -> int:  # type: ignore[override]  # of a field
-        return self.batches.examples
+    def tape(self) -> Tape:
+        """Of some of the examples."""
+        ...
 
-    @property
-    def tape(self) -> Tape:  # type: ignore[override]  # of a field
-        return self.batches.tape
-
-    def read(self, chosen: Sequence[int]) -> Jacobian:
-        try:
-            return self.batches.tangent(chosen)
-        except NoRule as error:
-            warn(error.remark, stacklevel=5)
-            return self.batches.one_by_one(chosen)
+    def read(self, chosen: Sequence[int]) -> Jacobian: ...
 
 
-def kernel(left: AbstractSide, right: AbstractSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+def kernel(left: Side, right: Side, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
     """The kernel of all pairs of the outputs that are wanted, or its trace, a few outputs at a time."""
-    chosen = wanted(outputs, left.outputs)
+    count = left.tape.outputs.shape[1]
+    chosen = wanted(outputs, count)
+
+    def both(chosen: Sequence[int]) -> tuple[Jacobian, Jacobian]:  # those of the same side are read once
+        one = in_few_uses(left.read(chosen))
+        return one, one if left is right else in_few_uses(right.read(chosen))
+
     with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
-            return gram(*both(left, right, chosen))
+            return gram(*both(chosen))
         total: Tensor | None = None
-        for chunk in chunks(left.tape, max(left.examples, right.examples), left.outputs, left.read):
-            share = trace(*both(left, right, chunk))
+        for chunk in chunks(left.tape, max(left.examples, right.examples), count, left.read):
+            share = trace(*both(chunk))
             total = share if total is None else total + share
         assert total is not None
         return total
 
 
-def both(left: AbstractSide, right: AbstractSide, chosen: Sequence[int]) -> tuple[Jacobian, Jacobian]:
-    """The Jacobians of both sides; those of the same side are read once."""
-    one = in_few_uses(left.read(chosen))
-    return one, one if left is right else in_few_uses(right.read(chosen))
-
-
-def refuse_pairs(left: AbstractSide, right: AbstractSide, outputs: Outputs) -> None:
-    """Refuse blocks of so many outputs that the machine has no memory for them."""
+def refuse_sides(left: Side, right: Side, outputs: Outputs) -> None:
+    """Refuse sides of different outputs, and blocks of so many that the machine has no memory for them."""
+    refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return
-    count = len(wanted(outputs, left.outputs))
+    count = len(wanted(outputs, left.tape.outputs.shape[1]))
     numbers = left.examples * right.examples * count**2
     if numbers > MANY:
         choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.tape.outputs.element_size()
@@ -142,20 +116,19 @@ def tangent_in_turns(
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
     if trained * len(chosen) * (one.examples + train) <= FITS:
         return None
+
+    def looks_small() -> bool:
+        """By the first examples; where no rules lead through the module, nothing else is known."""
+        few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
+        try:
+            return fits(one.jacobian(few), one.examples, train)
+        except NoRule:
+            return True
+
     question = outline(part(one.inputs, slice(0, 1))), one.examples, train, len(chosen), trained
-    if reader.findings.fits.to(question, lambda: looks_small(one, train)):
+    if reader.findings.fits.to(question, looks_small):
         return None
     return kernel_in_turns(one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen))
-
-
-def looks_small(side: InTurns, train: int) -> bool:
-    """Whether Jacobians fit, by the first examples; where no rules lead through the module, nothing else is known."""
-    few = slice(0, min(2, side.examples))
-    try:
-        some = side.jacobian(side.places[0] if len(side.places) > 1 else few)
-    except NoRule:
-        return True
-    return fits(some, side.examples, train)
 
 
 # --- The tangent kernel of any module from sketches of its Jacobian.
@@ -165,7 +138,8 @@ def sketched_tangent(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: Outputs, size: int, seed: int
 ) -> SketchedKernel:
     """K̂ of the chosen outputs, by so many dimensions."""
-    refuse_size(size)
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
+        raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise Mistake(f"seed={seed!r:.40}: give a whole number")
     if outputs == "trace":
@@ -184,12 +158,6 @@ def sketched_tangent(
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     found = sketched_kernel(left, right, trained, size, seed)
     return found._replace(kernel=finite(found.kernel))
-
-
-def refuse_size(size: int) -> None:
-    """Refuse what is no number of dimensions."""
-    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
-        raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
 
 
 # --- The tangent kernel of any module.
@@ -261,14 +229,13 @@ def tangent_kernel(
     place = own | named(module, {} if weights is None else weights, "weights")
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
-    left = PointSide(batches(reader, place, x1))
+    left = batches(reader, place, x1)
     if casts == "ignore":
         warn_of(module, output, left.tape, casts)
-    right = left if x2 is None else PointSide(batches(reader, place, x2))
-    refuse_unlike_outputs(left.outputs, right.outputs)
-    refuse_pairs(left, right, outputs)
+    right = left if x2 is None else batches(reader, place, x2)
+    refuse_sides(left, right, outputs)
     if outputs != "trace":
-        found = tangent_in_turns(reader, place, x1, x2, wanted(outputs, left.outputs))
+        found = tangent_in_turns(reader, place, x1, x2, wanted(outputs, left.tape.outputs.shape[1]))
         if found is not None:
             return finite(found)
     return finite(kernel(left, right, outputs))

@@ -1,27 +1,8 @@
-"""The kernels of an infinitely wide network, as a function: block by block, each by the engine that suits it.
-
-Kernels of many examples, block by block, in bounded memory.
-
-    for block in blocks(network(layers, shape), x1, memory_gb=4):
-        store(block.place.rows, block.place.columns, block.nngp, block.ntk)
+"""The kernels of an infinitely wide network, as a function: block by block, in bounded memory, each by the engine that
+suits it.
 
 The places of the blocks follow from shapes alone, and each block from its own examples: they can be computed in any
-order, by any process, and again after a kill, to the same bits. Without x2 the kernel is symmetric, and only the blocks
-on and above the diagonal are computed; `mirrored` gives the others.
-
->>> from ntkexp.layer.affine import Dense
->>> net = network((Dense(features=1),), (2,))
->>> [(place.rows, place.columns) for place in places(net, 5, None, side=3)]
-[(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None)), (slice(3, 5, None), slice(3, 5, None))]
-
-The kernels of an infinitely wide network, as a function.
-
->>> import torch
->>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
->>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
->>> nngp
-tensor([[1.5000, 1.0000],
-        [1.0000, 3.0000]], dtype=torch.float64)
+order, by any process, and again after a kill, to the same bits.
 """
 
 from __future__ import annotations
@@ -61,26 +42,22 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
-    reason = why_not(net, x)
-    try:
-        known = None if reason else program(net.layers, net.shape)
-    except NoFusedForm as missing:
-        known, reason = None, f"{missing} has no fused form"
-    if known:
-        return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
+    # What the fused engine does not do, whatever the layers are; then whether it knows the layers.
+    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
+    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
+        reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
+    elif x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
+        reason = "it has no derivatives"
+    else:
+        try:
+            known = program(net.layers, net.shape)
+        except NoFusedForm as missing:
+            reason = f"{missing} has no fused form"
+        else:
+            return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
     if engine == "fused":
         raise Mistake(f"engine=fused: {reason}; choose torch")
     return by_torch
-
-
-def why_not(net: Network, x: Tensor) -> str:
-    """What the fused engine does not do, whatever the layers are."""
-    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
-        return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
-    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
-    if x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
-        return "it has no derivatives"
-    return ""
 
 
 def by_tiles(
@@ -123,24 +100,22 @@ class KernelBlock:
 
 
 def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
-    """Find the places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the
-    diagonal.
+    """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the diagonal.
+
+    >>> from ntkexp.layer.affine import Dense
+    >>> net = network((Dense(features=1),), (2,))
+    >>> [(place.rows, place.columns) for place in places(net, 5, None, side=3)][:2]
+    [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
-    size = side or usual_side(net)
+    # What is done once per example costs little beside a block, and little is lost with a block.
+    least, most = SIDES
+    size = side or min(most, max(least, isqrt(WORK // net.work)))
     return [
         BlockPlace(row, column, columns is None and row == column)
         for row in cuts(rows, size)
         for column in cuts(rows if columns is None else columns, size)
         if columns is not None or column.start >= row.start
     ]
-
-
-def usual_side(net: Network) -> int:
-    """Choose the side of a block: what is done once per example costs little beside it, and little is lost with a
-    block.
-    """
-    least, most = SIDES
-    return min(most, max(least, isqrt(WORK // net.work)))
 
 
 def compute(
@@ -198,6 +173,12 @@ def infinite_kernel(
     GlobalAvgPool, Flatten, LayerNorm, Residual, Concatenation. Without x2 the examples are paired with themselves, and
     where one meets itself nothing is rounded that is 1 by definition. `W_std` and `b_std` may be tensors: both kernels
     are differentiable by them and by the inputs. Beside its result, a call takes up to `memory_gb`.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
+    >>> nngp
+    tensor([[1.5000, 1.0000],
+            [1.0000, 3.0000]], dtype=torch.float64)
     """
     refuse_unfit(x1, x2, memory_gb)
     if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
@@ -231,25 +212,18 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
-        sizes = largest(x.detach())
-        if not sizes.isfinite().all():
-            raise Mistake(
-                f"{name} has entries that are not finite, the first in example {first_odd(~sizes.isfinite())}"
-            )
-        if (odd := is_tiny(sizes)).any():
-            raise Mistake(f"{name} is so small that its squares lose digits, in example {first_odd(odd)}; scale it up")
-
-
-def largest(x: Float[Tensor, "example *shape"]) -> Float[Tensor, " example"]:
-    """The size of the largest entry of each example, or what is not finite there.
-
-    >>> largest(torch.tensor([[1.0, -2.0], [torch.nan, torch.inf]]))
-    tensor([2., nan])
-    """
-    if not x[:1].numel():
-        return x.flatten(1).sum(1)
-    parts = portions(x.flatten(1), x[0].numel())
-    return torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
+        # The largest entry of each example, or what is not finite there.
+        if x[:1].numel():
+            parts = portions(x.detach().flatten(1), x[0].numel())
+            sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
+        else:
+            sizes = x.detach().flatten(1).sum(1)
+        for odd, what, advice in (
+            (~sizes.isfinite(), "has entries that are not finite, the first", ""),
+            (is_tiny(sizes), "is so small that its squares lose digits,", "; scale it up"),
+        ):
+            if odd.any():
+                raise Mistake(f"{name} {what} in example {int(odd.nonzero()[0])}{advice}")
 
 
 def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
@@ -257,8 +231,3 @@ def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
     kind = torch.finfo(sizes.dtype)
     found: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
     return found
-
-
-def first_odd(odd: Bool[Tensor, " example"]) -> int:
-    """The first example of this kind."""
-    return int(odd.nonzero()[0])

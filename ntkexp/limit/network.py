@@ -1,13 +1,5 @@
 """Layers as a network whose limit is taken, and the readable engine: the recursion in torch, on any device,
 differentiable.
-
-Layers as a network whose limit is taken: they fit the inputs, have a limit, and end in vectors.
-
->>> from ntkexp.layer.linear import Flatten
->>> from ntkexp.layer.linear import MaxPool
->>> network((MaxPool(), Flatten()), (3, 8, 8))
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: MaxPool has no known limit of infinite width
 """
 
 from __future__ import annotations
@@ -21,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.covariance import Cross, Own, Signal, Variances
+from ntkexp.covariance.covariance import Covariance, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
@@ -34,7 +26,13 @@ Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 
 
 def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Network:
-    """Make the network for examples of this shape; layers without a limit are refused in one line."""
+    """The network for examples of this shape: the layers fit it, have a limit, and end in vectors, or are refused.
+
+    >>> from ntkexp.layer.linear import MaxPool
+    >>> network((MaxPool(), Flatten()), (3, 8, 8))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: MaxPool has no known limit of infinite width
+    """
     if not layers:
         raise Mistake("a network without layers has no kernel; give it at least one")
     if 0 in shape or not shape:
@@ -57,35 +55,25 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """These pairs of pixels of two inputs play a part."""
+        """The pairs of pixels of two inputs that play a part."""
         return base.need(self.layers, Pairs((), ()), self.shape)
-
-    @property
-    def work(self) -> int:
-        """A pair of examples takes so much work: pairs of pixels times layers."""
-        return self.pairs.count * max(1, len(self.layers))
 
     @cached_property
     def own(self) -> Pairs:
-        """These pairs of pixels of an input and itself play a part."""
-        found = base.need_own(self.layers, None, self.shape)
-        return found or Pairs.equal(self.shape[1:])
+        """The pairs of pixels of an input with itself that play a part."""
+        return base.need_own(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
+
+    @property
+    def work(self) -> int:
+        """What a pair of examples takes: pairs of pixels times layers."""
+        return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Make examples one side of a kernel: their variances are found once, not once for every pair."""
+        """Examples as one side of a kernel: their variances are found once, not once for every pair."""
         x = x.reshape(-1, *self.shape)
-        parts = [self.variances(part) for part in torch.split(x, max(1, CHUNK // self.own.count))]
-        return Side(x, tuple(torch.cat(each) for each in zip(*parts, strict=True)))
-
-    def variances(self, x: Float[Tensor, "example *shape"]) -> Variances:
-        """The variances that nonlinear layers ask for."""
-        return base.push(self.layers, Own.of(x, self.own), self.shape).variances
-
-    def cross(self, left: Side, right: Side, same: bool) -> Kernels:
-        """NNGP and tangent kernel of two sides, in one piece."""
-        start = Cross.of(left.x, right.x, self.pairs, left.variances, right.variances, same)
-        end = base.push(self.layers, start, self.shape)
-        return end.nngp, end.ntk
+        parts = torch.split(x, max(1, CHUNK // self.own.count))
+        found = [base.push(self.layers, Covariance.alone(part, self.own), self.shape).left for part in parts]
+        return Side(x, tuple(torch.cat(each) for each in zip(*found, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -100,26 +88,14 @@ class Side:
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
 
-# --- What goes out is finite: kernels of which an entry is not are refused.
-
-
 def finite(kernels: Kernels) -> Kernels:
     """The same kernels, if all entries are finite."""
     for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
-        if not is_finite(values):
+        # A sum is quick, and not finite if an entry is not.
+        if not values.detach().sum().isfinite() and not values.isfinite().all():
             kind = str(values.dtype).removeprefix("torch.")
             raise Mistake(f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down")
     return kernels
-
-
-def is_finite(values: Float[Tensor, "..."]) -> bool:
-    """Whether all entries are; a sum is quick, and not finite if one of them is not.
-
-    >>> import torch
-    >>> is_finite(torch.tensor([1e308, 1e308], dtype=torch.float64)), is_finite(torch.tensor([torch.inf, -torch.inf]))
-    (True, False)
-    """
-    return bool(values.detach().sum().isfinite()) or bool(values.isfinite().all())
 
 
 # --- The readable engine: the recursion in torch, on any device and in any precision, differentiable.
@@ -141,12 +117,19 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
         for column in cuts(shape[1], rows if same else columns):
             if same and column.start < row.start:
                 continue
-            part = network.cross(left.part(row), right.part(column), same and row == column)
-            for whole, values in zip((nngp, ntk), part, strict=True):
-                whole[row, column] = symmetric(values) if same and row == column else values
-                if same and row != column:
+            one, two, itself = left.part(row), right.part(column), same and row == column
+            start = Covariance.between(one.x, two.x, network.pairs, one.variances, two.variances, itself)
+            for whole, values in zip((nngp, ntk), both(base.push(network.layers, start, network.shape)), strict=True):
+                whole[row, column] = symmetric(values) if itself else values
+                if same and not itself:
                     whole[column, row] = values.t()
     return finite((nngp, ntk))
+
+
+def both(covariance: Covariance) -> Kernels:
+    """K and Θ of two sides."""
+    assert covariance.ntk is not None
+    return covariance.nngp, covariance.ntk
 
 
 def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:
@@ -156,9 +139,10 @@ def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[
     pairs = network.pairs.count
     most = int(memory_gb * 1e9 / (COPIES * left.x.element_size()))
     if most < pairs:
-        needed = COPIES * left.x.element_size() * pairs / 1e9
-        said = f"one pair of these examples needs {1.05 * needed:.2g} GB"  # rounded, it is still enough
-        raise Mistake(f"{said}, and a block may take {memory_gb:g}; raise memory_gb")
+        needed = 1.05 * COPIES * left.x.element_size() * pairs / 1e9  # rounded, it is still enough
+        raise Mistake(
+            f"one pair of these examples needs {needed:.2g} GB, and a block may take {memory_gb:g}; raise memory_gb"
+        )
     if left.x.device.type == "cpu":
         most = min(most, max(CHUNK, pairs))
     rows = min(len(left.x), max(1, isqrt(most // pairs)))

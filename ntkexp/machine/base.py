@@ -1,6 +1,6 @@
 """A kernel machine: a prediction of the trained network from matrices alone.
 
-The evidence is what a run leaves behind for it.
+A machine sees the evidence that a run leaves and never a network, so it can be tried on matrices made by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ntkexp.component import Component
 
 
 class Repeated(NamedTuple):
-    """Where training with a fixed kernel Θ ends: f = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
+    """The end of training with a fixed kernel Θ: f = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
     remaining: Float[Tensor, ""]  # ρ, what decay leaves of the weights at the start
@@ -32,10 +32,7 @@ Repeat: TypeAlias = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How training went, as far as outputs are concerned: numbers and matrices, and the steps to be taken once more.
-
-    Training is known by so much, as far as outputs are concerned.
-    """
+    """How training went, as far as outputs are concerned: numbers and matrices, and the steps to be taken once more."""
 
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere
@@ -52,7 +49,7 @@ class Training:
 
     @property
     def manner(self) -> str:
-        """How a machine is trained that repeats the training of the network."""
+        """What is said of a machine that repeats the training of the network."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
@@ -91,10 +88,7 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The evidence: what a run leaves behind, over all points; the first `train` of them are the training examples.
-
-    What machines are made of.
-    """
+    """What a run leaves behind, over all points; the first `train` of them are the training examples."""
 
     inputs: Float[Tensor, "probe feature"]
     train: int
@@ -151,11 +145,6 @@ class Evidence:
         return (self.end - self.start)[: self.train]
 
 
-# --- A kernel machine: a prediction of the trained network from matrices alone.
-#
-# A machine sees the evidence of a run and never a network, so it can be tried on matrices made by hand.
-
-
 @dataclass(frozen=True)
 class Prediction:
     """f̂ at every point (`partial`: where there are 𝒦 and 𝒮), the numbers that the machine chose, what else to know."""
@@ -172,11 +161,7 @@ class AbstractMachine(Component):
     """
 
     control: ClassVar[bool] = False
-
-    @property
-    def needs_limit(self) -> bool:
-        """Whether it asks for the kernels at infinite width, which are computed for it alone."""
-        return False
+    needs_limit: ClassVar[bool] = False  # asks for the kernels at infinite width, which are computed for it alone
 
     @abstractmethod
     def predict(self, evidence: Evidence) -> Prediction:

@@ -10,7 +10,7 @@ r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,10 +55,6 @@ class Region:
     points: slice
     norms: Float[Tensor, "term point"]
 
-    def size(self, among: Tensor) -> float:
-        """Σ‖terms‖ over some of the points."""
-        return float(self.norms[:, among].norm(dim=1).sum())
-
 
 def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False) -> Rung:
     """Try one machine."""
@@ -84,39 +80,39 @@ def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence,
 
 def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:
     """Compare one machine on one split."""
-    if isinstance(rung.outcome, DoesNotApply):
-        return Result(split, rung.name, note=str(rung.outcome))
-    known = evidence.attributed[place.points] if rung.outcome.partial else evidence.attributed[place.points] | True
+    found = rung.outcome
+    if isinstance(found, DoesNotApply):
+        return Result(split, rung.name, note=str(found))
+    known = evidence.attributed[place.points]
+    if not found.partial:
+        known = known | True
     if not known.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
-    outputs = list(evidence.integrated if rung.outcome.partial else range(evidence.end.shape[1]))
-    around = (evidence.start, evidence.end, rung.outcome.outputs)
-    start, end, said = (f[place.points][known][:, outputs] for f in around)
-    error = said - end
-    moved, whole = float((end - start).norm()), len(outputs) == evidence.end.shape[1]
+    outputs = list(evidence.integrated if found.partial else range(evidence.end.shape[1]))
+    around = (evidence.start, evidence.end, found.outputs)
+    start, end, predicted = (f[place.points][known][:, outputs] for f in around)
+    error = predicted - end
+    missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    missed = float(error.norm())
-    eps = torch.finfo(end.dtype).eps
+    size = float(place.norms[:, known].norm(dim=1).sum())  # Σ‖terms‖ that round
+    # Where it was measured, if not everywhere: at how many points, and at which outputs.
+    whole = len(outputs) == evidence.end.shape[1]
+    share = "" if known.all() else at_points(int(known.sum()), len(known))
+    those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    note = "; ".join(part for part in (found.note, share, those) if part)
     return Result(
         split,
         rung.name,
-        rung.outcome.detail,
+        found.detail,
         relative_error=missed / moved if moved else None,
-        floor=100 * eps * place.size(known) / moved if moved else None,
+        floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
         max_error=float(error.abs().max()),
         agreement=float((label(end + error) == label(end)).double().mean()) if classifies and whole else None,
         r2=1 - missed**2 / spread if spread else None,
-        note=note_of(rung.outcome.note, known, () if whole else outputs) if moved else "the network did not move here",
+        note=note if moved else "the network did not move here",
     )
 
 
-def note_of(note: str, known: Bool[Tensor, " point"], outputs: Sequence[int]) -> str:
-    """A note, and where a row was measured: at how many points, and at which outputs, if not at all."""
-    share = "" if known.all() else at_points(int(known.sum()), len(known))
-    those = f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}" if outputs else ""
-    return "; ".join(part for part in (note, share, those) if part)
-
-
 def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
-    """Find the class that outputs speak for."""
+    """The class of the largest output, or the sign of a single one."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

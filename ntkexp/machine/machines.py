@@ -28,14 +28,6 @@ from ntkexp.text import percent, short
 # With 𝒮 by secants it is the trained network, to rounding; from left ends it is the published sum.
 
 
-class AbstractPathSum(AbstractMachine):
-    """The sum by the rule whose name it has."""
-
-    @final
-    def predict(self, evidence: Evidence) -> Prediction:
-        return path_sum(self.option, evidence)
-
-
 def path_sum(rule: str, evidence: Evidence) -> Prediction:
     """The sum by a rule, if the path was integrated by it."""
     if rule not in evidence.paths:
@@ -45,6 +37,14 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
     path = evidence.paths[rule]
     change = summed(path.contributions) + path.decay
     return Prediction(evidence.after(change), path.detail, parts(path.facts), partial=True)
+
+
+class AbstractPathSum(AbstractMachine):
+    """The sum by the rule whose name it has."""
+
+    @final
+    def predict(self, evidence: Evidence) -> Prediction:
+        return path_sum(self.option, evidence)
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
@@ -84,58 +84,50 @@ def parts(facts: Mapping[str, float]) -> str:
     facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
     if "cancellation" not in facts:
         return ""
-    said = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
+    text = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
     if "error_bar" in facts:
-        said += f" and are known to {short(facts['error_bar'])}"
+        text += f" and are known to {short(facts['error_bar'])}"
     if "top_10" in facts:
-        said += f", {percent(facts['top_10'])} from the 10 largest"
+        text += f", {percent(facts['top_10'])} from the 10 largest"
     if "sum_error_bar" in facts:
-        said += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
+        text += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
     if "flow_error" in facts:
-        said += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
+        text += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
     if "decay_share" in facts:
-        said += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
-    return said
+        text += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
+    return text
 
 
 class FixedCoefficients(AbstractMachine):
-    """A true kernel machine: the path kernel with coefficients that do not depend on the query,
+    """A true kernel machine: the path kernel with coefficients that do not depend on the query.
 
-    The coefficients are means over the path.
+    The coefficients are means over the path,
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    Where the optimizer remembers, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x.
+    Where the optimizer remembers, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x:
+    Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse.
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
         coefficients = evidence.training.mean_coefficients
         if coefficients is None:
-            coefficients = fitted_coefficients(evidence)
+            here = evidence.attributed[: evidence.train].nonzero()[:, 0]
+            if not len(here):
+                raise DoesNotApply("no training example is attributed: add train to path.probes")
+            kernel, parts = (part[here] for part in (evidence.path.kernel, evidence.path.contributions))
+            kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
+            parts = parts.flatten(0, 1).t()[..., None]
+            if not (kernel.isfinite().all() and parts.isfinite().all()):
+                raise DoesNotApply("the path kernel among the training examples is not finite")
+            coefficients = (torch.linalg.pinv(kernel) @ parts.to(kernel.dtype))[..., 0]  # 𝒮 is summed in float64
         outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
 
-def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out_"]:
-    """Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse."""
-    here = evidence.attributed[: evidence.train].nonzero()[:, 0]
-    if not len(here):
-        raise DoesNotApply("no training example is attributed: add train to path.probes")
-    kernel, parts = (part[here] for part in (evidence.path.kernel, evidence.path.contributions))
-    kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
-    parts = parts.flatten(0, 1).t()[..., None]
-    if not (kernel.isfinite().all() and parts.isfinite().all()):
-        raise DoesNotApply("the path kernel among the training examples is not finite")
-    coefficients: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is summed in float64
-    return coefficients[..., 0]
-
-
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on what the network learned at the training examples.
-
-    𝒦 as the kernel.
-    """
+    """Kernel regression with the path kernel 𝒦 on what the network learned at the training examples."""
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
@@ -205,15 +197,10 @@ def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -
     return evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
 
 
-# --- Training with the tangent kernel frozen for the same time: that of the start (K_0), of the end (K_T), or of
-# infinite width (K_∞).
-#
-# Under quadratic loss by gradient flow, in closed form; under other losses, or with another optimizer, by the
-# same steps.
-
-
 class AbstractFrozen(AbstractMachine):
-    """One kernel holds throughout, from the network's own outputs at the start."""
+    """One kernel holds throughout, from the network's own outputs at the start: under quadratic loss by gradient flow,
+    in closed form; under other losses, or with another optimizer, by the same steps.
+    """
 
     @abstractmethod
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
@@ -244,9 +231,7 @@ class FrozenEnd(AbstractFrozen):
 class FrozenLimit(AbstractFrozen):
     """Training with the tangent kernel frozen at that of infinite width, K_∞, for the same time."""
 
-    @property
-    def needs_limit(self) -> bool:
-        return True
+    needs_limit = True
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
         refuse_none(evidence.kernel_start)
@@ -256,8 +241,6 @@ class FrozenLimit(AbstractFrozen):
 class Linearised(AbstractMachine):
     """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al.
     2019). Where gradients are clipped, each of its steps is by the factor that was recorded of the network.
-
-    The linear model is trained by the same optimizer.
 
     In function space these are steps of gradient descent with the kernel K_0.
     """
@@ -270,14 +253,12 @@ class NNGP(AbstractMachine):
     """The Gaussian process that a network of infinite width is before training, given the training targets: the mean
     of its posterior, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    The posterior mean of the NNGP, without noise.
+    There is no noise.
 
     Bayesian networks are it, and networks of which only the readout is trained; not those that train every layer.
     """
 
-    @property
-    def needs_limit(self) -> bool:
-        return True
+    needs_limit = True
 
     def predict(self, evidence: Evidence) -> Prediction:
         prior = evidence.known_limit.start
@@ -290,14 +271,17 @@ class NNGP(AbstractMachine):
         return Prediction(posterior.mean(evidence.targets), "posterior mean")
 
 
-# --- Controls: a Gaussian kernel that has nothing to do with the network, k(x, x′) = exp(−‖x − x′‖²/2h²), with h the
-# median distance between training examples.
+# --- Controls: a kernel that knows nothing of the network, a Gaussian one or a random positive definite one,
+#
+#     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
+#     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
 # As an identity it replaces 𝒦 in "divide by the kernel and multiply with it again",
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# which is exact by construction: that is the point of the criticism. As a regression it has to predict.
+# which is exact by construction: that is the point of the criticism. As a regression it has to predict, and a random
+# kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
@@ -316,11 +300,28 @@ class RBFIdentity(AbstractMachine):
                 raise DoesNotApply(far)
             return kernel
 
-        return Prediction(
-            evidence.after(divided(evidence.path.contributions, rows) + evidence.path.decay),
-            f"h={width:.3g}, 𝒮 by {evidence.rule}",
-            partial=True,
-        )
+        return identity(evidence, rows, f"h={width:.3g}")
+
+
+class RandomIdentity(AbstractMachine):
+    """A control: a random positive definite kernel; any would do whose coefficients may depend on the query."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        kernel = random_kernel(evidence)
+        if (kernel == 0).any():
+            raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
+        return identity(evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}")
+
+
+def identity(evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str) -> Prediction:
+    """Divide 𝒮 by a kernel, multiply with it again, and add up: some rows at a time."""
+    parts = evidence.path.contributions
+    around = ((parts[place], rows(place)[:, None]) for place in places(parts))
+    change = torch.cat([(part / divisor * divisor).sum(2) for part, divisor in around])
+    outputs = evidence.after(change + evidence.path.decay)
+    return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)
 
 
 class RBFRegression(AbstractMachine):
@@ -332,29 +333,35 @@ class RBFRegression(AbstractMachine):
         refuse_none(evidence.kernel_start)
         train = evidence.inputs[: evidence.train]
         width = median_distance(train)
-        kernel = gaussian(evidence.inputs, train, width)
-        outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
-        prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
+        prediction = regression(for_each_output(gaussian(evidence.inputs, train, width), evidence), evidence)
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
-def divided(
-    contributions: Float[Tensor, "probe out train"], rows: Callable[[slice], Float[Tensor, "probe train"]]
-) -> Float[Tensor, "probe out"]:
-    """Divide by a kernel, multiply with it again, and add up: some rows at a time."""
-    around = ((contributions[place], rows(place)[:, None]) for place in places(contributions))
-    return torch.cat([(parts / divisor * divisor).sum(2) for parts, divisor in around])
+class RandomRegression(AbstractMachine):
+    """A control: regression with a random positive definite kernel."""
+
+    control = True
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        refuse_none(evidence.kernel_start)
+        return regression(for_each_output(random_kernel(evidence), evidence), evidence)
+
+
+def for_each_output(kernel: Float[Tensor, "probe train"], evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+    """The same kernel for every output, which do not know of one another."""
+    outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+    return kernel[:, None, :, None] * outputs[:, None]
 
 
 def gaussian(
     points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
 ) -> Float[Tensor, "probe train"]:
-    """Compute the kernel of width h."""
+    """The Gaussian kernel of width h."""
     return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 
 def median_distance(points: Float[Tensor, "train feature"]) -> float:
-    """Find the median of the distances that are not zero; 1 if all are.
+    """The median of the distances that are not zero; 1 if all are.
 
     >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
     (4.0, 1.0)
@@ -368,49 +375,8 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     return float(distances[place])
 
 
-# --- A control: a random positive definite kernel, which knows neither the network nor the points,
-#
-#     k = (A Aᵀ/r + I)[x, xᵢ],    A ~ N(0, 1) of points × r, r the number of points
-#
-# in place of 𝒦 in "divide by the kernel and multiply with it again" (`machine.rbf`): exact by construction, for
-#
-#     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ).
-#
-# As a regression it predicts new points no better than chance, and reproduces those that it was fitted to.
-
-
-class RandomIdentity(AbstractMachine):
-    """A control: a random positive definite kernel; any would do whose coefficients may depend on the query."""
-
-    control = True
-
-    def predict(self, evidence: Evidence) -> Prediction:
-        kernel = random_kernel(evidence)
-        if (kernel == 0).any():
-            raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
-        change = divided(evidence.path.contributions, kernel[evidence.read].__getitem__)
-        return Prediction(
-            evidence.after(change + evidence.path.decay),
-            f"rank {len(kernel)}, 𝒮 by {evidence.rule}",
-            partial=True,
-        )
-
-
-class RandomRegression(AbstractMachine):
-    """A control: regression with a random positive definite kernel."""
-
-    control = True
-
-    def predict(self, evidence: Evidence) -> Prediction:
-        refuse_none(evidence.kernel_start)
-        kernel = random_kernel(evidence)
-        outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
-        prediction = regression(kernel[:, None, :, None] * outputs[:, None], evidence)
-        return Prediction(prediction.outputs, prediction.detail)
-
-
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
-    """Draw the kernel between all points and the training examples."""
+    """The random kernel between all points and the training examples."""
     points = len(evidence.inputs)
     factor = torch.randn(points, points, generator=stream("random kernel"), dtype=torch.float64)
     kernel = (factor @ factor[: evidence.train].t()).div_(points)

@@ -27,9 +27,8 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What the data asks of a network: a shape of its examples, tokens or numbers in them, and a number of outputs.
-
-    Examples of a `shape` have so many `outputs`; unless `vocabulary` is 0 they are tokens, numbers below it.
+    """What the data asks of a network: the shape of an example, the number of outputs, and, unless `vocabulary` is 0,
+    that examples are tokens, numbers below it.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +36,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Make up examples to try a network on.
+        """Examples that are made up, to try a network on.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
@@ -48,8 +47,8 @@ class LearningTask:
         return torch.randn(examples, *self.shape, generator=stream("trial"), dtype=torch.float64)
 
     @property
-    def said(self) -> str:
-        """The examples are spoken of in these words."""
+    def description(self) -> str:
+        """How the examples are spoken of."""
         tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 
@@ -62,7 +61,7 @@ class LearningTask:
             )
 
 
-# --- How a network's output is read: scaled by α, made antisymmetric, centred (the formulas stand in `init.base`).
+# --- How a network's output is read: scaled by α, made antisymmetric, centred (the formulas stand in `ntkexp.init`).
 #
 # Each reading names the `terms` of which f is the sum.
 
@@ -95,7 +94,7 @@ class ScaledOutput(nn.Module):
 
 
 class TrainedTerms(nn.Module):
-    """A module's outputs are the trained terms of a reading."""
+    """The trained terms of a reading as the outputs of a module."""
 
     def __init__(self, reading: ScaledOutput) -> None:
         super().__init__()
@@ -138,12 +137,11 @@ def read(network: nn.Module, init: AbstractInit) -> ScaledOutput:
 
 
 def copied(network: nn.Module, key: str) -> nn.Module:
-    """Copy a network."""
     try:
         return deepcopy(network)
     except Exception as error:  # what a module of the user's does when it is copied
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"init.{key}=true needs a copy of the network, which cannot be copied: {said}") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Mistake(f"init.{key}=true needs a copy of the network, which cannot be copied: {reason}") from None
 
 
 # --- An architecture: a value from which a network of any width is built, for inputs of any shape.

@@ -1,20 +1,4 @@
-"""Modules that were not written for this program, made to fit, and the trouble that they make.
-
-What a configuration of the library transformers may not say here: to run, fetch or read what lies elsewhere.
-
-A configuration comes from a command line, a YAML file, a run's folder or a folder with a model; none of these is code.
-
->>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; remove it
-
-Whatever goes wrong in code from elsewhere, in one line.
-
->>> with one_line("model.name=gpt3"):
-...     raise KeyError("gpt3")
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: model.name=gpt3: KeyError: 'gpt3'
-"""
+"""Modules that were not written for this program, made to fit, and the trouble that they make."""
 
 from __future__ import annotations
 
@@ -49,7 +33,7 @@ from ntkexp.records.atomic import read_object
 
 
 class Adapted(nn.Module):
-    """A module stands between data and loss."""
+    """A module between data and loss."""
 
     def __init__(self, module: nn.Module, tokens: bool) -> None:
         super().__init__()
@@ -61,7 +45,7 @@ class Adapted(nn.Module):
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Give whatever the module itself returns."""
+        """Whatever the module itself returns."""
         with making(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
@@ -69,23 +53,17 @@ class Adapted(nn.Module):
 def adapted(
     make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
 ) -> Adapted:
-    """The module that is made, in double precision and evaluation mode, tried."""
-    with seeded(seed), making(torch.float64), one_line(given, file):
-        module = Adapted(with_whole_gradients(make().double().eval()), tokens=task.vocabulary > 0)
-        with one_line(f"{given}: {task.said}, and the module says", file):
-            refuse_unfit(given, module, task)
-    return module
-
-
-def with_whole_gradients(module: nn.Module) -> nn.Module:
-    """The module, whose tables give gradients of all their rows: the same numbers, which can be differentiated again.
-
-    >>> with_whole_gradients(nn.Embedding(3, 2, sparse=True)).sparse
-    False
+    """The module that is made, in double precision and evaluation mode, tried; meanwhile torch's own generator starts
+    at the seed.
     """
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            layer.sparse = False
+    with torch.random.fork_rng(devices=[]), making(torch.float64), one_line(given, file):
+        torch.manual_seed(seed)
+        module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
+        for layer in module.modules():
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False  # gradients of all rows are the same numbers, and can be differentiated again
+        with one_line(f"{given}: {task.description}, and the module says", file):
+            refuse_unfit(given, module, task)
     return module
 
 
@@ -98,14 +76,6 @@ def making(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's own generator starts at this seed, and is put back afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
@@ -195,11 +165,6 @@ def load(file: Path, given: str) -> ModuleType:
         raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; call the file otherwise")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's
-    return run(file, given)
-
-
-def run(file: Path, given: str) -> ModuleType:
-    """Import a file."""
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -216,17 +181,19 @@ def run(file: Path, given: str) -> ModuleType:
 
 
 def files_of(file: Path) -> tuple[Path, ...]:
-    """Find the file, and those beside it that it imports, and that these import."""
+    """The file, and those beside it that it imports, and that these import."""
     found, waiting = {file}, [file]
     while waiting:
-        new = {other for name in imports(waiting.pop()) for other in beside(file.parent, name)} - found
-        found |= new
-        waiting += new
+        for name in imports(waiting.pop()):
+            beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))  # a module or a package
+            new = {other for other in beside if other.is_file()} - found
+            found |= new
+            waiting += new
     return tuple(sorted(found))
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Find the packages whose modules a file imports; none where it is no Python."""
+    """The packages whose modules a file imports; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -236,11 +203,6 @@ def imports(file: Path) -> Iterator[str]:
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
-
-
-def beside(folder: Path, name: str) -> set[Path]:
-    """Find the files of a module or package in a folder."""
-    return {file for file in (folder / f"{name}.py", *(folder / name).rglob("*.py")) if file.is_file()}
 
 
 # --- Libraries that not everybody wants: imported where they are needed, and asked for in one line where they are
@@ -305,7 +267,13 @@ PLAIN = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
 
 
 def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
-    """Everything that a configuration says, however deep, must stay here."""
+    """Everything that a configuration of the library transformers says, however deep, must stay here: it comes from a
+    command line, a YAML file, a run's folder or a folder with a model, none of which is code.
+
+    >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; ...
+    """
     for key, value in entries(fields):
         foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
@@ -313,7 +281,7 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
 
 
 def entries(value: object) -> Iterator[tuple[str, Any]]:
-    """Go through the keys of a tree with their values."""
+    """The keys of a tree with their values."""
     waiting = [value]
     while waiting:
         node = waiting.pop()
@@ -339,7 +307,13 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
 
 @contextmanager
 def one_line(given: str, file: Path | None = None) -> Iterator[None]:
-    """What goes wrong inside is said after what was given, with its line in the file if it is one of the user's."""
+    """What goes wrong inside is said after what was given, with its line in the file if it is one of the user's.
+
+    >>> with one_line("model.name=gpt3"):
+    ...     raise KeyError("gpt3")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: model.name=gpt3: KeyError: 'gpt3'
+    """
     try:
         yield
     except Mistake:
@@ -350,7 +324,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
 
 
 def place(error: BaseException, file: Path) -> str:
-    """Find the last line of the file that took part in an error."""
+    """The last line of the file that took part in an error."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
     if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):

@@ -1,11 +1,5 @@
 """A module as a function of its weights, and what must be put right first: checkpoints of activations, several
 outputs, batch norm of one example.
-
-A module's answer: the tensor that is read, where a module gives several in a mapping, a dataclass or a tuple.
-
->>> import torch
->>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
-tensor([1., 1.])
 """
 
 from __future__ import annotations
@@ -31,8 +25,6 @@ from ntkexp.kernel.record.tape import examples
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
-
-# --- A module as a function of its weights.
 
 
 def weights_of(module: nn.Module) -> Weights:
@@ -76,6 +68,13 @@ def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Fun
     return function
 
 
+def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The inputs by position and those by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
 def called(
     module: nn.Module,
     values: Mapping[str, Tensor],
@@ -106,17 +105,12 @@ def held(module: nn.Module, *, named_once: bool = True) -> Iterator[tuple[str, T
         yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
-def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Split the inputs into those by position and those by name."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-
-
 def training_modes(module: nn.Module) -> Iterator[str]:
     """The reasons why outputs would be random, or depend on the rest of the batch: layers in training mode."""
     yield from batch_statistics(module)
-    yield from random_layers(module)
+    for name, layer in module.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+            yield f"layer '{name}' ({type(layer).__name__}, p={layer.p}) is random in training mode"
 
 
 def batch_statistics(module: nn.Module) -> Iterator[str]:
@@ -124,13 +118,6 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch"
-
-
-def random_layers(module: nn.Module) -> Iterator[str]:
-    """The reasons why outputs would be random: dropout in training mode."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
-            yield f"layer '{name}' ({type(layer).__name__}, p={layer.p}) is random in training mode"
 
 
 def hooked(module: nn.Module) -> Iterator[str]:
@@ -148,32 +135,31 @@ def hooked(module: nn.Module) -> Iterator[str]:
 
 
 def choose_output(answer: object, output: str | int | None) -> Tensor:
-    """Choose the answer itself, or the part of it that `output` names."""
+    """The answer itself, or the part of a mapping, a dataclass or a tuple that `output` names.
+
+    >>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
+    tensor([1., 1.])
+    """
     if output is None and isinstance(answer, Tensor):
         return answer
-    kind, found = type(answer).__name__, parts(answer)
-    known = [name for name, value in found.items() if isinstance(value, Tensor)]
+    parts: dict[str | int, object] = {}  # by name or by place
+    if isinstance(answer, Mapping):
+        parts = dict(answer)
+    elif is_dataclass(answer):
+        parts = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    elif isinstance(answer, tuple | list):
+        parts = {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
+    kind, known = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = f"its tensors are {', '.join(map(repr, known))}" if known else "it holds no tensor"
     if output is None:
         raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output=")
-    if not found:
+    if not parts:
         raise Mistake(f"output={output!r}: the module gives a {kind}, which has no parts; leave output out")
-    value = found.get(output)
+    value = parts.get(output)
     if not isinstance(value, Tensor):
         hint = nearest(output, [name for name in known if isinstance(name, str)]) if isinstance(output, str) else ""
         raise Mistake(f"output={output!r} is no tensor of the {kind} that the module gives{hint}; {listed}")
     return value
-
-
-def parts(answer: object) -> dict[str | int, object]:
-    """Take the answer apart, by name or by place."""
-    if isinstance(answer, Mapping):
-        return dict(answer)
-    if is_dataclass(answer):
-        return {field.name: getattr(answer, field.name) for field in fields(answer)}
-    if isinstance(answer, tuple | list):
-        return {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
-    return {}
 
 
 # --- Checkpoints of activations: a module that computes parts of itself again on its way back computes them once.
@@ -183,11 +169,10 @@ def parts(answer: object) -> dict[str | int, object]:
 
 
 class Forgetful:
-    """Takes the place of torch's function that forgets at once."""
+    """Takes the place of torch's function that forgets at once: the part is computed as if it were to stay."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
-        """Compute the part, as if nobody had asked to forget it."""
         return part(*args)
 
 
@@ -204,7 +189,6 @@ INSTEAD = {"CheckpointFunction": Forgetful, "_checkpoint_without_reentrant_gener
 def without_checkpoints() -> Iterator[None]:
     """Everything is computed once.
 
-    >>> import torch
     >>> x = torch.ones(2, requires_grad=True)
     >>> with without_checkpoints():
     ...     y = checkpoint.checkpoint(torch.sin, x, use_reentrant=True)
@@ -244,9 +228,6 @@ class InOrder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        return in_order(found) if func in BATCH_NORMS and len(found) == 1 else found
-
-
-def in_order(value: Tensor) -> Tensor:
-    """The same, but that no gradient comes back to it in another order in memory than that of its axes."""
-    return value.flatten().view(value.shape)
+        if func in BATCH_NORMS and len(found) == 1:
+            return found.flatten().view(found.shape)  # what comes back to it is in the order of its axes
+        return found

@@ -5,7 +5,7 @@ nothing is downloaded.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -99,14 +99,7 @@ class Module(AbstractArchitecture):
             "seed": seed,
             "vocabulary": task.vocabulary,
         }
-        arguments = self.arguments(build, known)
-        make = partial(self.call, build, arguments)
-        module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
-        refuse_chance(self.given, module, again)
-        return module
-
-    def arguments(self, build: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
-        """The arguments that the function wants, of what there is."""
+        # Of these the function gets those that its signature names.
         parameters = inspect.signature(build).parameters.values()
         several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         for parameter in parameters:
@@ -114,18 +107,21 @@ class Module(AbstractArchitecture):
                 raise Mistake(
                     f"{self.given} wants '{parameter.name}', and can be given {', '.join(known)}; give it a default"
                 )
-        return {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
+        arguments = {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
 
-    def call(self, build: Callable[..., object], arguments: Mapping[str, object]) -> nn.Module:
-        """The module that the function returns, if it is one."""
-        module = build(**arguments)
-        if not isinstance(module, nn.Module):
-            raise Mistake(f"{self.given} returns a {type(module).__name__}; let it return an nn.Module")
+        def make() -> nn.Module:
+            made = build(**arguments)
+            if not isinstance(made, nn.Module):
+                raise Mistake(f"{self.given} returns a {type(made).__name__}; let it return an nn.Module")
+            return made
+
+        module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
+        refuse_chance(self.given, module, again)
         return module
 
 
 def file_and_function(path: str) -> tuple[str, str, str]:
-    """Split a path into the file and the function.
+    """A path as its file and its function.
 
     >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
@@ -134,7 +130,7 @@ def file_and_function(path: str) -> tuple[str, str, str]:
 
 
 def function(module: object, name: str, given: str) -> Callable[..., object]:
-    """Find a function or class of a module by its name."""
+    """A function or class of a module by its name."""
     own = getattr(module, "__name__", "")
     known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
     found: object = getattr(module, name, None)
@@ -171,7 +167,7 @@ class Timm(AbstractArchitecture):
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
-            raise Mistake(f"model=timm takes images, and {task.said}; choose model=mlp")
+            raise Mistake(f"model=timm takes images, and {task.description}; choose model=mlp")
         make = partial(self.build, library("timm", "timm"), task)
         return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
 
@@ -254,7 +250,7 @@ class DenseByRow(nn.Module):
 
 
 def rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Find the positions of an example, and the features of each: the rows of images with all channels, else the first
+    """The positions of an example, and the features of each: the rows of images with all channels, else the first
     axis.
 
     >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
@@ -297,7 +293,7 @@ class Huggingface(AbstractArchitecture):
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
-        """Find the configuration and the weights."""
+        """The configuration and the weights."""
         if self.path is None:
             return ()
         folder = self.path.expanduser()
@@ -311,7 +307,7 @@ class Huggingface(AbstractArchitecture):
         return adapted(make, task, generator.initial_seed(), self.given)
 
     def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        """Build the body of a model between the data and a readout."""
+        """The body of a model between the data and a readout."""
         with quiet(library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
@@ -320,44 +316,35 @@ class Huggingface(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """Make the model of the library, from the folder or of a name; it never runs code that a folder holds."""
+        """The model of the library, from the folder or of a name; it never runs code that a folder holds."""
         automatic = transformers.AutoModel
         if self.path is None:
-            return automatic.from_config(self.configuration(transformers, task), trust_remote_code=False)
-        configuration, files = self.read(transformers), self.files()
+            kind = self.kind_of(transformers, "model.name", self.name)
+            usual, own = kind(), kind.attribute_map  # some call our sizes otherwise, and some lack them
+            sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
+            return automatic.from_config(kind(**(sizes | self.chosen(kind))), trust_remote_code=False)
+        files = self.files()
+        fields = read_object(self.path.expanduser() / "config.json")
+        refuse_elsewhere(fields, self.given)
+        kind = self.kind_of(transformers, f"{self.given}: 'model_type'", str(fields.get("model_type")))
+        configuration = kind.from_dict(fields | self.chosen(kind))
         refuse_parts_elsewhere(files, self.given)
         if task.vocabulary > getattr(configuration, "vocab_size", task.vocabulary):
-            raise Mistake(f"{self.given} knows {configuration.vocab_size} tokens, and {task.said}")
+            raise Mistake(f"{self.given} knows {configuration.vocab_size} tokens, and {task.description}")
         if all(file.suffix == ".json" for file in files):
             return automatic.from_config(configuration, trust_remote_code=False)
         folder, safe = self.path.expanduser(), {"trust_remote_code": False, "weights_only": True}
         return automatic.from_pretrained(folder, config=configuration, local_files_only=True, **safe)
 
-    def read(self, transformers: Any) -> Any:
-        """Read the configuration that is in the folder, with the options."""
-        assert self.path is not None
-        self.files()
-        fields = read_object(self.path.expanduser() / "config.json")
-        refuse_elsewhere(fields, self.given)
-        kind = self.kind_of(transformers, f"{self.given}: 'model_type'", str(fields.get("model_type")))
-        return kind.from_dict(fields | self.chosen(kind))
-
-    def configuration(self, transformers: Any, task: LearningTask) -> Any:
-        """Make a configuration of this name, with those of our sizes that it has, and the options."""
-        kind = self.kind_of(transformers, "model.name", self.name)
-        usual, own = kind(), kind.attribute_map  # some call them otherwise
-        sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
-        return kind(**(sizes | self.chosen(kind)))
-
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
-        """Find the library's own class of configurations of a name."""
+        """The library's own class of configurations of a name."""
         known = list(transformers.CONFIG_MAPPING.keys())
         if name not in known:
             raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, known)}")
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """Check the options, as this configuration calls them: entries that it has, which are values and no methods."""
+        """The options as this configuration calls them: entries that it has, which are values and no methods."""
         refuse_elsewhere(self.options, "model.options")
         known = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         if strange := [key for key in self.options if key not in known and not key.endswith("_implementation")]:
@@ -365,7 +352,7 @@ class Huggingface(AbstractArchitecture):
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Name the sizes of a model as configurations do, and put ours in their place."""
+        """Our sizes under the names that configurations have for them."""
         heads = dividing(self.heads, self.width)
         found: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -388,7 +375,7 @@ class Huggingface(AbstractArchitecture):
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
-        """Make what comes before the model, and find under which name the model takes it."""
+        """What comes before the model, and the name under which the model takes it."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"

@@ -30,8 +30,8 @@ class AbstractScalar(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if task.shape != (1,) or task.outputs != 1:
             raise Mistake(
-                f"model={self.option} has one value for one number; {task.said}, and {task.outputs} outputs are asked "
-                "for; choose data=integers"
+                f"model={self.option} has one value for one number; {task.description}, and {task.outputs} outputs are "
+                "asked for; choose data=integers"
             )
         return self.function()
 

@@ -125,7 +125,10 @@ class AbstractAdam(AbstractBatched):
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         gradient = gradient if self.decouples else self.with_decay(gradient, weights)
-        memory = memory or {part: {name: torch.zeros_like(g) for name, g in gradient.items()} for part in PARTS}
+        if not memory:
+            zeros = {name: torch.zeros_like(g) for name, g in gradient.items()}
+            memory = {"mean": zeros, "latest": zeros, "square": zeros}
+        # m, v, and the largest v so far
         first, second = self.betas
         mean = {name: torch.lerp(memory["mean"][name], g, 1 - first) for name, g in gradient.items()}
         latest = {name: torch.addcmul(second * memory["latest"][name], g, g, value=1 - second)
@@ -133,20 +136,12 @@ class AbstractAdam(AbstractBatched):
         square = latest
         if self.amsgrad:
             square = {name: torch.maximum(memory["square"][name], part) for name, part in latest.items()}
-        after = {
-            name: torch.addcdiv(
-                self.shrunk(weight, sizes[name]),
-                mean[name],
-                self.spread(step, square[name]),
-                value=-sizes[name] / (1 - first ** (step + 1)),
-            )
-            for name, weight in weights.items()
-        }
+        after = {}
+        for name, weight in weights.items():
+            kept = weight * (1 - sizes[name] * self.weight_decay) if self.decouples else weight
+            scale = -sizes[name] / (1 - first ** (step + 1))
+            after[name] = torch.addcdiv(kept, mean[name], self.spread(step, square[name]), value=scale)
         return after, {"mean": mean, "latest": latest, "square": square}
-
-    def shrunk(self, weight: Tensor, size: float) -> Tensor:
-        """The weight after its decay, where that is no business of the memory."""
-        return weight * (1 - size * self.weight_decay) if self.decouples else weight
 
     def spread(self, step: int, square: Tensor) -> Tensor:
         """The factors 1/D of the weights."""
@@ -165,9 +160,6 @@ class AbstractAdam(AbstractBatched):
             scale = sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
             found[name] = LinearStep(scale, carry=first, intake=1 - first)
         return found
-
-
-PARTS = ("mean", "latest", "square")
 
 
 class Adam(AbstractAdam):

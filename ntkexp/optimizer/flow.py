@@ -72,7 +72,7 @@ def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> 
 
 
 def size(weights: Weights) -> float:
-    """Find the norm over all weights."""
+    """‖θ‖."""
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))
 
 
@@ -114,21 +114,21 @@ class Flow(AbstractPlain):
     def move(
         self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
     ) -> Move:
+        def downhill(gradient: Weights, here: Weights) -> Weights:
+            # −η ⊙ (g + λθ): the way of a whole training step, at this slope
+            return {name: part * -sizes[name] for name, part in self.with_decay(gradient, here).items()}
+
         def slope(here: Weights) -> Weights:
-            return self.downhill(field(here), here, sizes)
+            return downhill(field(here), here)
 
         controller = Controller(self.tolerance, memory, max(sizes.values()))
-        direction, arcs = self.downhill(gradient, weights, sizes), list[Arc]()
+        direction, arcs = downhill(gradient, weights), list[Arc]()
         while (length := controller.next(step)) > 0:
             tried = attempt(weights, direction, slope, length)
             if controller.accepts(tried, size(weights)):
                 weights, direction = tried.end, tried.slope
                 arcs.append(tried.arc)
         return Move(weights, controller.memory, tuple(arcs))
-
-    def downhill(self, gradient: Weights, weights: Weights, sizes: Sizes) -> Weights:
-        """−η ⊙ (g + λθ): the way of a whole training step, at this slope."""
-        return {name: part * -sizes[name] for name, part in self.with_decay(gradient, weights).items()}
 
 
 class Controller:

@@ -4,7 +4,7 @@ and, in its core, for any stream of steps that are linear in their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, NamedTuple
@@ -18,9 +18,21 @@ from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
-from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
+from ntkexp.path.integrals import (
+    Integrals,
+    Mark,
+    StepTotals,
+    Tally,
+    contract,
+    integrals_at_zero,
+    mark_of,
+    marks_from,
+    states,
+    totals_at_zero,
+)
 from ntkexp.path.points import Domain, Points, StepBlock, cut
-from ntkexp.path.recording import Halves, Playback, Recording
+from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
+from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
@@ -64,59 +76,55 @@ class TakenBack(NamedTuple):
 class BackwardSum:
     """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on."""
 
-    adjoint: Adjoint | None = None  # made when the first features are seen, and filled with `saved`
+    adjoint: Adjoint | None = None  # made when the first Jacobian is seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
     saved: Sequence[Tensor] = ()  # U of a checkpoint
 
     def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
-        now = self.take_jacobian(step, linear, pieces)
-        assert self.adjoint is not None
-
-        # V = α U + N ⊙ J̄; where α, or αc, is one number for all parameters, it multiplies what U gives
-        intake = {name: each.intake for name, each in linear.items()}
-        factor = step.factor or {}
-        into = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
-        alike = common(into)
-        found = [self.adjoint.kernel(each if alike is not None else each.scaled(into)) for each in step.right]
-        kernel = now.kernel + (1.0 if alike is None else alike) * side_by_side(found, now.pushed)
-        decay, beside = now.decay, now.beside
-        if coupled := times({name: each.coupled for name, each in linear.items()}, step.start):
-            decay = decay - self.through(coupled, intake)
-        if step.beside:
-            beside = beside - self.through(step.beside, intake)
-        return TakenBack(kernel, decay.expand_as(now.pushed), now.pushed, beside.expand_as(now.pushed))
-
-    def take_jacobian(
-        self, step: StepBack, linear: Mapping[str, LinearStep], pieces: Iterable[tuple[float, Jacobian]]
-    ) -> TakenBack:
-        """Let U take in the Jacobian of the step, U ← S ⊙ J̄ + β U; what comes of J̄ itself, without U."""
-        scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}
+        scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
+        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
-        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
+        factor = step.factor or {}
+
+        # U ← S ⊙ J̄ + β U, piece by piece; and what comes of J̄ itself: J̄Δθ, −J̄·dθ, and the part of N ⊙ J̄ in V
         carry = common(self.carry)
         if carry is None and self.adjoint is not None:
             self.adjoint.shrink(self.carry)
         kernel = decay = pushed = beside = next(iter(step.start.values())).new_zeros(())
-        for weight, features in pieces:
-            self.adjoint = self.adjoint or self.begun(features)
+        for weight, jacobian in pieces:
+            self.adjoint = self.adjoint or self.begun(jacobian)
             scaled = {name: weight * each for name, each in scale.items()}
-            self.adjoint.accumulate(features, scaled, 1.0 if carry is None else carry)
+            self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
             carry = 1.0
-            pushed = torch.add(pushed, features.applied(step.difference), alpha=weight)
-            if lost:
-                decay = decay - weight * features.applied(lost)
+            pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
+            decay = decay - weight * jacobian.applied(lost) if lost else decay
             if any(ahead.values()):
-                into = taking = features.scaled(ahead)
+                part = jacobian.scaled(ahead)
+                into = part
                 if step.factor is not None:
-                    into = features.scaled({name: each * step.factor[name] for name, each in ahead.items()})
+                    into = jacobian.scaled({name: each * factor[name] for name, each in ahead.items()})
                 kernel = kernel + weight * side_by_side([gram(into, each) for each in step.right], pushed)
-                decay = decay - weight * taking.applied(coupled) if coupled else decay
-                beside = beside - weight * taking.applied(step.beside) if step.beside else beside
+                decay = decay - weight * part.applied(coupled) if coupled else decay
+                beside = beside - weight * part.applied(step.beside) if step.beside else beside
         self.carry = {name: each.carry for name, each in linear.items()}
-        return TakenBack(kernel, decay, pushed, beside)
+        assert self.adjoint is not None
+
+        # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
+        intake = {name: each.intake for name, each in linear.items()}  # α
+        scales = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
+        alike = common(scales)
+        kernels = [self.adjoint.kernel(each if alike is not None else each.scaled(scales)) for each in step.right]
+        kernel = kernel + (1.0 if alike is None else alike) * side_by_side(kernels, pushed)
+
+        # −⟨α U, λθ⟩, and the same of what was taken in beside
+        if coupled:
+            decay = decay - self.through(coupled, intake)
+        if step.beside:
+            beside = beside - self.through(step.beside, intake)
+        return TakenBack(kernel, decay.expand_as(pushed), pushed, beside.expand_as(pushed))
 
     def through(self, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
         """⟨αU, v⟩."""
@@ -125,9 +133,9 @@ class BackwardSum:
             return alike * self.adjoint.applied(vector)
         return self.adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
-    def begun(self, features: Jacobian) -> Adjoint:
+    def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
-        adjoint = zero_adjoint(features)
+        adjoint = zero_adjoint(jacobian)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
             part.total.copy_(total)
         self.saved = ()
@@ -163,39 +171,34 @@ def side_by_side(
     return torch.cat(list(kernels), dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
 
 
-# --- The sum of a run, by one rule, at a chunk of its points, and how well the parts are known that it finds: by the
-# same pass with twice the pieces, at a sample of points.
+# --- The second pass over a path whose optimizer remembers, from its last step to its first.
 #
 #     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [probe, out, train, out_]
 #     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
+#
+# The attributed points are taken a chunk at a time, so many that what is held of them, U by every rule, fits into the
+# memory; every chunk goes over the whole recording.
+#
+# How well the parts are known is measured by the same pass with twice the pieces, at a sample of points:
+#
 #     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,        ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 #
 # What a step's Jacobian is off by enters U, and through it the parts of every step before: a sample of steps would
 # need a U for each. A point has a U of its own, so points are sampled, and each is measured over the whole path.
 
 
+DOUBLED = "doubled"  # no rule's name
+
+
 @dataclass(kw_only=True)
-class ChunkSum:
-    """What a rule has added up at some of the points: `place` says which of those that `integrals` is about."""
+class RuleBack:
+    """What a rule gives on the way back: sums over steps, by step, by stretch of the path; and U of the chunk."""
 
     integrals: Integrals
-    place: Int[Tensor, " probe"]
-    sum: BackwardSum
-
-    def take(
-        self, step: Step, linear: Mapping[str, LinearStep], block: StepBlock, tally: Tally
-    ) -> tuple[Float[Tensor, "probe out train"], Float[Tensor, "probe out"]]:
-        """Take one step back; what its gradients contributed, and what decay did."""
-        back = StepBack(start=step.view.weights, difference=step.segment.difference, linear=linear, right=step.right)
-        pieces = ((piece.weight, block.features(piece)) for piece in self.integrals.pieces)
-        kernel, decay, pushed, _ = self.sum.take(back, pieces)
-        parts = contract(kernel, step.output_gradient).neg_()
-        tally.close(block, pushed)
-        tally.add(parts, kernel)
-        self.integrals.kernel[self.place] += kernel
-        self.integrals.contributions[self.place] += parts
-        self.integrals.decay[self.place] += decay
-        return parts, decay
+    totals: StepTotals
+    tallies: list[Tally]  # for every step
+    halves: Halves  # at the attributed points
+    sum: BackwardSum = field(default_factory=BackwardSum)
 
 
 @dataclass(kw_only=True)
@@ -206,28 +209,9 @@ class Doubled:
     integrals: Integrals
     sample: Int[Tensor, " sample"]
     gain: float
-    points: Points | None = None  # those of the chunk at work, if the sample has any there
-    sum: ChunkSum | None = None
-
-    def begin(self, chunk: slice, points: Points, before: BackwardSum) -> None:
-        """Begin with the points of the sample in a chunk, of which this was summed up before."""
-        (here,) = torch.where((self.sample >= chunk.start) & (self.sample < chunk.stop))
-        self.points = self.sum = None
-        if len(here):
-            inputs = points.inputs[self.sample[here] - chunk.start]
-            self.points = replace(points, inputs=inputs, block=len(inputs), shelves=[])
-            self.sum = ChunkSum(integrals=self.integrals, place=here, sum=before)
-
-    def take(self, step: Step, linear: Mapping[str, LinearStep]) -> None:
-        """Take one step back, if any point of the sample is at work."""
-        if self.points is not None and self.sum is not None:
-            block = StepBlock(self.points, step.segment, slice(0, len(self.points.inputs)))
-            self.sum.take(step, linear, block, Tally())
-
-    def error(self, contributions: Float[Tensor, "attributed out train"]) -> float:
-        """‖𝒮 − 𝒮_integral‖ over all points that are attributed."""
-        difference = self.integrals.contributions - contributions[self.sample]
-        return self.gain * float(difference.norm()) * sqrt(len(contributions) / len(self.sample))
+    place: Int[Tensor, " chosen"] | None = None  # those of the sample that are in the chunk at work
+    points: Points | None = None  # these, if there are any
+    sum: BackwardSum = field(default_factory=BackwardSum)
 
 
 def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
@@ -238,26 +222,6 @@ def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
     """
     few = min(count, points)
     return (torch.arange(few) * points + points // 2) // max(few, 1)
-
-
-# --- The second pass over a path whose optimizer remembers, from its last step to its first.
-#
-# The attributed points are taken a chunk at a time, so many that what is held of them, U by every rule, fits into the
-# memory; every chunk goes over the whole recording.
-
-
-DOUBLED = "doubled"  # no rule's name
-
-
-@dataclass(kw_only=True)
-class RuleBack:
-    """All that a rule finds on the way back: sums over steps, by step, by stretch of the path; and U of the chunk."""
-
-    integrals: Integrals
-    totals: StepTotals
-    tallies: list[Tally]  # for every step
-    halves: Halves  # at the attributed points
-    sum: ChunkSum | None = None
 
 
 @dataclass(kw_only=True)
@@ -306,58 +270,50 @@ class SecondPass:
         """The points of a chunk, with nothing summed up; or what a checkpoint has, before this step is taken back."""
         carry = {}
         if index + 1 < self.length:  # the step after it was taken back before the checkpoint
-            carry = {name: each.carry for name, each in self.linear(self.steps.step(index + 1)).items()}
+            step = self.steps.step(index + 1)
+            linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
+            carry = {name: each.carry for name, each in linear.items()}
         points = self.domain.points
         inputs = points.inputs[self.domain.attributed[chunk]]
-        few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, shelves=[])
+        few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, cache=[])
         for name, rule in self.rules.items():
-            before = BackwardSum(carry=carry, saved=self.saved.get(name, ()))
-            rule.sum = ChunkSum(integrals=rule.integrals, place=self.domain.rows[chunk], sum=before)
-        if self.doubled is not None:
-            self.doubled.begin(chunk, few, BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())))
+            rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()))
+        if (doubled := self.doubled) is not None:
+            (doubled.place,) = torch.where((doubled.sample >= chunk.start) & (doubled.sample < chunk.stop))
+            doubled.sum, doubled.points = BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())), None
+            if len(doubled.place):
+                inputs = few.inputs[doubled.sample[doubled.place] - chunk.start]
+                doubled.points = replace(few, inputs=inputs, block=len(inputs), cache=[])
         self.saved = {}
         return few
 
-    def linear(self, step: Step) -> Mapping[str, LinearStep]:
-        """How the step took gradients in."""
-        return self.optimizer.linear_steps(step.index, step.sizes, step.memory)
-
     def take(self, step: Step, points: Points, chunk: slice) -> None:
         """Take one step back at the points of a chunk, by every rule."""
-        linear, block = self.linear(step), StepBlock(points, step.segment, slice(0, len(points.inputs)))
+        linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
+        start, difference = step.view.weights, step.segment.difference
+        back = StepBack(start=start, difference=difference, linear=linear, right=step.view.right)
+        block, rows = StepBlock(points, step.segment, slice(0, len(points.inputs))), self.domain.rows[chunk]
         for rule in self.rules.values():
-            assert rule.sum is not None
-            parts, decay = rule.sum.take(step, linear, block, rule.tallies[step.index])
+            taken, parts = taken_back(rule.sum, back, rule.integrals, rows, step, block)
+            summed = parts.sum(2)
+            rule.tallies[step.index].add(block, taken.kernel, parts, summed, expected=taken.pushed)
             rule.halves.add(step.index, chunk, parts)
-            rule.totals.add(step.index, self.domain.rows[chunk], parts.sum(2) + decay)
-        if self.doubled is not None:
-            self.doubled.take(step, linear)
-
-    def half_by(self, rule: str) -> Float[Tensor, "point out train"]:
-        """When half of each contribution was done; NaN where the path is not integrated."""
-        found = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
-        found[self.domain.rows] = self.rules[rule].halves.by(self.steps.step_sizes)
-        return found
-
-    def error(self, rule: str) -> float | None:
-        """How far off the parts are, of the rule of which that is measured."""
-        if self.doubled is None or rule != self.doubled.rule:
-            return None
-        return self.doubled.error(self.rules[rule].integrals.contributions[self.domain.rows])
+            rule.totals.add(step.index, rows, summed + taken.decay)
+        if (doubled := self.doubled) is not None and doubled.points is not None and doubled.place is not None:
+            block = StepBlock(doubled.points, step.segment, slice(0, len(doubled.points.inputs)))
+            taken_back(doubled.sum, back, doubled.integrals, doubled.place, step, block)
 
     @property
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs, as plain data and tensors."""
         doubled, rules = self.doubled, self.rules.items()
-        brackets = {name: rule.sum.sum.state for name, rule in rules if rule.sum is not None}
-        of_sample = [] if doubled is None or doubled.sum is None else doubled.sum.sum.state
         return {
             "done": self.done,
             "integrals": {name: rule.integrals.state for name, rule in rules},
-            "brackets": brackets,
+            "brackets": {name: rule.sum.state for name, rule in rules},
             "totals": {name: rule.totals.state for name, rule in rules},
             "halves": {name: rule.halves.state for name, rule in rules},
-            "doubled": None if doubled is None else {"integrals": doubled.integrals.state, "bracket": of_sample},
+            "doubled": doubled and {"integrals": doubled.integrals.state, "bracket": doubled.sum.state},
             "tallies": {name: [asdict(tally) for tally in rule.tallies] for name, rule in rules},
         }
 
@@ -369,11 +325,28 @@ class SecondPass:
             rule.tallies = [Tally(**tally) for tally in state["tallies"][name]]
             rule.totals.restore(state["totals"][name])
             rule.halves.restore(state["halves"][name])
-        brackets = dict(state["brackets"])
+        adjoints = dict(state["brackets"])
         if self.doubled is not None:
             self.doubled.integrals.restore(state["doubled"]["integrals"])
-            brackets[DOUBLED] = state["doubled"]["bracket"]
-        self.saved = brackets if self.done % self.length else {}
+            adjoints[DOUBLED] = state["doubled"]["bracket"]
+        self.saved = adjoints if self.done % self.length else {}
+
+
+def taken_back(
+    backward_sum: BackwardSum,
+    back: StepBack,
+    integrals: Integrals,
+    rows: Int[Tensor, " probe"],
+    step: Step,
+    block: StepBlock,
+) -> tuple[TakenBack, Float[Tensor, "probe out train"]]:
+    """Take a step back by the rule of some integrals, at these rows of them; what came of it, and −K_s ℓ′."""
+    taken = backward_sum.take(back, ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces))
+    parts = contract(taken.kernel, step.output_gradient).neg_()
+    integrals.kernel[rows] += taken.kernel
+    integrals.contributions[rows] += parts
+    integrals.decay[rows] += taken.decay
+    return taken, parts
 
 
 # --- A run that is understood in two passes: steps are recorded as they come, and gone over from the last when the
@@ -385,9 +358,10 @@ class SecondPass:
 class TwoPasses(AbstractAccumulator):
     """A recording, and the second pass over it, which is made when the sizes of all steps are known."""
 
+    path: Path
+    optimizer: AbstractOptimizer
+    domain: Domain
     recording: Recording
-    turn: Callable[[Recording, Sequence[float]], SecondPass]
-    switches: tuple[int, ...] = ()  # where phases end, but for the last
     second: SecondPass | None = None
     saved: Mapping[str, Any] | None = None  # of a checkpoint on the way back
     noted: list[Mark] = field(default_factory=list)
@@ -402,9 +376,9 @@ class TwoPasses(AbstractAccumulator):
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
         self.recording.close(len(step_sizes), end)
-        ends = [*(switch for switch in self.switches if switch < len(step_sizes)), len(step_sizes)]
+        ends = [*(switch for switch in self.domain.switches if switch < len(step_sizes)), len(step_sizes)]
         for number in range(len(self.noted), len(ends)):
-            second = self.second = self.turn(self.recording, step_sizes[: ends[number]])
+            second = self.second = self.begin_pass(step_sizes[: ends[number]])
             if number + 1 < len(ends):
                 second.doubled = None  # the parts are measured over the whole path
             if self.saved is not None:
@@ -415,6 +389,33 @@ class TwoPasses(AbstractAccumulator):
                 yield chunks * sum(ends[:number]) + done, chunks * sum(ends)
             if number + 1 < len(ends):
                 self.noted.append(mark_of(second.integrals))
+
+    def begin_pass(self, step_sizes: Sequence[float]) -> SecondPass:
+        """A pass over these steps, before its first step back."""
+        path, domain, rules = self.path, self.domain, {}
+        zeros = domain.like.new_zeros
+        for rule in path.rule:
+            totals = totals_at_zero(domain, len(path.rule))
+            totals.reach(len(step_sizes))
+            rules[rule.option] = RuleBack(
+                integrals=integrals_at_zero(path.quadrature(rule), domain),
+                totals=totals,
+                tallies=[Tally() for _ in step_sizes],
+                halves=halves_at_zero(len(step_sizes), zeros(len(domain.attributed), *domain.shape[1:3])),
+            )
+        doubled = None
+        if path.closing is not None and path.finer:
+            sample = sample_points(len(domain.attributed), path.error_samples).to(domain.attributed.device)
+            integrals = Integrals(path.finer, *(zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2)))
+            doubled = Doubled(rule=path.closing.option, integrals=integrals, sample=sample, gain=path.gain)
+        steps = Playback(
+            recording=self.recording,
+            points=domain.points,
+            step_sizes=step_sizes,
+            factors=self.optimizer.factors(self.recording.like),
+            weight_decay=self.optimizer.weight_decay,
+        )
+        return SecondPass(steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=doubled)
 
     @property
     def marks(self) -> Sequence[Mark]:
@@ -431,11 +432,18 @@ class TwoPasses(AbstractAccumulator):
         return self.recording
 
     def error(self, rule: str, steps: int) -> Error | None:
-        found = None if self.second is None else self.second.error(rule)
-        return None if found is None else Error(found)
+        if self.second is None or (doubled := self.second.doubled) is None or rule != doubled.rule:
+            return None
+        contributions = self.second.rules[rule].integrals.contributions[self.domain.rows]
+        difference = doubled.integrals.contributions - contributions[doubled.sample]
+        return Error(doubled.gain * float(difference.norm()) * sqrt(len(contributions) / len(doubled.sample)))
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        return None if self.second is None else self.second.half_by(rule)
+        if self.second is None:
+            return None
+        times = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
+        times[self.domain.rows] = self.second.rules[rule].halves.by(self.second.steps.step_sizes)
+        return times
 
     def by_step(self, rule: str) -> StepTotals:
         assert self.second is not None, "no step is understood before the second pass"

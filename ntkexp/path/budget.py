@@ -65,11 +65,6 @@ class Budget:
     disk: bool = False  # whether contributions may lie there
 
     @property
-    def keeps_kernels(self) -> bool:
-        """Whether kernels are for every pair of outputs, or contributions alone are found."""
-        return self.kernels == "all"
-
-    @property
     def fixed(self) -> float:
         """Bytes that are needed however small the blocks are."""
         return self.always + (SPILLED if self.spills else self.sums)
@@ -83,40 +78,32 @@ class Budget:
     @property
     def always(self) -> float:
         """Bytes that are needed wherever the sums lie."""
-        row = self.read_outputs * self.train * self.number_bytes
-        squares = SQUARE_COPIES * row * self.outputs * self.train * self.keeps_kernels
+        row, keeps_kernels = self.read_outputs * self.train * self.number_bytes, self.kernels == "all"
+        squares = SQUARE_COPIES * row * self.outputs * self.train * keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
-        return PROGRAM + weights + squares + features + self.totals
+        numbers = self.rules * self.read * self.read_outputs
+        totals = 8.0 * min(self.steps * numbers, max(MOST, FEWEST * numbers))
+        return PROGRAM + weights + squares + features + totals
 
     @property
     def sums(self) -> float:
         """Bytes of kernels, and of what is summed up along the path."""
         kept = self.tangents * self.points * self.kernel_outputs**2
         summed = self.path_kernels * self.read * self.integrated * self.outputs
-        return (kept + summed) * self.train * self.number_bytes + self.contributions
-
-    @property
-    def contributions(self) -> float:
-        """Bytes of what each example added, and of the error of that."""
         parts = self.read * self.integrated * self.train
-        return parts * (self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes)
-
-    @property
-    def totals(self) -> float:
-        """Bytes of what came of each step, by every rule."""
-        numbers = self.rules * self.read * self.read_outputs
-        return 8.0 * min(self.steps * numbers, max(MOST, FEWEST * numbers))
+        contributions = parts * (self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes)
+        return (kept + summed) * self.train * self.number_bytes + contributions
 
     @property
     def read_outputs(self) -> int:
         """How many outputs of a point are read: kernels are between all."""
-        return self.outputs if self.keeps_kernels else self.integrated
+        return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
         """How many gradients a training example has, and numbers in a kernel for each output of a point."""
-        return self.outputs if self.keeps_kernels else 1
+        return self.outputs if self.kernels == "all" else 1
 
     @property
     def per_point(self) -> float:
@@ -137,13 +124,14 @@ class Budget:
         return min(self.points, int(free / 2 / self.per_point))
 
     def chunk(self, wanted: int) -> int:
-        """How many points are attributed at once by a sum backwards: each has a bracket for every rule and output."""
-        bracket = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+        """How many points are attributed at once by a sum backwards: each has an adjoint for every rule and output."""
+        adjoint = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         kept = 2 * self.train * self.tape_bytes + halves
         free = self.memory_gb * 1e9 - self.fixed - kept
-        reading = self.per_point + 2 * self.tape_bytes + 2 * self.features_row
-        each = bracket + (1 + self.doubled) * reading
+        products = self.integrated * self.train * self.tape_bytes  # of an adjoint with all examples
+        reading = self.per_point + 2 * self.tape_bytes + 2 * products
+        each = adjoint + (1 + self.doubled) * reading
         if free < each:
             needed = (self.fixed + kept + each) / 1e9
             raise Mistake(
@@ -151,11 +139,6 @@ class Budget:
                 "memory_gb, or lower model.width or data.train"
             )
         return min(wanted, int(free / each))
-
-    @property
-    def features_row(self) -> float:
-        """Bytes of what one point's bracket makes of all training examples, at the widest layer."""
-        return self.integrated * self.train * self.tape_bytes
 
     @property
     def keep(self) -> bool:

@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.on_disk import blocks, put_back, take
+from ntkexp.on_disk import blocks, put_back
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
-from ntkexp.path.points import Domain, StepBlock
+from ntkexp.path.points import Domain
 from ntkexp.path.recording import Recording
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
-
-# --- How well the parts are known, though their sum is exact.
-#
-# A secant Jacobian is not the only matrix that closes a step; the one that the parts 𝒮(x, xᵢ) should come from is
-# the integral of the tangent along it, which the mean over n equal pieces approaches like n⁻². Hence, on a step,
-#
-#     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
-#
-# is the error of S_n. It is measured on m of the T steps, evenly spread, and the size of the whole error is
-# estimated without bias from their squares and products, since errors of different steps may add up or cancel:
-#
-#     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
-
-
-@dataclass(kw_only=True)
-class ErrorBar:
-    """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
-
-    rule: str  # whose error is measured
-    coarse: tuple[Piece, ...]
-    fine: tuple[Piece, ...]
-    gain: float
-    every: int
-    total: Float[Tensor, "probe out train"]
-    makes_kernels: bool = True
-    squares: float = 0.0
-
-    def measures(self, step: int) -> bool:
-        """Whether the step is one of the sample."""
-        return step % self.every == self.every // 2
-
-    def add(self, step: Step, block: StepBlock) -> None:
-        """Measure a step of the sample at one block of points."""
-        side = step.side if self.makes_kernels else step.pulled_side
-        difference = block.kernel(self.fine, side) - block.kernel(self.coarse, side)
-        error = contract(difference, step.output_gradient) if self.makes_kernels else difference.squeeze(3)
-        error = error.mul_(step.step_size * self.gain)
-        self.total[block.rows].add_(error)
-        put_back(self.total)
-        self.squares += float(error.square().sum())
-
-    def collect(self, error: Float[Tensor, "probe out train"]) -> None:
-        """Take in the error of a whole step of the sample, NaN where the path is not read."""
-        self.total.add_(error.nan_to_num())
-        self.squares += float(error.nan_to_num().square().sum())
-
-    def estimate(self, steps: int) -> float:
-        """‖𝒮 − 𝒮_integral‖ after so many steps, or NaN if none of them was measured."""
-        m = sum(map(self.measures, range(steps)))
-        if m == 0:
-            return float("nan")
-        together = sum(float(block.square().sum()) for block in blocks(self.total))
-        alone = steps / m * self.squares
-        if m == 1:
-            return sqrt(steps * alone)
-        crossed = steps * (steps - 1) / (m * (m - 1)) * (together - self.squares)
-        return sqrt(max(alone + crossed, alone / steps))
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The accumulators, for a checkpoint."""
-        return {"total": self.total, "squares": torch.tensor(self.squares, dtype=torch.float64)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the accumulators of a checkpoint."""
-        take(self.total, state["total"])
-        self.squares = float(state["squares"])
-
 
 # --- What takes in the steps of a path and gives its integrals, with what can be said of their error.
 #
@@ -100,7 +33,7 @@ class Error(NamedTuple):
     sums: float | None = None
 
 
-class AbstractAccumulator(ABC):
+class AbstractAccumulator(Resumable, ABC):
     """Takes in step after step; `integrals` are complete when the last one is taken, also on the way back."""
 
     @property
@@ -146,89 +79,91 @@ class AbstractAccumulator(ABC):
     def by_step(self, rule: str) -> StepTotals:
         """What came of each step by a rule; complete when the integrals are."""
 
-    @property
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs, as plain data and tensors."""
 
-    @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-
-
-# --- An accumulator of steps as they come, whose sums are noted at the switches between phases.
+# --- How well the parts are known, though their sum is exact.
+#
+# A secant Jacobian is not the only matrix that closes a step; the one that the parts 𝒮(x, xᵢ) should come from is
+# the integral of the tangent along it, which the mean over n equal pieces approaches like n⁻². Hence, on a step,
+#
+#     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
+#
+# is the error of S_n. It is measured on m of the T steps, evenly spread, and the size of the whole error is
+# estimated without bias from their squares and products, since errors of different steps may add up or cancel:
+#
+#     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
 
 @dataclass(kw_only=True)
-class Marked(AbstractAccumulator):
-    """What another accumulates is noted where a phase ends."""
+class ErrorBar(Resumable):
+    """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
 
-    accumulator: AbstractAccumulator
-    switches: tuple[int, ...]
-    noted: list[Mark] = field(default_factory=list)
+    rule: str  # whose error is measured
+    coarse: tuple[Piece, ...]
+    fine: tuple[Piece, ...]
+    gain: float
+    every: int
+    total: Float[Tensor, "probe out train"]
+    squares: float = 0.0
 
-    @property
-    def integrals(self) -> Mapping[str, Integrals]:
-        return self.accumulator.integrals
+    checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
-    @property
-    def marks(self) -> Sequence[Mark]:
-        return self.noted
+    def measures(self, step: int) -> bool:
+        """Whether the step is one of the sample."""
+        return step % self.every == self.every // 2
 
-    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        found = self.accumulator.add(step, due=due)
-        if step.index + 1 in self.switches:
-            self.noted.append(mark_of(self.integrals))
-        return found
+    def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
+        """Take in the error of a step of the sample at some of the points."""
+        self.total[rows].add_(error)
+        put_back(self.total)
+        self.squares += float(error.square().sum())
 
-    def close(self, step: Step) -> None:
-        self.accumulator.close(step)
-
-    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        return self.accumulator.steps_back(end, step_sizes)
-
-    def error(self, rule: str, steps: int) -> Error | None:
-        return self.accumulator.error(rule, steps)
-
-    def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        return self.accumulator.half_by(rule)
-
-    def by_step(self, rule: str) -> StepTotals:
-        return self.accumulator.by_step(rule)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"accumulator": self.accumulator.state, "marks": states(self.noted)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.accumulator.restore(state["accumulator"])
-        like = next((found.contributions for found in self.integrals.values()), None)
-        self.noted = [] if like is None else marks_from(state["marks"], like)
-
-
-# --- The sum over every step, whose kernel is read anew by every rule.
+    def estimate(self, steps: int) -> float:
+        """‖𝒮 − 𝒮_integral‖ after so many steps, or NaN if none of them was measured."""
+        m = sum(map(self.measures, range(steps)))
+        if m == 0:
+            return float("nan")
+        together = sum(float(block.square().sum()) for block in blocks(self.total))
+        alone = steps / m * self.squares
+        if m == 1:
+            return sqrt(steps * alone)
+        crossed = steps * (steps - 1) / (m * (m - 1)) * (together - self.squares)
+        return sqrt(max(alone + crossed, alone / steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """𝒦 and 𝒮 by several rules, which share the tapes of a step."""
+    """The sum over every step: 𝒦 and 𝒮 by several rules, which share the tapes of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
     totals: Mapping[str, StepTotals]
     error_bar: ErrorBar | None = None
 
+    checkpointed: ClassVar[tuple[str, ...]] = ("integrals", "totals", "error_bar")
+
     @property
     def integrals(self) -> Mapping[str, Integrals]:
         return self.rules
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
+        """𝒦 ← 𝒦 + ηK,  𝒮 ← 𝒮 − ηKℓ′,  𝒟 ← 𝒟 − λη J̄·θ  with  K = ⟨J̄(x), J(xᵢ)⟩, at every block of points."""
         tallies = {name: Tally() for name in self.rules}
+        bar = self.error_bar
         for block in self.domain.blocks(step.segment):
             for name, integrals in self.rules.items():
-                self.totals[name].add(step.index, block.rows, integrals.add(step, block, tallies[name]))
-            if self.error_bar is not None and self.error_bar.measures(step.index):
-                self.error_bar.add(step, block)
+                kernel, parts, shrunk = integrals.add(step, block)
+                # Σᵢ Δ𝒮ᵢ + Δ𝒟, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
+                summed = parts.sum(2)
+                change = summed - shrunk
+                tallies[name].add(block, kernel, parts, summed, expected=change)
+                self.totals[name].add(step.index, block.rows, change)
+            if bar is not None and bar.measures(step.index):
+                # e = (S_2n − S_n) · gain
+                (fine, _), (coarse, _) = block.kernel(bar.fine, step.side), block.kernel(bar.coarse, step.side)
+                missed = fine - coarse
+                makes_kernels = self.domain.points.makes_kernels
+                error = contract(missed, step.output_gradient) if makes_kernels else missed.squeeze(3)
+                bar.add(block.rows, error.mul_(step.step_size * bar.gain))
         return tallies
 
     def error(self, rule: str, steps: int) -> Error | None:
@@ -236,21 +171,6 @@ class StepSum(AbstractAccumulator):
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals[rule]
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {
-            "integrals": {name: integrals.state for name, integrals in self.rules.items()},
-            "totals": {name: totals.state for name, totals in self.totals.items()},
-            "error_bar": {} if self.error_bar is None else self.error_bar.state,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name, integrals in self.rules.items():
-            integrals.restore(state["integrals"][name])
-            self.totals[name].restore(state["totals"][name])
-        if self.error_bar is not None:
-            self.error_bar.restore(state["error_bar"])
 
 
 # --- The path of a flow: integrals over time, by Gauss nodes on every arc,
@@ -273,6 +193,8 @@ class FlowIntegral(AbstractAccumulator):
     totals: StepTotals
     error_bar: ErrorBar | None = None
 
+    checkpointed: ClassVar[tuple[str, ...]] = ("rule", "totals", "error_bar")
+
     @property
     def integrals(self) -> Mapping[str, Integrals]:
         return {RULE: self.rule}
@@ -281,17 +203,18 @@ class FlowIntegral(AbstractAccumulator):
         before, together = self.rule.contributions.clone(), self.rule.together()
         self.integrate(self.rule, step, self.nodes)
         self.totals.add(step.index, slice(None), self.rule.together() - together)
-        if self.error_bar is not None and self.error_bar.measures(step.index):
-            finer = self.rule.at_zero()
+        if (bar := self.error_bar) is not None and bar.measures(step.index):
+            finer = Integrals(self.rule.pieces, *(torch.zeros_like(part) for part in self.rule.parts))
             self.integrate(finer, step, self.nodes + 1)
-            self.error_bar.collect(finer.contributions - (self.rule.contributions - before))
+            error = finer.contributions - (self.rule.contributions - before)
+            bar.add(slice(None), error.nan_to_num())  # NaN where the path is not read
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
-        """Integrate over the arcs of a step."""
+        """Integrate over the arcs of a step, by so many nodes on each."""
         for node in step.nodes(nodes):
             for block in self.domain.blocks(node.segment):
-                integrals.take(node, block)
+                integrals.add(node, block)
 
     def error(self, rule: str, steps: int) -> Error | None:
         return None if self.error_bar is None else Error(self.error_bar.estimate(steps))
@@ -299,32 +222,40 @@ class FlowIntegral(AbstractAccumulator):
     def by_step(self, rule: str) -> StepTotals:
         return self.totals
 
+
+@dataclass(kw_only=True)
+class Marked(AbstractAccumulator):
+    """One of the two above, whose sums are noted at the switches between phases."""
+
+    accumulator: AbstractAccumulator
+    switches: tuple[int, ...]
+    noted: list[Mark] = field(default_factory=list)
+
+    @property
+    def integrals(self) -> Mapping[str, Integrals]:
+        return self.accumulator.integrals
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        return self.noted
+
+    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
+        tallies = self.accumulator.add(step, due=due)
+        if step.index + 1 in self.switches:
+            self.noted.append(mark_of(self.integrals))
+        return tallies
+
+    def error(self, rule: str, steps: int) -> Error | None:
+        return self.accumulator.error(rule, steps)
+
+    def by_step(self, rule: str) -> StepTotals:
+        return self.accumulator.by_step(rule)
+
     @property
     def state(self) -> dict[str, Any]:
-        error_bar = {} if self.error_bar is None else self.error_bar.state
-        return {"rule": self.rule.state, "totals": self.totals.state, "error_bar": error_bar}
+        return {"accumulator": self.accumulator.state, "marks": states(self.noted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.rule.restore(state["rule"])
-        self.totals.restore(state["totals"])
-        if self.error_bar is not None:
-            self.error_bar.restore(state["error_bar"])
-
-
-# --- Steps in, integrals out: whoever took the steps.
-
-
-def integrate(
-    steps: Iterable[Step], accumulator: AbstractAccumulator, due: Callable[[int], bool] = lambda index: False
-) -> Mapping[str, Integrals]:
-    """𝒦, 𝒮 and 𝒟 by rule, of all steps from the first to the last; `due` says at which of them a snapshot is taken."""
-    sizes: list[float] = []
-    end: Weights | None = None
-    for step in steps:
-        accumulator.add(step, due=due(step.index))
-        sizes.append(step.step_size)
-        end = step.end
-    if end is not None:
-        for _ in accumulator.steps_back(end, sizes):
-            continue
-    return accumulator.integrals
+        self.accumulator.restore(state["accumulator"])
+        like = next((found.contributions for found in self.integrals.values()), None)
+        self.noted = [] if like is None else marks_from(state["marks"], like)

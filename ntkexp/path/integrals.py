@@ -8,14 +8,15 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.segment import Closure, bound
-from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back, take
+from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import Domain, StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
@@ -43,25 +44,32 @@ class Tally:
     kernels: bool = True  # whether there are any
 
     def add(
-        self, parts: Float[Tensor, "point out train"], kernel: Float[Tensor, "point out kept out_"]
-    ) -> Float[Tensor, "point out"]:
-        """Count the contributions and the kernel of a step at some points; the sum of the contributions."""
-        summed = parts.sum(2)
-        mass, together, squares = fetched(parts.norm(p=1, dim=2).sum(), summed.abs().sum(), kernel.square().sum())
-        self.contribution_mass += mass
-        self.contribution_sum += together
-        self.kernel_squares += squares
-        self.kernels = kernel.numel() > 0
-        return summed
-
-    def close(self, block: StepBlock, expected: Float[Tensor, "point out"]) -> None:
-        """Count how far the change of the outputs is from what it should be."""
-        change = block.change()
-        found = ((expected - change).square().sum(), change.square().sum(), block.outputs(1.0).square().sum())
-        missed, changed, outputs = fetched(*found)
+        self,
+        block: StepBlock,
+        kernel: Float[Tensor, "point out kept out_"],
+        parts: Float[Tensor, "point out train"],
+        summed: Float[Tensor, "point out"],
+        expected: Float[Tensor, "point out"],
+    ) -> None:
+        """Count the kernel and the contributions of a step at some points, `summed` Σᵢ Δ𝒮ᵢ, and how far the change of
+        their outputs is from what it should be.
+        """
+        change = block.outputs(1.0) - block.outputs(0.0)
+        missed, changed, outputs, mass, net, squares = fetched(
+            (expected - change).square().sum(),
+            change.square().sum(),
+            block.outputs(1.0).square().sum(),
+            parts.norm(p=1, dim=2).sum(),
+            summed.abs().sum(),
+            kernel.square().sum(),
+        )
         self.missed += missed
         self.changed += changed
         self.outputs += outputs
+        self.contribution_mass += mass
+        self.contribution_sum += net
+        self.kernel_squares += squares
+        self.kernels = kernel.numel() > 0
 
     def miss(self, rounding: Rounding) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it.
@@ -70,8 +78,8 @@ class Tally:
         more the run has diverged, and says so.
         """
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
-        found = Closure(sqrt(self.missed), bound(size, rounding.eps))
-        return None if found.holds or not isfinite(self.outputs + self.changed) else found
+        closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
+        return None if closure.holds or not isfinite(self.outputs + self.changed) else closure
 
     @property
     def closure(self) -> float:
@@ -105,7 +113,7 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Integrals:
+class Integrals(Resumable):
     """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel made."""
 
     pieces: tuple[Piece, ...]
@@ -113,37 +121,22 @@ class Integrals:
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
 
-    def add(self, step: Step, block: StepBlock, tally: Tally) -> Float[Tensor, "chosen out"]:
-        """Accumulate one step at one block of points, and take its measure; all that came of it there."""
-        kernel, parts, shrunk = self.take(step, block)
-        together = tally.add(parts, kernel) - shrunk
-        tally.close(block, together)
-        return together
+    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay")
 
-    def take(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
+    def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
-        if not self.kernel.shape[2]:
-            return self.take_parts(step, block)
-        kernel, shrunk = block.kernel_and_pull(self.pieces, step.side, step.decay)
-        kernel.mul_(step.step_size)
-        parts = contract(kernel, step.output_gradient).neg_()
-        self.kernel[block.rows].add_(kernel)
-        self.contributions[block.rows].add_(parts)
-        self.decay[block.rows].sub_(shrunk)
-        return kernel, parts, shrunk
-
-    def take_parts(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Accumulate contributions alone, as kernels with the examples' gradients."""
-        parts, shrunk = block.kernel_and_pull(self.pieces, step.pulled_side, step.decay)
-        parts = parts.squeeze(3).mul_(-step.step_size)
+        # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ); where no kernels are made, J(xᵢ)ᵀℓ′ᵢ stands for J(xᵢ)
+        kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
+        if self.kernel.shape[2]:
+            kernel.mul_(step.step_size)  # η K_s
+            parts = contract(kernel, step.output_gradient).neg_()
+            self.kernel[block.rows].add_(kernel)
+        else:
+            parts, kernel = kernel.squeeze(3).mul_(-step.step_size), self.kernel[block.rows]
         self.contributions[block.rows].add_(parts)
         put_back(self.contributions)
         self.decay[block.rows].sub_(shrunk)
-        return self.kernel[block.rows], parts, shrunk
-
-    def at_zero(self) -> Integrals:
-        """The same, at zero."""
-        return Integrals(self.pieces, *(torch.zeros_like(part) for part in self.parts))
+        return kernel, parts, shrunk
 
     def together(self) -> Float[Tensor, "probe out"]:
         """Σᵢ 𝒮(x, xᵢ) + 𝒟(x)."""
@@ -154,20 +147,14 @@ class Integrals:
         """𝒦, 𝒮 and 𝒟."""
         return self.kernel, self.contributions, self.decay
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The accumulators, for a checkpoint."""
-        return dict(zip(("kernel", "contributions", "decay"), self.parts, strict=True))
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the accumulators of a checkpoint."""
-        for name, value in self.state.items():
-            take(value, state[name])
-
 
 def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
-    """Room for the integrals by the rule of these pieces; NaN at points where the path is not integrated."""
-    return Integrals(pieces, domain.kernel_room(), domain.room(3), domain.room(2))
+    """Nothing accumulated by the rule of these pieces; NaN at points where the path is not integrated."""
+    if domain.points.makes_kernels:
+        kernel = domain.sums(4)
+    else:
+        kernel = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
+    return Integrals(pieces, kernel, domain.sums(3), domain.sums(2))
 
 
 def contract(
@@ -182,8 +169,8 @@ def contract(
 #     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)        [step, probe, out],        whose sum over s is f_T(x) − f_0(x)
 #
 # as far as the rule closes. By an optimizer that remembers nothing that is by how much the step moved the output;
-# what another remembers of a gradient counts where the gradient was taken. Long paths are told in stretches of 2,
-# 4, 8, … steps, the shortest that need no more than `MOST` numbers, or `FEWEST` stretches: a path may end sooner
+# what another remembers of a gradient counts where the gradient was taken. Long paths are summed over stretches of
+# 2, 4, 8, … steps, the shortest that need no more than `MOST` numbers, or `FEWEST` stretches: a path may end sooner
 # than planned, so stretches are joined two by two when there would be too many.
 
 
@@ -191,17 +178,8 @@ MOST, FEWEST = 2**23, 128
 """Numbers that all rules keep together, which are 67 MB, and stretches that are kept if they take more than that."""
 
 
-def most_stretches(numbers: int) -> int:
-    """How many stretches there are at most, each of so many numbers; an even count, so that all can be joined.
-
-    >>> most_stretches(3840), most_stretches(10**6)
-    (2184, 128)
-    """
-    return max(FEWEST, MOST // max(1, numbers) // 2 * 2)
-
-
 @dataclass(kw_only=True)
-class StepTotals:
+class StepTotals(Resumable):
     """Stretches of steps, one after another from the first step on, with their sums; `edges` are where they begin, and
     the step after the last.
 
@@ -213,7 +191,7 @@ class StepTotals:
     """
 
     zero: Float[Tensor, "probe out"]  # NaN at points where the path is not integrated
-    most: int
+    most: int  # an even number, so that all can be joined
     every: int = 1
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "probe out"]] = field(default_factory=list)
@@ -229,17 +207,15 @@ class StepTotals:
             self.extend()
 
     def extend(self, end: int | None = None) -> None:
-        """Have one stretch more, up to before this step, or as long as others are."""
+        """Have one stretch more, up to before this step, or as long as others are; two become one if there are too
+        many.
+        """
         if len(self.sums) == self.most:
-            self.join()
+            self.sums = [first + second for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)]
+            self.edges = self.edges[::2]
+            self.every *= 2
         self.edges.append(self.edges[-1] + self.every if end is None else end)
         self.sums.append(self.zero.clone())
-
-    def join(self) -> None:
-        """Make one stretch of every two."""
-        self.sums = [first + second for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)]
-        self.edges = self.edges[::2]
-        self.every *= 2
 
     def until(self, steps: int) -> tuple[int, ...]:
         """The edges, of a path that took so many steps."""
@@ -262,8 +238,8 @@ class StepTotals:
 
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
     """No step taken yet, for one of so many rules."""
-    zero = domain.room(2)
-    return StepTotals(zero=zero, most=most_stretches(rules * zero.numel()))
+    zero = domain.sums(2)
+    return StepTotals(zero=zero, most=max(FEWEST, MOST // max(1, rules * zero.numel()) // 2 * 2))
 
 
 # --- What a path has added up by the end of each of its phases, so that each phase's share is a difference.
@@ -302,10 +278,7 @@ def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
 def marks_from(state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor) -> list[Mark]:
     """Marks of a checkpoint, where the sums of the run lie."""
     return [
-        {
-            name: Sums(placed(contributions, like), decay.to(like.device))
-            for name, (contributions, decay) in mark.items()
-        }
+        {name: Sums(placed(parts, like), decay.to(like.device)) for name, (parts, decay) in mark.items()}
         for mark in state
     ]
 

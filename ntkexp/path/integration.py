@@ -5,74 +5,43 @@ chosen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from typing import ClassVar, NamedTuple
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.backward_sum import Doubled, RuleBack, SecondPass, TwoPasses, sample_points
-from ntkexp.path.budget import Budget
+from ntkexp.path.backward_sum import TwoPasses
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
-from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero, totals_at_zero
+from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.points import Domain
-from ntkexp.path.recording import Playback, Recording, halves_at_zero, row_length
-from ntkexp.path.rule.base import AbstractRule, Left
+from ntkexp.path.recording import Room, new_recording
+from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
-from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- How a path is integrated: what that refuses, what it costs, what it starts from and what it knows.
 
+class Costs(NamedTuple):
+    """What is held at once, and what is read of a step."""
 
-Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Takes room for so many rows of so many numbers."""
+    rules: int  # each with contributions of its own
+    kernels: int  # path kernels and snapshots
+    errors: int  # sums like contributions that tell their error
+    tapes: int  # positions inside a step at which a block is read, both ends included
+    doubled: bool = False  # whether the error takes adjoints of its own
 
 
 class AbstractIntegration(ABC):
     """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
 
     path: Path
+    passes: ClassVar[int] = 1  # how often the path is gone over; a point more costs little where that is once
 
     @property
-    def passes(self) -> int:
-        """How often the path is gone over."""
-        return 1
-
-    @property
-    def rules(self) -> int:
-        """How many rules there are, each with contributions of its own."""
-        return len(self.path.rule)
-
-    @property
-    def kernels(self) -> int:
-        """How many path kernels and snapshots are held at once."""
-        return self.rules if self.path.keeps_kernels else 0
-
-    @property
-    def errors(self) -> int:
-        """How many sums like contributions tell their error."""
-        return 0
-
-    @property
-    def tapes(self) -> int:
-        """The number of positions inside a step at which a block is read, both ends included."""
-        return len(self.path.positions(self.path.finer))
-
-    @property
-    def doubles(self) -> bool:
-        """Whether the error takes brackets of its own."""
-        return False
-
-    def counts(self, sizes: Sequence[int]) -> list[int]:
-        """How many points of each split are attributed: all, where a point more costs little."""
-        return list(sizes)
-
-    def chunk(self, budget: Budget, attributed: int) -> int:
-        """How many of them at once."""
-        return attributed
+    @abstractmethod
+    def costs(self) -> Costs:
+        """By these a run's memory is planned."""
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -80,7 +49,7 @@ class AbstractIntegration(ABC):
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """What the optimizer's memory tells of the path when it is behind."""
+        """What the optimizer's memory says of the path when it is behind."""
         return {}
 
     @abstractmethod
@@ -88,91 +57,76 @@ class AbstractIntegration(ABC):
         """What takes in the steps from these weights on."""
 
 
-# --- The kernel of every step, for optimizers that remember nothing.
-
-
 @dataclass(frozen=True, kw_only=True)
 class EveryStep(AbstractIntegration):
-    """It goes with every step, and costs a reading of each by each rule."""
+    """The kernel of every step, for optimizers that remember nothing: it costs a reading of each by each rule."""
 
     path: Path
 
     @property
-    def errors(self) -> int:
-        return 1 if self.path.finer else 0
+    def costs(self) -> Costs:
+        path, rules = self.path, len(self.path.rule)
+        kernels, tapes = rules if path.keeps_kernels else 0, len(path.positions(path.finer))
+        return Costs(rules, kernels, errors=1 if path.finer else 0, tapes=tapes)
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
-        rules = {rule.option: integrals_at_zero(self.path.quadrature(rule), domain) for rule in self.path.rule}
+        path, error_bar = self.path, None
+        if path.closing is not None and path.finer:
+            error_bar = ErrorBar(
+                rule=path.closing.option,
+                coarse=path.quadrature(path.closing),
+                fine=path.finer,
+                gain=path.gain,
+                every=path.sampled_every(domain.steps),
+                total=domain.zeros(3),
+            )
+        rules = {rule.option: integrals_at_zero(path.quadrature(rule), domain) for rule in path.rule}
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
-        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=self.error_bar(domain))
-
-    def error_bar(self, domain: Domain) -> ErrorBar | None:
-        """The measure of the parts by the closing rule, on a sample of the steps."""
-        if self.path.closing is None or not self.path.finer:
-            return None
-        return ErrorBar(
-            rule=self.path.closing.option,
-            coarse=self.path.quadrature(self.path.closing),
-            fine=self.path.finer,
-            gain=self.path.gain,
-            every=self.path.sampled_every(domain.steps),
-            total=domain.zeros(3),
-            makes_kernels=domain.points.makes_kernels,
-        )
-
-
-# --- The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+        return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(AbstractIntegration):
-    """It holds two snapshots beside each path kernel, and knows its error by them."""
+    """The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+
+    It holds two snapshots beside each path kernel, and knows its error by them.
+    """
 
     path: Path
 
     @property
-    def kernels(self) -> int:
-        return 3 * self.rules
-
-    @property
-    def errors(self) -> int:
-        return self.rules
-
-    @property
-    def tapes(self) -> int:
-        return len(self.path.positions(()))
+    def costs(self) -> Costs:
+        rules = len(self.path.rule)
+        return Costs(rules, 3 * rules, errors=rules, tapes=len(self.path.positions(())))
 
     @property
     def details(self) -> Mapping[str, str]:
         return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> SnapshotSum:
+        tracks = {
+            rule.option: Track(
+                integrals=integrals_at_zero(self.path.quadrature(rule), domain),
+                totals=totals_at_zero(domain, len(self.path.rule)),
+                latest=domain.zeros(4),
+                pulled=domain.zeros(2),
+                before=domain.zeros(4),
+                error=domain.zeros(3),
+            )
+            for rule in self.path.rule
+        }
         return SnapshotSum(
             domain=domain,
-            tracks={rule.option: self.track(rule, domain) for rule in self.path.rule},
+            tracks=tracks,
             moments=Moments(pull=domain.no_pull(), late_pull=domain.no_pull()),
             arriving=domain.no_pull(),
             last=domain.steps - 1,
         )
 
-    def track(self, rule: AbstractRule, domain: Domain) -> Track:
-        """No snapshot taken yet."""
-        return Track(
-            integrals=integrals_at_zero(self.path.quadrature(rule), domain),
-            totals=totals_at_zero(domain, len(self.path.rule)),
-            latest=domain.zeros(4),
-            pulled=domain.zeros(2),
-            before=domain.zeros(4),
-            error=domain.zeros(3),
-        )
-
-
-# --- The integral over time, for an optimizer whose weights move on a curve.
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """It refuses snapshots, and takes `path.nodes` readings of every arc."""
+    """The integral over time, for an optimizer whose weights move on a curve: `path.nodes` readings of every arc."""
 
     path: Path
 
@@ -184,16 +138,10 @@ class AlongFlow(AbstractIntegration):
             )
 
     @property
-    def rules(self) -> int:
-        return 1
-
-    @property
-    def kernels(self) -> int:
-        return 1 + self.errors  # a finer one at work
-
-    @property
-    def errors(self) -> int:
-        return 1 if self.path.error_samples else 0
+    def costs(self) -> Costs:
+        errors = 1 if self.path.error_samples else 0
+        tapes = len(self.path.positions(self.path.finer))
+        return Costs(1, 1 + errors, errors, tapes)  # if there is an error, a finer kernel is at work
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -206,29 +154,47 @@ class AlongFlow(AbstractIntegration):
         return {"flow_error": float(arcs["error"] / arcs["way"])}
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
+        error_bar = None
+        if self.path.error_samples:
+            every = self.path.sampled_every(domain.steps)
+            error_bar = ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
-        return FlowIntegral(
-            domain=domain,
-            nodes=self.path.nodes,
-            rule=tangent,
-            totals=totals_at_zero(domain, 1),
-            error_bar=self.error_bar(domain),
-        )
-
-    def error_bar(self, domain: Domain) -> ErrorBar | None:
-        """The measure by one node more, on a sample of the steps."""
-        if not self.path.error_samples:
-            return None
-        every = self.path.sampled_every(domain.steps)
-        return ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
+        totals = totals_at_zero(domain, 1)
+        return FlowIntegral(domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar)
 
 
-# --- Which points are attributed where each costs a pass backwards: the first ones of every split, as many of each as
-# of the others where it has so many.
+@dataclass(frozen=True, kw_only=True)
+class Backward(AbstractIntegration):
+    """The sum from the last step to the first, for optimizers that remember: it goes over the path twice, and holds an
+    adjoint for each attributed point and output.
+    """
+
+    path: Path
+    optimizer: AbstractOptimizer
+    passes: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if self.path.every == "snapshots":
+            raise Mistake(
+                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
+                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
+            )
+
+    @property
+    def costs(self) -> Costs:
+        rules, tapes = len(self.path.rule), len(self.path.positions(self.path.finer))
+        return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer))
+
+    def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
+        differentiated = self.optimizer.differentiated if self.path.effects else ()
+        records = (*self.optimizer.records, *differentiated)
+        recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
+        return TwoPasses(path=self.path, optimizer=self.optimizer, domain=domain, recording=recording)
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """How many of each group are taken.
+    """Which points are attributed where each costs a pass backwards: the first ones of every group, as many of each as
+    of the others where it has so many; how many of each group these are.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]
@@ -241,81 +207,6 @@ def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
             fair = left // len(open_) + (turn < left % len(open_))
             taken[k] += min(fair, sizes[k] - taken[k])
     return taken
-
-
-# --- The sum from the last step to the first, for optimizers that remember.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backward(AbstractIntegration):
-    """It refuses snapshots, goes over the path twice, and holds a bracket for each attributed point and output."""
-
-    path: Path
-    optimizer: AbstractOptimizer
-
-    def __post_init__(self) -> None:
-        if self.path.every == "snapshots":
-            raise Mistake(
-                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
-                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
-            )
-
-    @property
-    def passes(self) -> int:
-        return 2
-
-    @property
-    def doubles(self) -> bool:
-        return bool(self.path.finer)
-
-    def counts(self, sizes: Sequence[int]) -> list[int]:
-        return fair_counts(self.path.attributed, sizes)
-
-    def chunk(self, budget: Budget, attributed: int) -> int:
-        return budget.chunk(attributed)
-
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
-        differentiated = self.optimizer.differentiated if self.path.effects else ()
-        records, pull = (*self.optimizer.records, *differentiated), domain.no_pull()
-        rows = room(domain.steps + 1, row_length(weights, records, pull))
-        recording = Recording(rows=rows, like=weights, records=records, pull=pull)
-        return TwoPasses(recording=recording, turn=partial(self.turn, domain), switches=domain.switches)
-
-    def turn(self, domain: Domain, recording: Recording, step_sizes: Sequence[float]) -> SecondPass:
-        """The second pass before its first step back."""
-        like = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
-        rules = {}
-        for rule in self.path.rule:
-            totals = totals_at_zero(domain, len(self.path.rule))
-            totals.reach(len(step_sizes))
-            rules[rule.option] = RuleBack(
-                integrals=integrals_at_zero(self.path.quadrature(rule), domain),
-                totals=totals,
-                tallies=[Tally() for _ in step_sizes],
-                halves=halves_at_zero(len(step_sizes), like),
-            )
-        steps = Playback(
-            recording=recording,
-            points=domain.points,
-            step_sizes=step_sizes,
-            factors=self.optimizer.factors(recording.like),
-            weight_decay=self.optimizer.weight_decay,
-        )
-        return SecondPass(
-            steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=self.doubled(domain)
-        )
-
-    def doubled(self, domain: Domain) -> Doubled | None:
-        """The measure of the parts by the closing rule, at a sample of the points."""
-        if self.path.closing is None or not self.path.finer:
-            return None
-        sample = sample_points(len(domain.attributed), self.path.error_samples).to(domain.attributed.device)
-        room = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
-        integrals = Integrals(self.path.finer, *room)
-        return Doubled(rule=self.path.closing.option, integrals=integrals, sample=sample, gain=self.path.gain)
-
-
-# --- The one place that chooses how a path is integrated: by how the optimizer moves, and by what the settings say.
 
 
 def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:

@@ -4,7 +4,6 @@ where a path is integrated.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -30,55 +29,44 @@ from ntkexp.path.rule.base import Piece
 from ntkexp.path.settings import Kernels
 from ntkexp.shapes import Weights
 
-# --- The right side of kernels: the training examples, as all points are held against them.
-
-
-class AbstractRightSide(ABC):
-    """Training examples at one set of weights."""
-
-    @abstractmethod
-    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
-        """The kernel between a block of points and all training examples."""
-
 
 @dataclass(frozen=True)
-class ExactSide(AbstractRightSide):
-    """Their features, block by block."""
+class RightSide:
+    """The training examples at one set of weights, as all points are held against them: J(xᵢ), block by block.
+
+    By a sketch S, which keeps a direction d apart, so that a step along it closes: S J(xᵢ) and J(xᵢ)·d.
+    """
 
     blocks: Sequence[Jacobian]
+    sketch: Sketch | None = None
+    direction: Weights | None = None
 
     def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
-        found = [gram(left, block) for block in self.blocks]
-        return torch.cat(found, dim=2) if len(found) > 1 else found[0]
+        """The kernel between a block of points and all training examples, ⟨J̄(x), J(xᵢ)⟩."""
+        if self.sketch is None:
+            kernels = [gram(left, block) for block in self.blocks]
+            return torch.cat(kernels, dim=2) if len(kernels) > 1 else kernels[0]
+        sketched = Sketched(self.sketch.of(left.blocks))
+        if self.direction is not None:
+            sketched = sketched.apart(left.applied(self.direction), self.sketched_direction)
+        return sketched_gram(sketched, self.sketched)
 
+    @cached_property
+    def sketched(self) -> Sketched:
+        """The examples by the sketch."""
+        assert self.sketch is not None
+        found = Sketched(torch.cat([self.sketch.of(block.blocks) for block in self.blocks]))
+        if self.direction is None:
+            return found
+        along = torch.cat([block.applied(self.direction) for block in self.blocks])
+        return found.apart(along, self.sketched_direction)
 
-@dataclass(frozen=True)
-class SketchedSide(AbstractRightSide):
-    """A sketch of them all, in which a direction may be treated apart: a step along it closes."""
-
-    sketch: Sketch
-    sketched: Sketched
-    direction: Weights | None
-    along: Float[Tensor, " size"] | None  # the sketch of the direction
-
-    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
-        found = Sketched(self.sketch.of(left.blocks))
-        if self.direction is not None and self.along is not None:
-            found = found.apart(left.applied(self.direction), self.along)
-        return sketched_gram(found, self.sketched)
-
-
-def right_side(
-    sketch: Sketch | None, blocks: Sequence[Jacobian], direction: Weights | None = None
-) -> AbstractRightSide:
-    """The training examples, sketched if there is a sketch."""
-    if sketch is None:
-        return ExactSide(blocks)
-    found = Sketched(torch.cat([sketch.of(block.blocks) for block in blocks]))
-    if direction is None:
-        return SketchedSide(sketch, found, None, None)
-    along, applied = sketch.of_weights(direction), torch.cat([block.applied(direction) for block in blocks])
-    return SketchedSide(sketch, found.apart(applied, along), direction, along)
+    @cached_property
+    def sketched_direction(self) -> Float[Tensor, " size"]:
+        """S d."""
+        assert self.sketch is not None
+        assert self.direction is not None
+        return self.sketch.of_weights(self.direction)
 
 
 # --- The points at which a network is read along a path: block by block, so that memory stays bounded.
@@ -105,7 +93,7 @@ class Points:
     chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
     sketch: Sketch | None = None  # by which kernels are made
     kernels: Kernels = "all"
-    shelves: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
+    cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
     @property
     def makes_kernels(self) -> bool:
@@ -131,20 +119,14 @@ class Points:
 
     def tape(self, weights: Weights, block: slice) -> Tape:
         """The block's tape at these weights."""
-        shelf = self.shelf(weights)
-        if block.start not in shelf:
-            shelf[block.start] = self.reader.record(weights, self.inputs[block])
-        return shelf[block.start]
-
-    def shelf(self, weights: Weights) -> dict[int, Tape]:
-        """Where tapes at these weights are kept, if they are."""
-        for known, tapes in self.shelves:
-            if known is weights:
-                return tapes
-        tapes = {}
-        if self.keep:
-            self.shelves = [*self.shelves[-1:], (weights, tapes)]
-        return tapes
+        tapes = next((tapes for known, tapes in self.cache if known is weights), None)
+        if tapes is None:
+            tapes = {}
+            if self.keep:
+                self.cache = [*self.cache[-1:], (weights, tapes)]
+        if block.start not in tapes:
+            tapes[block.start] = self.reader.record(weights, self.inputs[block])
+        return tapes[block.start]
 
 
 @dataclass
@@ -174,15 +156,11 @@ class StepBlock:
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
         """Those at which the path is integrated, at θ₀ + uΔθ."""
-        found, chosen = self.tape(position).outputs, self.points.chosen
-        return found if chosen is None else found[:, chosen]
+        outputs, chosen = self.tape(position).outputs, self.points.chosen
+        return outputs if chosen is None else outputs[:, chosen]
 
-    def change(self) -> Float[Tensor, "point out"]:
-        """f(θ₁) − f(θ₀)."""
-        return self.outputs(1.0) - self.outputs(0.0)
-
-    def features(self, piece: Piece) -> Jacobian:
-        """The Jacobian of a piece of the step."""
+    def jacobian(self, piece: Piece) -> Jacobian:
+        """The secant Jacobian of a piece of the step, or the tangent one, if its length is zero."""
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start), self.points.chosen)
         try:
@@ -190,24 +168,20 @@ class StepBlock:
         except NoRule as error:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
-    def kernel(self, pieces: tuple[Piece, ...], right: AbstractRightSide) -> Float[Tensor, "point out train out_"]:
-        """The kernel of the step as a rule reads it: Σ weight · K(piece, start)."""
-        return self.kernel_and_pull(pieces, right, None)[0]
-
-    def kernel_and_pull(
-        self, pieces: tuple[Piece, ...], right: AbstractRightSide, vector: Weights | None
+    def kernel(
+        self, pieces: tuple[Piece, ...], right: RightSide, vector: Weights | None = None
     ) -> tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]:
-        """The kernel of the step as a rule reads it, and the same Jacobian times a vector of weight space."""
+        """The kernel of the step as a rule reads it, ⟨J̄(x), J(xᵢ)⟩ with J̄ = Σ weight · J(piece); and J̄·vector."""
         first, *rest = pieces
-        features = self.features(first)
-        total = right.between(features).mul_(first.weight)
-        pulled = first.weight * features.applied(vector) if vector else total.new_zeros(total.shape[:2])
+        jacobian = self.jacobian(first)
+        kernel = right.between(jacobian).mul_(first.weight)
+        applied = first.weight * jacobian.applied(vector) if vector else kernel.new_zeros(kernel.shape[:2])
         for piece in rest:
-            features = self.features(piece)
-            total.add_(right.between(features), alpha=piece.weight)
+            jacobian = self.jacobian(piece)
+            kernel.add_(right.between(jacobian), alpha=piece.weight)
             if vector:
-                pulled.add_(features.applied(vector), alpha=piece.weight)
-        return total, pulled
+                applied.add_(jacobian.applied(vector), alpha=piece.weight)
+        return kernel, applied
 
 
 def cut(start: int, stop: int, size: int) -> list[slice]:
@@ -219,23 +193,23 @@ def cut(start: int, stop: int, size: int) -> list[slice]:
     return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]
 
 
-# --- The gradient of a loss from features: Σᵢ J(xᵢ)ᵀℓ′ᵢ.
+# --- The gradient of a loss from Jacobians: Σᵢ J(xᵢ)ᵀℓ′ᵢ.
 
 
-def total(right: list[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
+def total(right: Sequence[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
     return summed((block.weighted(part) for block, part in zip(right, parts, strict=True)), weights)
 
 
 def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
-    """Σᵢ of what every training example has pulled back."""
-    return reduce(add_gradients, (block.total(weights) for block in pulled))
-
-
-def add_gradients(gradient: Weights, other: Weights) -> Weights:
-    """The sum, in the place of the first: two gradients are held at a time, however many blocks there are."""
-    return {name: value.add_(other[name]) for name, value in gradient.items()}
+    """The sum of the gradients of all training examples; two are held at a time, however many blocks there are."""
+    totals = (block.total(weights) for block in pulled)
+    gradient = next(totals)
+    for other in totals:
+        for name, part in gradient.items():
+            part.add_(other[name])
+    return gradient
 
 
 def unit(gradient: Weights) -> Weights | None:
@@ -244,31 +218,28 @@ def unit(gradient: Weights) -> Weights | None:
     return {name: part / length for name, part in gradient.items()} if length else None
 
 
-# --- The network at one set of weights: read at all points when that is asked for, and once.
-
-
 @dataclass(frozen=True)
 class NetworkView:
-    """What is seen at the points with these weights."""
+    """The network at one set of weights: read at all points when that is needed, and once."""
 
     points: Points
     weights: Weights
 
-    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)  # ℓ′, and what it pulls
-
-    @cached_property
-    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
-        """The outputs at the training examples and, where kernels are made, their tangent features."""
-        found, right = [], []
-        for tape in self.tapes(self.points.train_blocks):
-            found.append(tape.outputs)
-            if self.points.makes_kernels:
-                right.append(self.points.reader.tangent(tape))
-        return torch.cat(found), right
+    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)  # ℓ′, and Jᵀℓ′
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
         """One after the other."""
         return (self.points.tape(self.weights, block) for block in blocks)
+
+    @cached_property
+    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
+        """The outputs at the training examples and, where kernels are made, their tangent Jacobians."""
+        outputs, right = [], []
+        for tape in self.tapes(self.points.train_blocks):
+            outputs.append(tape.outputs)
+            if self.points.makes_kernels:
+                right.append(self.points.reader.tangent(tape))
+        return torch.cat(outputs), right
 
     @cached_property
     def outputs(self) -> Float[Tensor, "point out"]:
@@ -286,7 +257,7 @@ class NetworkView:
         return self.train_reading[1]
 
     def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
-        """J(xᵢ)ᵀℓ′ᵢ of every training example, block by block: of its features, or where none are read, by itself."""
+        """J(xᵢ)ᵀℓ′ᵢ of every training example, block by block: of its Jacobian, or where none are read, by itself."""
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
             return (block.weighted(part) for block, part in zip(self.right, parts, strict=True))
@@ -296,62 +267,50 @@ class NetworkView:
             self.latest[:] = [(output_gradient, found)]
         return self.latest[0][1]
 
+    def kept_kernel(self) -> Float[Tensor, "probe kept train kept_"]:
+        """What is kept of the tangent kernel between all points and the training examples: the whole, its trace over
+        outputs Σ_c K[x, c, x′, c], or none, as a kernel without training examples.
+        """
+        points, tangent = self.points, self.points.reader.tangent
+        if points.kernels == "none":
+            return self.outputs.new_zeros(*self.outputs.shape, 0, self.outputs.shape[1])
+        if points.kernels == "all":
+            side = RightSide(self.right, points.sketch)
+            own = [side.between(block) for block in self.right]
+            return torch.cat(own + [side.between(tangent(tape)) for tape in self.tapes(points.other_blocks)])
+
+        def trace_of(outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
+            right = [tangent(tape, outputs) for tape in self.tapes(points.train_blocks)]
+            others = (tangent(tape, outputs) for tape in self.tapes(points.other_blocks))
+            rows = (torch.cat([trace(block, side) for side in right], dim=2) for block in chain(right, others))
+            return torch.cat(list(rows))
+
+        # a few outputs at a time
+        first, examples = points.tape(self.weights, points.train_blocks[0]), points.train + points.block
+        outputs = chunks(first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen))
+        return reduce(torch.add, map(trace_of, outputs))
+
     def sketch_error(self, kernel: Float[Tensor, "train out train out_"]) -> float:
-        """How far a sketched kernel among the training examples is from the kernel at most, as a share of it."""
+        """How far a sketched kernel among the training examples is from the kernel at most, as a share of it: by what
+        both make of random vectors, K̃v and JJᵀv.
+        """
         vectors = random_vectors(kernel.shape[2:], 0, kernel)
         gradients = (total(self.right, vector, self.weights) for vector in vectors)
-        pushed = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
-        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - pushed) / float(kernel.norm())
+        exact = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
+        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - exact) / float(kernel.norm())
 
-    def kept_kernel(self) -> Float[Tensor, "probe kept train kept_"]:
-        """What is kept of the tangent kernel: the whole, its trace over outputs, or none."""
-        makes = {"all": self.tangent_kernel, "trace": self.tangent_trace, "none": self.no_kernel}
-        return makes[self.points.kernels]()
-
-    def no_kernel(self) -> Float[Tensor, "probe out 0 out_"]:
-        """A tangent kernel without training examples, where none is kept."""
-        points, outputs = self.outputs.shape
-        return self.outputs.new_zeros(points, outputs, 0, outputs)
-
-    @cached_property
-    def largest(self) -> float:
-        """λ_max of the kernel among the training examples, from below, without it: by products with JJᵀ."""
-        return self.largest_among(slice(None))
-
-    def largest_among(self, examples: slice) -> float:
-        """The same among some of them."""
+    def largest_eigenvalue(self, examples: slice) -> float:
+        """λ_max of the kernel among some training examples, from below, without it: by products with JJᵀ."""
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0
+
+        def times(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+            gradient, tapes = summed(self.pulled(vector), self.weights), self.tapes(self.points.train_blocks)
+            products: Tensor = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
+            return products
+
         start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
-        return largest_eigenvalue(lambda vector: self.kernel_times(vector) * inside, start)
-
-    def kernel_times(self, vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-        """J Jᵀv of the training examples."""
-        gradient = summed(self.pulled(vector), self.weights)
-        tapes = self.tapes(self.points.train_blocks)
-        return torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes])
-
-    def tangent_kernel(self) -> Float[Tensor, "probe out train out_"]:
-        """K(θ) between all points and the training examples."""
-        side = right_side(self.points.sketch, self.right)
-        own = [side.between(block) for block in self.right]
-        tapes = (self.points.tape(self.weights, block) for block in self.points.other_blocks)
-        return torch.cat(own + [side.between(self.points.reader.tangent(tape)) for tape in tapes])
-
-    def tangent_trace(self) -> Float[Tensor, "probe 1 train 1"]:
-        """Σ_c K[x, c, x′, c] between all points and the training examples, a few outputs at a time."""
-        first = self.points.tape(self.weights, self.points.train_blocks[0])
-        examples, tangent = self.points.train + self.points.block, self.points.reader.tangent
-        outputs = chunks(first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen))
-        return reduce(torch.add, map(self.trace_of, outputs))
-
-    def trace_of(self, outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
-        """The share of some outputs."""
-        tangent = self.points.reader.tangent
-        right = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
-        others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
-        rows = (torch.cat([trace(block, side) for side in right], dim=2) for block in chain(right, others))
-        return torch.cat(list(rows))
+        return largest_eigenvalue(times, start)
 
 
 # --- Where a path is integrated, and how far it leads: the points, the outputs, the steps.
@@ -383,7 +342,7 @@ class Domain:
 
     @property
     def first(self) -> int:
-        """The first of the points that are read."""
+        """The first of these."""
         return 0 if self.reads_train else self.points.train
 
     @property
@@ -393,38 +352,33 @@ class Domain:
 
     @property
     def places(self) -> list[slice]:
-        """The same, cut into blocks."""
+        """The points that are read, cut into blocks."""
         return (self.points.train_blocks if self.reads_train else []) + self.points.other_blocks
+
+    def blocks(self, segment: Segment) -> Iterator[StepBlock]:
+        """The same during a step."""
+        return (StepBlock(self.points, segment, place, self.first) for place in self.places)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """[point, out, train, out_] of the path kernel, at the points where the network is read."""
         return len(self.points.inputs) - self.first, len(self.integrated), self.points.train, self.outputs
 
-    def kernel_room(self) -> Float[Tensor, "point out train out_"]:
-        """Room for a path kernel; without training examples, if none is kept."""
-        return self.room(4) if self.points.makes_kernels else self.like.new_zeros(*self.shape[:2], 0, self.outputs)
-
-    def blocks(self, segment: Segment) -> Iterator[StepBlock]:
-        """The points that are read, block by block, during a step."""
-        return (StepBlock(self.points, segment, place, self.first) for place in self.places)
-
-    def zeros(self, axes: int) -> Float[Tensor, "point out ..."]:
-        """Zeros of so many of the axes of the path kernel."""
-        return self.zeros_of(axes, self.like.dtype)
-
-    def room(self, axes: int) -> Float[Tensor, "point out ..."]:
-        """The same, but NaN at points where the path is not integrated; sums of contributions are taken in float64."""
-        room = self.zeros_of(axes, torch.float64 if axes < 4 else self.like.dtype)
-        if len(self.rows) < len(room):
-            room.fill_(torch.nan)[self.rows] = 0.0
-        return room
-
-    def zeros_of(self, axes: int, dtype: torch.dtype) -> Float[Tensor, "point out ..."]:
-        """Zeros of a type; contributions of all training examples lie on disk, if they must."""
+    def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
+        """Zeros of so many of the axes of the path kernel; contributions of all training examples lie on disk, if they
+        must.
+        """
+        dtype = dtype or self.like.dtype
         if axes == CONTRIBUTIONS and self.scratch is not None:
             return zeros_on_disk(self.scratch, self.shape[:axes], dtype)
         return self.like.new_zeros(self.shape[:axes], dtype=dtype)
+
+    def sums(self, axes: int) -> Float[Tensor, "point out ..."]:
+        """The same, but NaN at points where the path is not integrated; sums of contributions are taken in float64."""
+        sums = self.zeros(axes, torch.float64 if axes < 4 else None)
+        if len(self.rows) < len(sums):
+            sums.fill_(torch.nan)[self.rows] = 0.0
+        return sums
 
     def no_pull(self) -> Float[Tensor, "train out_"]:
         """ℓ′ before the first step is taken."""

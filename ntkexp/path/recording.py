@@ -5,10 +5,10 @@ steps or differentiated.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -24,62 +24,12 @@ from ntkexp.effects.trajectory import (
     Update,
     flat_like,
 )
-from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, Spread, spread
+from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, spread
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Step, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
-
-# --- How a step of an optimizer took its gradient in, as one linear update of all weights by what it had recorded.
-#
-# Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
-# runner has in common for all parameters, are numbers.
-
-
-def update_of(
-    optimizer: AbstractOptimizer, like: Weights, index: int, sizes: Sizes, memory: Memory, before: Memory
-) -> Update:
-    """The update of all weights by a step, given what was recorded of the optimizer's memory after it and before."""
-    flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
-    one = next(iter(linear.values()))
-
-    def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
-        if all(isinstance(each, float) and not each for each in numbers.values()):
-            return 0.0
-        return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
-
-    return Update(
-        place=slice(None),
-        linear=replace(
-            one,
-            scale=vector({name: each.scale for name, each in linear.items()}),
-            ahead=vector({name: each.ahead for name, each in linear.items()}),
-            lost=vector({name: each.lost for name, each in linear.items()}),
-        ),
-        denominator=denominator(
-            optimizer.spread_at(index),
-            {part: flat.vector(weights) for part, weights in memory.items()},
-            {part: flat.vector(weights) for part, weights in before.items()},
-        ),
-    )
-
-
-def denominator(by: Spread | None, now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Denominator | None:
-    """What a step was divided by, if it was, given the memory after and before it; nothing before the first."""
-    if by is None:
-        return None
-    latest, nothing = "latest" if by.largest else "square", torch.zeros_like(now["mean"])
-    return Denominator(
-        second=by.second,
-        root=by.root,
-        eps=by.eps,
-        mean=now["mean"],
-        latest=now[latest],
-        latest_before=before.get(latest, nothing),
-        largest=now["square"] if by.largest else None,
-        largest_before=before.get("square", nothing) if by.largest else None,
-    )
-
 
 # --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
 #
@@ -97,6 +47,10 @@ class Recorded(NamedTuple):
 def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
     """How many numbers a row has."""
     return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
+
+
+Room: TypeAlias = Callable[[int, int], Trajectory]
+"""Takes room for so many rows of so many numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,28 +80,29 @@ class Recording:
     def read(self, step: int) -> Recorded:
         """What was kept of a step."""
         row = torch.from_numpy(self.rows.read(step))
-        groups = list(self.groups(row))
+        groups: list[dict[str, Tensor]] = []
+        at = 0
+        for _ in range(1 + len(self.records)):
+            groups.append({})
+            for name, weight in self.like.items():
+                numbers = row[at : at + weight.numel()].clone()  # of its own storage, as a parameter has one
+                groups[-1][name] = numbers.view(weight.shape).to(weight.device)
+                at += weight.numel()
         pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
         return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
 
-    def groups(self, row: Tensor) -> Iterator[Weights]:
-        """The named tensors of a row: the weights, and each part of the memory."""
-        at = 0
-        for _ in range(1 + len(self.records)):
-            group = {}
-            for name, weight in self.like.items():
-                numbers = row[at : at + weight.numel()].clone()  # of its own storage, as a parameter has one
-                group[name] = numbers.view(weight.shape).to(weight.device)
-                at += weight.numel()
-            yield group
 
-
-# --- A recorded trajectory as a stream of steps, which may be gone over in any order.
+def new_recording(
+    steps: int, like: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"], room: Room
+) -> Recording:
+    """Nothing recorded yet of so many steps."""
+    rows = room(steps + 1, row_length(like, records, pull))
+    return Recording(rows=rows, like=like, records=records, pull=pull)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The steps that were recorded, with what is not in their rows."""
+    """The steps that were recorded, with what is not in their rows: they may be gone over in any order."""
 
     recording: Recording
     points: Points
@@ -209,28 +164,24 @@ class RecordedTraining(AbstractTrajectory):
         return self.flat.vector(self.recording.read(self.length).weights)
 
     def step(self, index: int) -> TrainedStep:
-        recorded = self.recording.read(index)
+        recorded, descent = self.recording.read(index), self.descent
         before = self.recording.read(index - 1).memory if index else {}
-        sizes = sizes_of(self.recording.like, self.descent.factors, self.step_sizes[index])
+        sizes = sizes_of(self.recording.like, descent.factors, self.step_sizes[index])
+        # what the step was taken on; an example that was drawn twice has two rows
+        drawn = descent.optimizer.batch_indices(index, self.examples, descent.seed)
+        rows = (torch.arange(self.examples) if drawn is None else drawn).to(descent.targets.device)
+        batch = TakenBatch(
+            examples=rows,
+            shares=descent.targets.new_full((len(rows),), descent.loss.weight(len(rows))),
+            losses=partial(self.losses, rows),
+            is_mean=descent.loss.reduction == "mean",
+        )
         return TrainedStep(
             index=index,
             weights=self.flat.vector(recorded.weights),
-            batches=(self.batch(index),),
-            updates=(update_of(self.descent.optimizer, self.recording.like, index, sizes, recorded.memory, before),),
-            clip_norm=self.descent.optimizer.clip_norm,
-        )
-
-    def batch(self, index: int) -> TakenBatch:
-        """What the step was taken on; an example that was drawn twice has two rows."""
-        descent = self.descent
-        drawn = descent.optimizer.batch_indices(index, self.examples, descent.seed)
-        rows = (torch.arange(self.examples) if drawn is None else drawn).to(descent.targets.device)
-        shares = descent.targets.new_full((len(rows),), descent.loss.weight(len(rows)))
-        return TakenBatch(
-            examples=rows,
-            shares=shares,
-            losses=partial(self.losses, rows),
-            is_mean=descent.loss.reduction == "mean",
+            batches=(batch,),
+            updates=(update_of(descent.optimizer, self.recording.like, index, sizes, recorded.memory, before),),
+            clip_norm=descent.optimizer.clip_norm,
         )
 
     def losses(self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
@@ -238,6 +189,48 @@ class RecordedTraining(AbstractTrajectory):
         points, descent = self.descent.points, self.descent
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
+
+
+def update_of(
+    optimizer: AbstractOptimizer, like: Weights, index: int, sizes: Sizes, memory: Memory, before: Memory
+) -> Update:
+    """How a step of an optimizer took its gradient in, as one linear update of all weights, given what was recorded of
+    its memory after the step and before.
+
+    Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
+    runner has in common for all parameters, are numbers.
+    """
+    flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
+
+    def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
+        if all(isinstance(each, float) and not each for each in numbers.values()):
+            return 0.0
+        return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
+
+    # what it was divided by, if it was: √v, or the largest so far
+    denominator, divisor = None, optimizer.spread_at(index)
+    if divisor is not None:
+        now = {part: flat.vector(weights) for part, weights in memory.items()}
+        then = {part: flat.vector(weights) for part, weights in before.items()}
+        latest, nothing = "latest" if divisor.largest else "square", torch.zeros_like(now["mean"])
+        denominator = Denominator(
+            second=divisor.second,
+            root=divisor.root,
+            eps=divisor.eps,
+            mean=now["mean"],
+            latest=now[latest],
+            latest_before=then.get(latest, nothing),
+            largest=now["square"] if divisor.largest else None,
+            largest_before=then.get("square", nothing) if divisor.largest else None,
+        )
+    one = next(iter(linear.values()))
+    whole = replace(
+        one,
+        scale=vector({name: each.scale for name, each in linear.items()}),
+        ahead=vector({name: each.ahead for name, each in linear.items()}),
+        lost=vector({name: each.lost for name, each in linear.items()}),
+    )
+    return Update(place=slice(None), linear=whole, denominator=denominator)
 
 
 # --- When each example acted on each point, where that is known step by step: the time by which half of it was done.
@@ -253,11 +246,13 @@ STRETCHES = 20
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Resumable):
     """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
         """Take in what a step contributed at some of the points."""
@@ -292,15 +287,6 @@ class Halves:
         begun = elapsed[stretch]
         time = begun + (half - start) / made * (elapsed[stretch + 1] - begun)
         return (time / elapsed[-1])[0]
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The masses, for a checkpoint."""
-        return {"mass": self.mass}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the masses of a checkpoint."""
-        self.mass.copy_(state["mass"])
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:

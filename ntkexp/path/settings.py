@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from jaxtyping import Float
 from pydantic import Field, PositiveFloat, model_validator
@@ -17,6 +17,7 @@ from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, St
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.mistake import Mistake
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Piece
 
 # --- How kernels are made from Jacobians, and for which outputs.
@@ -47,7 +48,7 @@ FARTHEST = 4.0
 MOST_KERNELS = 10**5  # each is a file
 
 
-class AbstractTimetable(ABC):
+class AbstractTimetable(Resumable, ABC):
     """When a kernel is due. The first is taken at step 0, the last when training is over."""
 
     @property
@@ -63,73 +64,63 @@ class AbstractTimetable(ABC):
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         """Take note of a kernel that was taken."""
 
-    @property
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
-
-    @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-
 
 @dataclass(frozen=True)
 class Planned(AbstractTimetable):
-    """Steps that are known in advance, in order."""
+    """Steps that are known in advance, in order, and those at which another phase begins."""
 
     steps: tuple[int, ...]
+    switches: tuple[int, ...] = ()
 
     @property
     def room(self) -> int:
-        return len(self.steps)
+        return len(self.steps) + len(self.switches)
 
     def due(self, step: int) -> bool:
         place = bisect_left(self.steps, step)
-        return place < len(self.steps) and self.steps[place] == step
+        return step in self.switches or self.steps[place : place + 1] == (step,)
 
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        pass
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
         pass
 
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps after which the kernel is expected to have changed by a given share."""
+    """Steps after which the kernel is expected to have changed by a given share, and those at which another phase
+    begins: of what is seen there it learns nothing.
+    """
 
     steps: int
     count: int
     change: float
+    switches: tuple[int, ...] = ()
     ahead: int = 0  # from the latest kernel to the next
     next: int = 0
     taken: int = 0
     latest: Float[Tensor, "train out train out_"] | None = None
 
+    checkpointed: ClassVar[tuple[str, ...]] = ("ahead", "next", "taken", "latest")
+
     @property
     def room(self) -> int:
-        return min(self.count, self.steps + 1)
+        return min(self.count, self.steps + 1) + len(self.switches)
 
     def due(self, step: int) -> bool:
-        return step == self.next
+        return step == self.next or step in self.switches
 
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+        if step != self.next:
+            return
         self.taken += 1
-        wanted = step + (1 if self.latest is None else round(self.ahead * self.stretch(kernel, self.latest)))
+        wanted = step + 1
+        if self.latest is not None:
+            changed = float((kernel - self.latest).norm() / self.latest.norm())  # δ
+            times = self.change / changed if changed else FARTHEST
+            times = min(max(times, 1 / FARTHEST), FARTHEST) if isfinite(changed) else 1 / FARTHEST
+            wanted = step + round(self.ahead * times)
         self.next = max(step + 1, wanted, self.soonest(step))
         self.ahead = self.next - step
         self.latest = kernel.clone()
-
-    def stretch(self, kernel: Tensor, before: Tensor) -> float:
-        """How many times as far the next kernel may be."""
-        changed = float((kernel - before).norm() / before.norm())
-        if not isfinite(changed):
-            return 1 / FARTHEST
-        return min(max(self.change / changed, 1 / FARTHEST), FARTHEST) if changed else FARTHEST
 
     def soonest(self, step: int) -> int:
         """Where the next kernel would be if all that remain were log-spaced; the last of them is at the end.
@@ -142,39 +133,9 @@ class Adaptive(AbstractTimetable):
             return self.steps
         return ceil(step * (self.steps / step) ** (1 / left) - 1e-9) if step else 1
 
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"ahead": self.ahead, "next": self.next, "taken": self.taken, "latest": self.latest}
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.ahead, self.next, self.taken = state["ahead"], state["next"], state["taken"]
+        super().restore(state)
         self.latest = state["latest"]
-
-
-@dataclass(frozen=True)
-class AtSwitches(AbstractTimetable):
-    """Some steps more; of what is seen there the timetable learns nothing."""
-
-    timetable: AbstractTimetable
-    switches: tuple[int, ...]
-
-    @property
-    def room(self) -> int:
-        return self.timetable.room + len(self.switches)
-
-    def due(self, step: int) -> bool:
-        return step in self.switches or self.timetable.due(step)
-
-    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        if self.timetable.due(step):
-            self.timetable.saw(step, kernel)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return self.timetable.state
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.timetable.restore(state)
 
 
 # --- What is accumulated along a path, and when kernels are kept.
@@ -296,10 +257,9 @@ class Path(Component):
         """When tangent kernels are kept, and snapshots taken if there are any; also at switches between phases."""
         if self.kernels == "none":
             return Planned(())
-        planned: AbstractTimetable = Adaptive(steps, self.count, self.change)
-        if self.schedule != "adaptive":
-            planned = Planned(self.plan(self.schedule, steps))
-        return AtSwitches(planned, switches) if switches else planned
+        if self.schedule == "adaptive":
+            return Adaptive(steps, self.count, self.change, switches)
+        return Planned(self.plan(self.schedule, steps), switches)
 
     def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
         """The steps of a schedule; the first and the last are always among them.

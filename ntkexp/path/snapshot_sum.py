@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, StepTotals, Tally, contract
-from ntkexp.path.points import Domain, StepBlock
+from ntkexp.path.points import Domain
 from ntkexp.path.step import Step, decay, sizes_of
 
 # --- The exact moments of the loss between two snapshots of the kernel, gathered before the second one is known.
@@ -34,7 +35,7 @@ class Weight(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Moments:
+class Moments(Resumable):
     """Sums over the steps since the latest snapshot, which lies `elapsed` behind."""
 
     pull: Float[Tensor, "train out_"]
@@ -42,6 +43,8 @@ class Moments:
     size: float = 0.0
     late_size: float = 0.0
     elapsed: float = 0.0
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
 
     def add(self, step: Step) -> None:
         """Take in one step."""
@@ -65,18 +68,6 @@ class Moments:
         self.pull.zero_()
         self.late_pull.zero_()
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """The sums, for a checkpoint."""
-        numbers = {"size": self.size, "late_size": self.late_size, "elapsed": self.elapsed}
-        return numbers | {"pull": self.pull, "late_pull": self.late_pull}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the sums of a checkpoint."""
-        self.size, self.late_size, self.elapsed = state["size"], state["late_size"], state["elapsed"]
-        self.pull.copy_(state["pull"])
-        self.late_pull.copy_(state["late_pull"])
-
 
 # --- Cheaper than every step: the kernel at some steps, with exact moments of the loss.
 #
@@ -95,20 +86,8 @@ class Moments:
 # see.
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The turn from snapshot k to k + 1: what each is multiplied with; where k is odd, also all that K_k has been
-    multiplied with, and where it lies between its neighbours.
-    """
-
-    left: Weight
-    right: Weight
-    middle: Float[Tensor, "train out_"] | None
-    position: float
-
-
 @dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(Resumable):
     """The two latest snapshots by one rule, and the error so far."""
 
     integrals: Integrals
@@ -118,47 +97,15 @@ class Track:
     before: Float[Tensor, "probe out train out_"]
     error: Float[Tensor, "probe out train"]
 
-    def take(self, step: Step, block: StepBlock, turn: Turn, tally: Tally) -> None:
-        """A snapshot at one block of points; what its step adds by itself goes to the tally."""
-        weights = step.view.weights
-        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
-        kernel, pulled = block.kernel_and_pull(self.integrals.pieces, step.side, shrinking)
-        own = contract(kernel, step.output_gradient).mul_(-step.step_size)
-        tally.close(block, tally.add(own, step.step_size * kernel) - step.step_size * pulled)
-        before = self.add(block.rows, self.latest[block.rows], self.pulled[block.rows], turn.left)
-        added = before + self.add(block.rows, kernel, pulled, turn.right)
-        self.totals.add(self.totals.edges[-1] - 1, block.rows, added)
-        if turn.middle is not None:
-            missed = self.latest[block.rows] - torch.lerp(self.before[block.rows], kernel, turn.position)
-            self.error[block.rows].add_(contract(missed, turn.middle), alpha=1 / 3)
-        self.before[block.rows] = self.latest[block.rows]
-        self.latest[block.rows] = kernel
-        self.pulled[block.rows] = pulled
+    checkpointed: ClassVar[tuple[str, ...]] = ("integrals", "totals", "latest", "pulled", "before", "error")
 
     def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> Float[Tensor, "chosen out"]:
-        """A snapshot, as often as it counts; all that comes of it."""
+        """Accumulate a snapshot, as often as it counts; all that comes of it."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
         self.integrals.decay[rows].sub_(pulled, alpha=weight.size)
         return -parts.sum(2) - weight.size * pulled
-
-    @property
-    def snapshots(self) -> dict[str, Tensor]:
-        """What is known of the two latest, by name."""
-        return {"latest": self.latest, "pulled": self.pulled, "before": self.before, "error": self.error}
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The sums and the snapshots, for a checkpoint."""
-        return {"integrals": self.integrals.state, "totals": self.totals.state, **self.snapshots}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take those of a checkpoint."""
-        self.integrals.restore(state["integrals"])
-        self.totals.restore(state["totals"])
-        for name, value in self.snapshots.items():
-            value.copy_(state[name])
 
 
 @dataclass(kw_only=True)
@@ -172,6 +119,8 @@ class SnapshotSum(AbstractAccumulator):
     last: int
     taken: int = 0
     span: float = 0.0  # between the two latest
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
 
     @property
     def integrals(self) -> dict[str, Integrals]:
@@ -191,16 +140,33 @@ class SnapshotSum(AbstractAccumulator):
             self.take(step, self.moments.elapsed, step.index)
 
     def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
-        """Take a snapshot, so long after the latest; the stretch of steps between them ends before step `end`."""
+        """Take snapshot K_{k+1}, so long after K_k; the stretch of steps between them ends before step `end`."""
+        # Σ φη and Σ φηℓ′ of the steps in between, for K_k and for K_{k+1}; if k is odd, all that K_k is multiplied with
         left, right = self.moments.share_out(span)
         middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
-        turn = Turn(left, right, middle, self.span / (self.span + span) if span else 1.0)
+        position = self.span / (self.span + span) if span else 1.0  # of K_k between its neighbours
+        weights = step.view.weights
+        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
         tallies = {name: Tally() for name in self.tracks}
         for track in self.tracks.values():
             track.totals.extend(end)
         for block in self.domain.blocks(step.segment):
+            rows = block.rows
             for name, track in self.tracks.items():
-                track.take(step, block, turn, tallies[name])
+                # K_{k+1} and λJ·θ, and what the step adds by itself
+                kernel, pulled = block.kernel(track.integrals.pieces, step.side, shrinking)
+                own = contract(kernel, step.output_gradient).mul_(-step.step_size)
+                summed = own.sum(2)
+                tallies[name].add(block, step.step_size * kernel, own, summed, summed - step.step_size * pulled)
+                # 𝒦 and 𝒮 take in both snapshots
+                before = track.add(rows, track.latest[rows], track.pulled[rows], left)
+                track.totals.add(track.totals.edges[-1] - 1, rows, before + track.add(rows, kernel, pulled, right))
+                if middle is not None:
+                    missed = track.latest[rows] - torch.lerp(track.before[rows], kernel, position)
+                    track.error[rows].add_(contract(missed, middle), alpha=1 / 3)
+                track.before[rows] = track.latest[rows]
+                track.latest[rows] = kernel
+                track.pulled[rows] = pulled
         self.arriving.copy_(right.pull)
         self.span = span
         self.taken += 1
@@ -212,20 +178,3 @@ class SnapshotSum(AbstractAccumulator):
 
     def by_step(self, rule: str) -> StepTotals:
         return self.tracks[rule].totals
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {
-            "tracks": {name: track.state for name, track in self.tracks.items()},
-            "moments": self.moments.state,
-            "arriving": self.arriving,
-            "taken": self.taken,
-            "span": self.span,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name, track in self.tracks.items():
-            track.restore(state["tracks"][name])
-        self.moments.restore(state["moments"])
-        self.arriving.copy_(state["arriving"])
-        self.taken, self.span = state["taken"], state["span"]

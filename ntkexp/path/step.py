@@ -11,7 +11,7 @@ Phase(start=300, stop=500, examples=slice(20, 50, None))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -20,43 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.segment import Segment
 from ntkexp.loss import AbstractLoss
-from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Move, Sizes
-from ntkexp.path.points import AbstractRightSide, NetworkView, Points, right_side, summed, total, unit
+from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
+from ntkexp.path.points import NetworkView, Points, RightSide, summed, total, unit
 from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
-
-# --- The way of a step that is not straight: arcs in weight space, with Gauss nodes on them.
-
-
-class Node(NamedTuple):
-    """A place on an arc, how much of the step the arc takes and how much of the arc the place counts."""
-
-    length: float
-    weight: float
-    view: NetworkView
-    output_gradient: Float[Tensor, "train out"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The arcs of a step, and ℓ′ as a function of the outputs at the training examples."""
-
-    arcs: tuple[Arc, ...]
-    points: Points
-    output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
-
-    def nodes(self, count: int) -> Iterator[Node]:
-        """So many Gauss nodes on every arc, in the order of time."""
-        quadrature = Gauss().quadrature(count, 1, 0)
-        for arc in self.arcs:
-            for piece in quadrature:
-                view = NetworkView(self.points, arc.at(piece.start))
-                yield Node(arc.length, piece.weight, view, self.output_gradient(view.train_outputs))
-
 
 # --- One step of training, which is all that a reading of the path sees, whoever takes it.
 #
@@ -66,6 +36,13 @@ class Curve:
 
 
 IMPULSE_NODES = 3  # of order 6, above that of the arcs
+
+
+class Curve(NamedTuple):
+    """The arcs of a step that is not straight, and ℓ′ as a function of the outputs at the training examples."""
+
+    arcs: tuple[Arc, ...]
+    output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,41 +65,23 @@ class Step:
         """The way, if it is straight."""
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
-    @property
-    def outputs(self) -> Float[Tensor, "point out"]:
-        """f(θ_s) at all points."""
-        return self.view.outputs
-
-    @property
-    def right(self) -> list[Jacobian]:
-        """The features of the training examples at θ_s."""
-        return self.view.right
-
     @cached_property
-    def steered(self) -> list[Jacobian]:
-        """The features of the training examples, each weight's part times its factor of the step size."""
-        return self.steer(self.right)
+    def side(self) -> RightSide:
+        """What kernels of the step are with, each weight's part times its factor of the step size: J(θ_s; xᵢ), or where
+        contributions alone are summed up, the gradients of the examples, Σ_c ℓ′_c J_c, as one output of each.
 
-    def steer(self, features: Iterable[Jacobian]) -> list[Jacobian]:
-        """Each weight's part times its factor of the step size."""
-        if all(factor == 1 for factor in self.factors.values()):
-            return list(features)
-        return [block.scaled(self.factors) for block in features]
-
-    @cached_property
-    def side(self) -> AbstractRightSide:
-        """What kernels of the step are between its points and; of a sketch, the direction of the step is exact."""
-        sketch = self.view.points.sketch
-        if sketch is None:
-            return right_side(None, self.steered)
-        return right_side(sketch, self.steered, unit(total(self.steered, self.output_gradient, self.view.weights)))
-
-    @cached_property
-    def pulled_side(self) -> AbstractRightSide:
-        """What contributions are kernels with: each training example has one output, Σ_c ℓ′_c of its outputs."""
-        pulled = self.steer(self.view.pulled(self.output_gradient))
-        sketch = self.view.points.sketch
-        return right_side(sketch, pulled, None if sketch is None else unit(summed(pulled, self.view.weights)))
+        Of a sketch, the direction of the step is exact.
+        """
+        view, points = self.view, self.view.points
+        blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
+        if any(factor != 1 for factor in self.factors.values()):
+            blocks = [block.scaled(self.factors) for block in blocks]
+        blocks = list(blocks)
+        if points.sketch is None:
+            return RightSide(blocks)
+        weights, pull = view.weights, self.output_gradient
+        gradient = total(blocks, pull, weights) if points.makes_kernels else summed(blocks, weights)
+        return RightSide(blocks, points.sketch, unit(gradient))
 
     @property
     def sizes(self) -> Sizes:
@@ -142,16 +101,23 @@ class Step:
         return torch.stack([node.step_size * node.output_gradient for node in self.nodes(IMPULSE_NODES)]).sum(0)
 
     def nodes(self, count: int) -> Iterator[Step]:
-        """So many places on every arc of a curve: steps that lead nowhere, each as long as its node counts."""
-        for node in self.curve.nodes(count) if self.curve is not None else ():
-            yield replace(
-                self,
-                view=node.view,
-                end=node.view.weights,
-                output_gradient=node.output_gradient,
-                step_size=self.step_size * node.length * node.weight,
-                curve=None,
-            )
+        """So many Gauss nodes on every arc of a curve, in the order of time: steps that lead nowhere, each as long as
+        its node counts.
+        """
+        if self.curve is None:
+            return
+        quadrature = Gauss().quadrature(count, 1, 0)
+        for arc in self.curve.arcs:
+            for piece in quadrature:
+                view = NetworkView(self.view.points, arc.at(piece.start))
+                yield replace(
+                    self,
+                    view=view,
+                    end=view.weights,
+                    output_gradient=self.curve.output_gradient(view.train_outputs),
+                    step_size=self.step_size * arc.length * piece.weight,
+                    curve=None,
+                )
 
 
 def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -> Sizes:
@@ -186,12 +152,12 @@ class Phase:
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
     """Phases one after the other, with so many steps and so many examples each."""
-    found: list[Phase] = []
+    phases: list[Phase] = []
     step = example = 0
     for taken, learned in zip(steps, examples, strict=True):
-        found.append(Phase(step, step + taken, slice(example, example + learned)))
+        phases.append(Phase(step, step + taken, slice(example, example + learned)))
         step, example = step + taken, example + learned
-    return tuple(found)
+    return tuple(phases)
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
@@ -201,7 +167,7 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
 
 # --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
 #
-# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same features that make the right side of the
+# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right side of the
 # kernel. Where there are phases, ℓ′ᵢ is zero for examples of another phase than the step's; each phase draws its
 # batches, and takes its means, as if its examples were all. What the optimizer remembers is carried over from
 # phase to phase.
@@ -232,35 +198,33 @@ class Descent:
 
     def step(self, index: int, weights: Weights, memory: Memory) -> Step:
         """One step."""
+        # ℓ′ at the outputs, and the gradient Σᵢ J(xᵢ)ᵀ ℓ′ᵢ
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
         gradient = summed(view.pulled(output_gradient), weights)
+
+        # both are shortened where the gradient is too long
         clipping = self.optimizer.clipping(gradient)
         if clipping < 1:
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
-        move = self.move(index, weights, gradient, memory)
+
+        # where the optimizer takes the weights; a flow asks for ∇L on its way
+        size = self.size(index)
+        sizes = sizes_of(weights, self.factors, size)
+        move = self.optimizer.move(index, weights, gradient, partial(self.gradient, index), sizes, memory)
         return Step(
             index=index,
             view=view,
             end=move.weights,
             output_gradient=output_gradient,
-            step_size=self.size(index),
+            step_size=size,
             factors=self.factors,
             weight_decay=self.optimizer.weight_decay,
             memory=move.memory,
             clipping=clipping,
-            curve=self.curve(index, move.arcs),
+            curve=Curve(move.arcs, partial(self.output_gradient, index)) if move.arcs else None,
         )
-
-    def move(self, index: int, weights: Weights, gradient: Weights, memory: Memory) -> Move:
-        """Where the optimizer takes the weights with this gradient."""
-        field, sizes = partial(self.gradient, index), sizes_of(weights, self.factors, self.size(index))
-        return self.optimizer.move(index, weights, gradient, field, sizes, memory)
-
-    def curve(self, index: int, arcs: tuple[Arc, ...]) -> Curve | None:
-        """The way of a step that is made of arcs."""
-        return Curve(arcs, self.points, partial(self.output_gradient, index)) if arcs else None
 
     def gradient(self, index: int, weights: Weights) -> Weights:
         """∇L at other weights than those at which a step begins."""
@@ -271,12 +235,7 @@ class Descent:
         """η_s."""
         return self.step_size * self.schedule.factor(index, self.steps)
 
-    @property
-    def weight(self) -> float:
-        """wᵢ of full-batch training on all examples."""
-        return self.weight_of(self.points.train)
-
-    def weight_of(self, examples: int) -> float:
+    def weight(self, examples: int) -> float:
         """wᵢ of a step on so many examples."""
         return self.loss.weight(examples) * self.scale
 
@@ -289,8 +248,7 @@ class Descent:
         derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
         if batch is None and phase.count == self.points.train:
-            return derivative * self.weight
+            return derivative * self.weight(phase.count)
         times = derivative.new_zeros(self.points.train)
         times[phase.examples] = 1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
-        size = phase.count if batch is None else len(batch)
-        return derivative * times[:, None] * self.weight_of(size)
+        return derivative * times[:, None] * self.weight(phase.count if batch is None else len(batch))

@@ -179,13 +179,11 @@ class Sealing:
         self.hash, self.position = sha256(of.encode() + b"\0"), 0
 
     def take(self, content: ReadableBuffer) -> None:
-        """Take in the next bytes."""
         self.hash.update(content)
         self.position += memoryview(content).nbytes
 
     @property
     def digest(self) -> bytes:
-        """Seal all so far."""
         return self.hash.digest()
 
     @property
@@ -195,7 +193,6 @@ class Sealing:
 
 
 def seal(content: ReadableBuffer, of: str = "") -> bytes:
-    """Seal bytes at hand."""
     sealing = Sealing(of)
     sealing.take(content)
     return sealing.digest
@@ -237,13 +234,10 @@ def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
 
 
 class SealedFile:
-    """A file whose seal is written behind its content."""
-
     def __init__(self, file: BinaryIO, of: str) -> None:
         self.file, self.sealing = file, Sealing(of)
 
     def write(self, content: ReadableBuffer) -> int:
-        """Write the next bytes."""
         self.sealing.take(content)
         return self.file.write(content)
 
@@ -281,7 +275,6 @@ AGAIN = "the command that wrote it writes it again"
 
 
 def to_text(value: Json) -> str:
-    """Write a value as JSON text."""
     return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -291,7 +284,6 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds."""
     try:
         refuse_special(path, str(path), LARGEST)
         return path.read_bytes()
@@ -300,7 +292,6 @@ def read_bytes(path: Path) -> bytes:
 
 
 def as_object(content: bytes, path: Path) -> dict[str, Any]:
-    """The object that a file holds as JSON."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -456,7 +447,6 @@ class SealedLog:
         return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
 
     def seal(self, *content: memoryview | bytes) -> bytes:
-        """Seal the next entry, in its place behind those before."""
         sealing = Sealing(f"{self.of} {len(self)}")
         for part in (*self.seals[-1:], *content):
             sealing.take(part)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
@@ -30,7 +29,7 @@ WHOLE = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One look at a claim has come to this."""
+    """What one look at a claim came to."""
 
     verdict: str
     figure: float
@@ -45,7 +44,6 @@ class Judgement:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The judgement is plain data."""
         found: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
         found |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
         return found | {"draws": self.draws, "note": self.note}
@@ -53,7 +51,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """A claim was judged."""
+    """A claim that was judged."""
 
     path: Path
     name: str
@@ -67,21 +65,19 @@ class ClaimRecord:
 
     @property
     def cpu_minutes(self) -> float:
-        """One core alone takes so long for its runs; NaN where nobody counted it."""
+        """The minutes that one core alone takes for its runs; NaN where nobody counted them."""
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
-        """One core alone takes so long for the runs of a look."""
+        """The same for the runs of a look."""
         return read_timings(self.path / TIMINGS).get(part, Took(math.nan)).processor / 60
 
     @property
     def main(self) -> Judgement:
-        """The first look is the claim's own."""
         return self.looks["main"]
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The record is plain data."""
         found: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
         found |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
         return found | {"looks": {name: look.fields for name, look in self.looks.items()}}
@@ -100,26 +96,24 @@ def of_claim(path: Path, name: str) -> str:
 
 
 def write_claim(claim: ClaimRecord) -> None:
-    """Write the record whole, or not at all."""
     write_atomically(claim.path / VERDICT, sealed_text(claim.fields, of_claim(claim.path, VERDICT)))
 
 
 def read_claim_record(path: Path) -> ClaimRecord:
-    """Read the record in a claim's folder."""
     found = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
-        looks = {str(name): judgement_of(look) for name, look in found.pop("looks").items()}
+        looks = {}
+        for name, fields in found.pop("looks").items():
+            # a number that JSON could not write is NaN
+            figure, low, high = (
+                math.nan if number is None else float(number) for number in (fields["figure"], *fields["interval"])
+            )
+            rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
+            seeds = tuple(map(int, fields["seeds"]))
+            looks[str(name)] = Judgement(figure=figure, low=low, high=high, seeds=seeds, **rest)
         return ClaimRecord(path=path, looks=looks, **found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Mistake(f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})") from error
-
-
-def judgement_of(fields: Mapping[str, Any]) -> Judgement:
-    """Read one look; a number that JSON could not write is NaN."""
-    low, high = (math.nan if end is None else float(end) for end in fields["interval"])
-    figure = math.nan if fields["figure"] is None else float(fields["figure"])
-    rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
-    return Judgement(figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest)
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
@@ -154,7 +148,6 @@ class Exhibit:
 
 
 def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
-    """Write it whole, or not at all."""
     rows: Sequence[Sequence[float | str | None]] = exhibit.rows
     fields = {"caption": exhibit.caption, "columns": list(exhibit.columns), "rows": [list(row) for row in rows]}
     write_atomically(folder / EXHIBIT, sealed_text(fields, of_claim(folder, EXHIBIT)))

@@ -197,7 +197,6 @@ class LeaveOut:
 
 
 def write_leave_out(path: Path, found: LeaveOut) -> None:
-    """Write what was predicted and what came of it."""
     store = create_store(path)
     put_array(store, "predicted", np.asarray(found.predicted, dtype=np.float64), CHANGES, {})
     put_array(store, "actual", np.asarray(found.actual, dtype=np.float64), CHANGES, {})
@@ -210,7 +209,6 @@ def write_leave_out(path: Path, found: LeaveOut) -> None:
 
 
 def read_leave_out(path: Path) -> LeaveOut:
-    """Read it as it was written."""
     store = open_store(path)
     parts = ("example", "count", "influential", "probe", "predicted", "actual")
     everyone, counts, kinds, probe, predicted, actual = (np.asarray(get_array(store, part)[...]) for part in parts)

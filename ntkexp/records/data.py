@@ -30,7 +30,6 @@ from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
 
 def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-    """Write the arrays, whole or not at all."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     write_atomically(path, buffer.getvalue())
@@ -86,7 +85,6 @@ class Trajectory:
             os.posix_fallocate(file.fileno(), 0, self.room)
 
     def write(self, row: int, numbers: NDArray[Any]) -> None:
-        """Put a row into its place."""
         with self.path.open("r+b") as file:
             content = np.ascontiguousarray(numbers, dtype=self.kind)
             file.seek(row * self.row_bytes)
@@ -94,7 +92,6 @@ class Trajectory:
             file.write(self.seal(row, content.data))
 
     def read(self, row: int) -> NDArray[Any]:
-        """A row that was written."""
         content = bytearray(self.row_bytes)
         with self.path.open("rb") as file:
             file.seek(row * self.row_bytes)
@@ -105,7 +102,6 @@ class Trajectory:
         return np.frombuffer(numbers, self.kind)
 
     def seal(self, row: int, numbers: memoryview) -> bytes:
-        """Seal a row in its place."""
         return seal(numbers, f"{self.of} {row}")
 
     def secure(self) -> None:

@@ -60,7 +60,6 @@ def package_version() -> str:
 
 
 def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
-    """Write a command line for a shell."""
     return shlex.join(["ntkexp", name, *words, *options])
 
 
@@ -146,6 +145,9 @@ OURS = re.compile(
 )
 """The files that may lie in a run folder, by their places there."""
 
+SOMETIMES = ("retraced.csv",)
+"""Files that not every run has: in a run that wrote none, they are those of another."""
+
 State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
 
 
@@ -155,8 +157,6 @@ class Held(Mistake):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run has its place here."""
-
     path: Path
 
     # --- What has become of the run
@@ -207,6 +207,7 @@ class RunFolder:
             return strange
         wrong = [name for name, size in done["sizes"].items() if surplus and size_of(self.path / name) != size]
         wrong = wrong or broken(self.path, done["seals"], largest)
+        wrong = wrong or [name for name in SOMETIMES if name not in done["sizes"] and (self.path / name).exists()]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
     # --- Whose it is, and the seals of its files
@@ -271,11 +272,9 @@ class RunFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file, whole or not at all."""
         write_atomically(self.path / name, content)
 
     def write_json(self, name: str, value: Json) -> None:
-        """Write a JSON file, whole or not at all."""
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
@@ -291,7 +290,6 @@ class RunFolder:
         return read_sealed(self.path / name, self.sealed_for(name))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that holds an object."""
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:

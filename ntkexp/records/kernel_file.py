@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,7 +98,6 @@ class Tiling:
         return count * (across + self.owns(row, column))
 
     def mirrored(self, row: int, column: int) -> bool:
-        """Whether the tile has a mirror image."""
         return row != column and row < self.shape[1]
 
     def owns(self, row: int, column: int) -> bool:
@@ -193,19 +192,13 @@ def check_attributes(path: Path) -> None:
     """Refuse a store that is none of ours, or not as it was begun."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
-    seals = own_seals(path)
-    if wrong := [GROUP] if seals is None else broken(path, seals):
-        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
-
-
-def own_seals(path: Path) -> Seals | None:
-    """The seals of what was written when the file was begun; none, if its attributes are not as they were."""
-    try:
+    seals: Seals | None = None  # of what was written when the file was begun, if its attributes are as they were
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
         found = store["attributes"].pop(SEAL)
-        return store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        seals = store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
+    if wrong := [GROUP] if seals is None else broken(path, seals):
+        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
 
 
 # --- A kernel by itself: a store that is filled tile by tile, and knows what it is of.
@@ -226,18 +219,14 @@ def own_seals(path: Path) -> Seals | None:
 
 @dataclass(frozen=True)
 class KernelMatrix:
-    """A kernel file that exists."""
-
     path: Path
 
     @cached_property
     def store(self) -> zarr.Group:
-        """The arrays of the file."""
         return open_store(self.path, write=True)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The attributes of the file."""
         facts = dict(self.store.attrs)
         if missing := {"identity", "description", "kernels", "splits", "classes", "side"} - facts.keys():
             raise Mistake(f"{self.path} is no kernel file: it lacks {', '.join(sorted(missing))}")
@@ -245,7 +234,6 @@ class KernelMatrix:
 
     @cached_property
     def layout(self) -> Layout:
-        """The shapes of the arrays."""
         kernels = tuple(map(str, self.facts["kernels"]))
         place = get_array(self.store, kernels[0])
         points, outputs, train, _ = place.shape
@@ -253,7 +241,6 @@ class KernelMatrix:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the kernel is of."""
         found: dict[str, Any] = json.loads(self.facts["description"])
         return found
 
@@ -333,7 +320,6 @@ class KernelMatrix:
             write_atomically(self.marks(row), done.tobytes())
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
-        """Read rows of any array."""
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
@@ -345,7 +331,6 @@ class KernelMatrix:
 
 
 def open_matrix(path: Path) -> KernelMatrix:
-    """Open a kernel file, finished or not."""
     if not path.is_dir():
         raise Mistake(f"{path} is no kernel file: it {'is a file' if path.exists() else 'does not exist'}")
     check_attributes(path)

@@ -34,7 +34,6 @@ def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.G
 
 
 def open_store(path: Path, *, write: bool = False) -> zarr.Group:
-    """Open a store that exists."""
     try:
         return zarr.open_group(path, mode="r+" if write else "r", zarr_format=3)
     except (OSError, ValueError, KeyError) as error:
@@ -42,7 +41,6 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
 
 
 def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
-    """Find an array of the store by its name."""
     found = store.get(name)
     if not isinstance(found, zarr.Array):
         raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
@@ -104,7 +102,6 @@ def put_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: 
 
 
 def rows_at_once(array: ManyRows, dtype: np.dtype[Any]) -> int:
-    """How many rows of an array go into a chunk."""
     count, *others = array.shape
     return max(1, min(count, LARGEST_CHUNK // max(1, prod(others) * dtype.itemsize)))
 
@@ -229,11 +226,6 @@ def read_snapshot(path: Path, index: int) -> Kernel:
     name = kept_name(path)
     found = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return found[:, None, :, None] if name == TRACE else found
-
-
-def read_array(path: Path, name: str) -> NDArray[np.float64]:
-    """Read a whole array of the store."""
-    return np.asarray(get_array(open_store(path), name)[...], dtype=np.float64)
 
 
 # --- predictions.zarr: what the network and every kernel machine say at every point.

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Sealing, sealing_of, write_atomically
@@ -154,13 +154,17 @@ class Result:
 COLUMNS = tuple(field.name for field in fields(Result))
 
 
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> str:
+    """Write rows under their headings, with every digit."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([cell(value) for value in row] for row in (header, *rows))
+    return text.getvalue()
+
+
 def write_results(path: Path, results: Iterable[Result]) -> None:
     """Write the whole table, or nothing."""
-    text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    rows.writerows([cell(value) for value in astuple(result)] for result in results)
-    write_atomically(path, text.getvalue())
+    write_atomically(path, csv_text(COLUMNS, map(astuple, results)))
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
@@ -170,32 +174,19 @@ def read_results(path: Path) -> tuple[Result, ...]:
             rows = csv.DictReader(file, restval=None, strict=True)
             if tuple(rows.fieldnames or ()) != COLUMNS:
                 raise Mistake(f"{path} is damaged: its columns are not {', '.join(COLUMNS)}")
-            return tuple(parse(row) for row in rows)
+            return tuple(read_row(row) for row in rows)
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {error}") from error
 
 
-def parse(row: Mapping[str, str]) -> Result:
-    """Read one line of the file."""
-    return Result(
-        split=of_cell(row["split"]),
-        machine=of_cell(row["machine"]),
-        detail=of_cell(row["detail"]),
-        relative_error=number(row["relative_error"]),
-        floor=number(row["floor"]),
-        max_error=number(row["max_error"]),
-        agreement=number(row["agreement"]),
-        r2=number(row["r2"]),
-        note=of_cell(row["note"]),
-        control={"True": True, "False": False}[row["control"]],
-    )
-
-
-def number(text: str) -> float | None:
-    """Read a cell's number; an empty cell has none."""
-    return float(text) if text else None
+def read_row(row: Mapping[str, str]) -> Result:
+    found: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
+    found |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
+    numbers = ("relative_error", "floor", "max_error", "agreement", "r2")
+    found |= {name: float(row[name]) if row[name] else None for name in numbers}
+    return Result(**found)
 
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
@@ -218,16 +209,13 @@ class Took:
     def __add__(self, other: Took) -> Took:
         return Took(self.wall + other.wall, self.processor + other.processor)
 
-    @property
-    def cells(self) -> str:
-        """Both numbers as they are written."""
-        return f"{self.wall:.6f}," + ("" if math.isnan(self.processor) else f"{self.processor:.6f}")
-
 
 def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
     """Write the whole table, or nothing."""
-    rows = "".join(f"{what},{took.cells}\n" for what, took in parts.items())
-    write_atomically(path, f"what,seconds,processor\n{rows}")
+    lines = ["what,seconds,processor\n"]
+    for what, took in parts.items():
+        lines.append(f"{what},{took.wall:.6f},{'' if math.isnan(took.processor) else f'{took.processor:.6f}'}\n")
+    write_atomically(path, "".join(lines))
 
 
 def read_timings(path: Path) -> dict[str, Took]:

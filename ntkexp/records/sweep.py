@@ -41,12 +41,10 @@ class Expected:
 
     @property
     def low(self) -> float:
-        """Where the range begins."""
         return -math.inf if self.bound == "upper" else self.value - self.margin
 
     @property
     def high(self) -> float:
-        """Where the range ends."""
         return math.inf if self.bound == "lower" else self.value + self.margin
 
 
@@ -65,7 +63,6 @@ class Fit(Component):
 
     @property
     def expected(self) -> Expected | None:
-        """What the exponent is compared with."""
         return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
 
 
@@ -107,14 +104,8 @@ class SweepRun:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The run as plain data; outputs may be moved elsewhere, so a folder goes by its name."""
-        known: dict[str, Json] = {
-            "axes": dict(self.axes),
-            "seed": self.seed,
-            "state": self.state,
-            "reason": self.reason,
-        }
-        return {"folder": self.folder.name, **known}
+        known: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
+        return {"folder": self.folder.name, "axes": dict(self.axes), **known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +123,6 @@ class Sweep:
 
     @property
     def fields(self) -> dict[str, Json]:
-        """The sweep is plain data."""
         asked = resolved(self.axes, self.seeds, self.base, self.fits)
         return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
 
@@ -157,11 +147,21 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a record; one that is damaged is a mistake."""
     found = read_sealed(path, path.name)
     try:
         axes = {str(key): tuple(map(level, values)) for key, values in found["axes"].items()}
-        runs = [run_of(row, axes, path) for row in found["runs"]]
+        runs = [
+            SweepRun(
+                folder=folder_of(Path(row["folder"]), path),
+                axes={key: level(row["axes"][key]) for key in axes},
+                seed=int(row["seed"]),
+                state=str(row["state"]),
+                reason=str(row.get("reason") or ""),
+            )
+            for row in found["runs"]
+        ]
+        # point by point along each axis, and seed by seed
+        runs.sort(key=lambda run: ([values.index(run.axes[key]) for key, values in axes.items()], run.seed))
         return Sweep(
             path=path,
             name=str(found["name"]),
@@ -170,22 +170,11 @@ def read_sweep(path: Path) -> Sweep:
             seeds=tuple(map(int, found.get("seeds", ()))),
             base=tuple(map(str, found.get("base", ()))),
             fits=tuple(map(Fit.model_validate, found.get("fits", ()))),
-            runs=tuple(sorted(runs, key=lambda run: (order(run, axes), run.seed))),
+            runs=tuple(runs),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"{path} is damaged: it does not tell of a sweep ({reason})") from error
-
-
-def run_of(row: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> SweepRun:
-    """Read one of a record's runs."""
-    return SweepRun(
-        folder=folder_of(Path(row["folder"]), path),
-        axes={key: level(row["axes"][key]) for key in axes},
-        seed=int(row["seed"]),
-        state=str(row["state"]),
-        reason=str(row.get("reason") or ""),
-    )
 
 
 def folder_of(folder: Path, path: Path) -> Path:
@@ -193,11 +182,6 @@ def folder_of(folder: Path, path: Path) -> Path:
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     tried = (outputs / folder, outputs / "runs" / folder.name)
     return next((there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1])
-
-
-def order(run: SweepRun, axes: Mapping[str, tuple[Level, ...]]) -> list[int]:
-    """Where a run stands along each axis."""
-    return [values.index(run.axes[key]) for key, values in axes.items()]
 
 
 def level(value: object) -> Level:

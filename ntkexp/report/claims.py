@@ -1,4 +1,4 @@
-"""What claims come to together: counts, and which verdicts stand by Holm's correction over all of them.
+"""Claims as tables, and what they come to together: counts, and which verdicts stand by Holm's correction over all.
 
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th stands while 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
@@ -14,11 +14,59 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ntkexp.records.claim import ClaimRecord
-from ntkexp.text import counted, listed
+from ntkexp.records.claim import ClaimRecord, Judgement
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import MISSING, counted, listed, short
 
 LEVEL = 0.05
 VERDICTS = ("supported", "refuted", "undecided")
+
+ON_TERMINAL = (
+    *("claim", "verdict", "figure", "95 % interval", "first expected"),
+    *("control", "second look", "CPU minutes"),
+)
+
+
+def tabulate_claims(records: Sequence[ClaimRecord]) -> Table:
+    """Give a row per claim; `stands` says whether the verdict survives Holm's correction over all of them."""
+    text = {name: Column(name, number=False) for name in ("claim", "verdict", "stands", "control", "second look")}
+    columns = (
+        *(text["claim"], text["verdict"], text["stands"], Column("figure"), Column("low"), Column("high")),
+        *(Column("95 % interval"), text["control"], text["second look"]),
+        Column("CPU minutes", spell=lambda minutes: MISSING if math.isnan(minutes) else f"{minutes:.1f}"),
+        *(Column(name, number=False) for name in ("size", "source", "expected", "digest")),
+        Column("first expected", number=False, heading="expected"),
+    )
+    rows = []
+    for record, stands in zip(records, standing(chances(records)), strict=True):
+        main = record.main
+        verdict_stands = MISSING if main.verdict == "undecided" else "yes" if stands else "no"
+        rows.append((
+            *(record.name, main.verdict, verdict_stands, main.figure, main.low, main.high, interval(main)),
+            *(record.looks["control"].verdict, record.looks["second"].verdict, record.cpu_minutes),
+            *(record.size, record.source, main.expected, record.digest, shortened(main.expected)),
+        ))  # fmt: skip
+    return Table(columns, tuple(rows))
+
+
+def format_claims(records: Sequence[ClaimRecord]) -> str:
+    """Write a line for each claim, for a terminal."""
+    return format_text(tabulate_claims(records).select(*ON_TERMINAL))
+
+
+def interval(judged: Judgement) -> str:
+    """Spell an interval."""
+    return f"{short(judged.low)} to {short(judged.high)}"
+
+
+def shortened(expected: str) -> str:
+    """Leave the parts but the first to the page.
+
+    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
+    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
+    """
+    first, *others = expected.split("; ")
+    return f"{first}, and {len(others)} more" if others else first
 
 
 def summary(records: Sequence[ClaimRecord]) -> str:

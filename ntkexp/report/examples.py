@@ -17,10 +17,6 @@ from ntkexp.records.results import RETRACED
 from ntkexp.report.run import Run
 from ntkexp.text import listed, percent, printable, short, shown_name
 
-# --- What a run says of its examples: which class or values they have, and when they are learned, in names for
-# readers.
-
-
 FEW = 8  # numbers of a row that are shown
 PHASE_CLASSES = "phase_classes"
 
@@ -71,29 +67,24 @@ def phase_of(run: Run, split: str, number: int) -> int | None:
 def class_name(run: Run, target: int, phase: int | None) -> str:
     """Name a class as its phase does, where phases share the outputs."""
     shared = run.data.get(PHASE_CLASSES)
-    return shown_name(
-        str(run.data["classes"][target] if phase is None or shared is None else shared[phase - 1, target])
-    )
+    name = run.data["classes"][target] if phase is None or shared is None else shared[phase - 1, target]
+    return shown_name(str(name))
 
 
 def example(run: Run, split: str, number: int) -> Example:
-    """Read one example of a split."""
+    """Read one example of a split; one of a loop that was followed has a name, and its text or numbers for a target."""
+    shown = run.data[f"{split}_shown"][number]
     if f"{split}_name" in run.data:
-        return followed_example(run, split, number)
+        name = shown_name(str(run.data[f"{split}_name"][number]))
+        if f"{split}_text" in run.data:
+            words = str(run.data[f"{split}_text"][number]).split()
+            return Example(number, name, shown, " ".join(map(printable, words)))
+        some = " ".join(short(float(value)) for value in shown[:FEW]) if shown.ndim == 1 else ""
+        return Example(number, name, shown, f"{some} …" if some and len(shown) > FEW else some)
     target, phase = run.data[f"{split}_target"][number], phase_of(run, split, number)
     values = " ".join(short(float(value)) for value in np.atleast_1d(target))
     name = class_name(run, target, phase) if len(run.data["classes"]) else values
-    return Example(int(run.data[f"{split}_index"][number]), name, run.data[f"{split}_shown"][number], phase=phase)
-
-
-def followed_example(run: Run, split: str, number: int) -> Example:
-    """Read an example of a loop that was followed: it has a name, and its text or numbers in place of a target."""
-    row, name = run.data[f"{split}_shown"][number], shown_name(str(run.data[f"{split}_name"][number]))
-    if f"{split}_text" in run.data:
-        words = str(run.data[f"{split}_text"][number]).split()
-        return Example(number, name, row, " ".join(map(printable, words)))
-    some = " ".join(short(float(value)) for value in row[:FEW]) if row.ndim == 1 else ""
-    return Example(number, name, row, f"{some} …" if some and len(row) > FEW else some)
+    return Example(int(run.data[f"{split}_index"][number]), name, shown, phase=phase)
 
 
 # --- Which training examples somebody means: by place, number in the source, name, class or influence.
@@ -113,7 +104,7 @@ FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, cl
 
 
 def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
-    """Find the places of the examples that are meant; `influence` is asked for where it decides."""
+    """The places of the examples that are meant; `influence` is asked for where it decides."""
     count = len(run.data["train_index"])
     found: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -126,76 +117,52 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
 
 
 def find_places(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
-    """Find the places of one word."""
+    """The places of one word."""
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:
-        return find_class(run, rest)
+        classes = [str(each) for each in run.data["classes"]]
+        if not classes:
+            raise WrongArgument(f"without={word}: the targets of {run.name} are no classes", "without")
+        if rest not in classes:
+            near = nearest(rest, classes) or f"; there are {', '.join(classes[:12])}"
+            raise WrongArgument(f"without={word}: there is no such class{near}", "without")
+        return [int(k) for k in np.flatnonzero(run.data["train_target"] == classes.index(rest))]
     if kind == "top" and rest:
-        return find_top(word, count, influence)
-    if re.fullmatch(r"\d+\.\.\d+", word):
-        first, last = map(int, word.split(".."))
-        if last < first:
-            raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
-        return find_ids(run, word, first, last) or range(first, check_place(last, word, count) + 1)
-    if re.fullmatch(r"\d+", word):
-        return find_ids(run, word, int(word), int(word)) or [check_place(int(word), word, count)]
-    if re.fullmatch(r"#\d+", word):
-        return find_in_source(run, word)
+        if not rest.isdigit() or not 0 < int(rest) <= count:
+            raise WrongArgument(f"without={word}: top takes a number from 1 to {count}", "without")
+        return [int(k) for k in np.argsort(-influence(), kind="stable")[: int(rest)]]
+    if numbers := re.fullmatch(r"(\d+)(?:\.\.(\d+))?", word):
+        return find_numbers(run, word, int(numbers[1]), int(numbers[2] or numbers[1]), count)
     return find_name(run, word)
 
 
-def find_ids(run: Run, word: str, first: int, last: int) -> list[int]:
-    """Find the examples whose ids are numbers from the first to the last; none, if theirs are no such."""
-    if not has_names(run):
-        return []
-    names = example_names(run)
-    if not all(name.isdecimal() for name in names):
-        return [k for k, name in enumerate(names) if name == word]  # a digest may have no letters
-    found = [k for k, name in enumerate(names) if first <= int(name) <= last]
-    if not found:
-        raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
-    return found
-
-
-def check_place(number: int, word: str, count: int) -> int:
-    """Take a place, if there is such a one."""
-    if number >= count:
-        said = f"without={word}: the training examples have places 0 to {count - 1}"
-        raise WrongArgument(f"{said}; write #{number} if you mean a number in the source", "without")
-    return number
-
-
-def find_in_source(run: Run, word: str) -> list[int]:
-    """Find the examples of a number in the source."""
-    found = [k for k, name in enumerate(example_names(run)) if name == word[1:]]
-    found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
-    if not found:
-        raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
-    return list(map(int, found))
-
-
-def find_class(run: Run, name: str) -> list[int]:
-    """Find the examples of a class."""
-    classes = [str(each) for each in run.data["classes"]]
-    if not classes:
-        raise WrongArgument(f"without=class:{name}: the targets of {run.name} are no classes", "without")
-    if name not in classes:
-        near = nearest(name, classes) or f"; there are {', '.join(classes[:12])}"
-        raise WrongArgument(f"without=class:{name}: there is no such class{near}", "without")
-    return [int(k) for k in np.flatnonzero(run.data["train_target"] == classes.index(name))]
-
-
-def find_top(word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
-    """Find the examples of most influence, most of all first."""
-    number = word.removeprefix("top:")
-    if not number.isdigit() or not 0 < int(number) <= count:
-        raise WrongArgument(f"without={word}: top takes a number from 1 to {count}", "without")
-    return [int(k) for k in np.argsort(-influence(), kind="stable")[: int(number)]]
+def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
+    """The examples from the first to the last: by ids, where these are numbers, else by places."""
+    if last < first:
+        raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
+    if has_names(run):
+        names = example_names(run)
+        if all(name.isdecimal() for name in names):
+            if found := [k for k, name in enumerate(names) if first <= int(name) <= last]:
+                return found
+            raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
+        if found := [k for k, name in enumerate(names) if name == word]:  # a digest may have no letters
+            return found
+    if last >= count:
+        text = f"without={word}: the training examples have places 0 to {count - 1}"
+        raise WrongArgument(f"{text}; write #{last} if you mean a number in the source", "without")
+    return range(first, last + 1)
 
 
 def find_name(run: Run, word: str) -> list[int]:
-    """Find the example of a name, or of a name that begins so."""
+    """The example of a name, or of a name that begins so; #17: of a number in the source."""
     names = example_names(run)
+    if re.fullmatch(r"#\d+", word):
+        found = [k for k, name in enumerate(names) if name == word[1:]]
+        found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+        if not found:
+            raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
+        return list(map(int, found))
     found = [k for k, name in enumerate(names) if name == word]
     found = found or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
     if not found:
@@ -228,41 +195,30 @@ def has_names(run: Run) -> bool:
 
 
 def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
-    """Find the share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
+    """The share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
     if (seen := run.by_rule(HALF_BY, rule)) is not None:
         return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
+    found = np.full(run.kernels.sizes["train"], np.nan)
     gradients = run.kernels.get("output_gradient")
     unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
     if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
-        return np.full(run.kernels.sizes["train"], np.nan)
+        return found
+    # m_i at the steps of the kernels that were kept, [step, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
     kernel = run.kernels["tangent"].isel(probe=point, out=out).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
-    known = (own_phase(run, steps, i) for i in range(mass.shape[1]))
-    return np.array([half_within(times, mass[:, i], own) for i, own in enumerate(known)])
-
-
-def own_phase(run: Run, steps: NDArray[np.int64], example: int) -> slice:
-    """Find those of the kept kernels, from where on an example is learned to where that ends: all, without phases."""
-    if "train_phase" not in run.data:
-        return slice(None)
-    own = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
-    if own.empty:
-        return slice(0, 0)
-    return slice(*np.searchsorted(steps, [own.iloc[0], own.iloc[-1] + 2]).tolist())
-
-
-def half_within(times: NDArray[np.float64], mass: NDArray[np.float64], own: slice) -> float:
-    """Find where half of an integral over some of its range lies, as a share of all of it.
-
-    >>> half_within(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 9.0]), slice(0, 2))
-    0.25
-    """
-    if not len(times[own]) or times[-1] <= times[0]:
-        return float("nan")
-    length = times[own][-1] - times[own][0]
-    return float((times[own][0] - times[0] + half(times[own], mass[own]) * length) / (times[-1] - times[0]))
+    for i in range(len(found)):
+        own = slice(None)  # where there are phases, from where the example is learned to where that ends
+        if "train_phase" in run.data:
+            learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][i]]
+            if learned.empty:
+                continue
+            own = slice(*np.searchsorted(steps, [learned.iloc[0], learned.iloc[-1] + 2]).tolist())
+        if len(there := times[own]) and times[-1] > times[0]:
+            middle = there[0] - times[0] + half(there, mass[own, i]) * (there[-1] - there[0])
+            found[i] = middle / (times[-1] - times[0])
+    return found
 
 
 def half(times: NDArray[np.float64], mass: NDArray[np.float64]) -> float:

@@ -66,42 +66,40 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run folder is in this state, and says this of itself."""
+    """A run folder, its state, and what became of it in words."""
 
     path: Path
     state: str
     config: Mapping[str, object]
-    said: str
+    outcome: str
 
     @property
     def facts(self) -> dict[str, str]:
-        """A filter can ask for these."""
+        """What a filter can ask for."""
         return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
 
 
 def found_runs(folder: Path) -> list[FoundRun]:
-    """Find every run folder in a folder, by name."""
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [found_run(path) for path in paths if looks_like_a_run(path)]
-
-
-def found_run(path: Path) -> FoundRun:
-    """Look into a run folder; what cannot be read of it is said in its place."""
-    folder = RunFolder(path)
-    defect = folder.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
-    state = folder.state_by(defect)
-    try:
-        if defect is not None and folder.vouching:
-            folder.check(CONFIG)
-        refuse_other_version(path)
-        config, damage = flat(read_object(path / CONFIG)), ""
-    except Mistake as mistake:
-        config, damage = {}, str(mistake)
-    return FoundRun(path, state, config, damage or outcome_in_words(folder, state, defect))
+    """Every run folder in a folder, by name."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not looks_like_a_run(path):
+            continue
+        run = RunFolder(path)
+        defect = run.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
+        state = run.state_by(defect)
+        try:
+            if defect is not None and run.vouching:
+                run.check(CONFIG)
+            refuse_other_version(path)
+            found.append(FoundRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
+        except Mistake as mistake:
+            found.append(FoundRun(path, state, {}, str(mistake)))
+    return found
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """Say the outcome of a run that is done, how far another has come, or what it broke at."""
+    """The outcome of a run that is done, how far another has come, or what it broke at."""
     path = folder.path
     try:
         if (path / DONE).is_file():
@@ -144,7 +142,9 @@ def matches(found: str | None, wanted: str) -> bool:
 def tabulate_runs(found: Sequence[FoundRun]) -> Table:
     """Give the runs with their states, what sets them apart, and what became of them."""
     keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
-    rows = [[one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.said] for one in found]
+    rows = [
+        [one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.outcome] for one in found
+    ]
     return tabulate(["run", "state", *keys, "outcome"], rows)
 
 

@@ -1,10 +1,11 @@
-"""A sweep as a reader sees it: how far its axes go, its laws and the means at its points, in few columns."""
+"""What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read; what was run
+and what came out, in two sentences; and a sweep in few columns.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +15,11 @@ import pandas as pd
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import looks_like_a_run
 from ntkexp.records.sweep import Sweep, read_sweep
-from ntkexp.report.analysis.laws import allowed
+from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
-from ntkexp.report.run import Run, describe, load_tables
+from ntkexp.report.run import Run, describe, load_runs
 from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
-from ntkexp.text import listed
+from ntkexp.text import listed, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
@@ -46,7 +47,9 @@ def extent(sweep: Sweep) -> str:
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     """Give the laws, each number in words, with the name to be used in commands."""
-    found, words = analysis.fits.assign(theory=pd.Series(map(allowed, analysis.laws), dtype=object)), []
+    expected = [law.fit.expected for law in analysis.laws]
+    theory = [None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected]
+    found, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
     for name in map(str, found["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")
@@ -71,8 +74,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     return found
 
 
-# --- What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read; and what
-# was run and what came out, in two sentences.
+# --- What a report speaks of.
 
 
 class NothingLeft(Mistake):
@@ -81,7 +83,7 @@ class NothingLeft(Mistake):
 
 @dataclass(frozen=True)
 class Material:
-    """Runs can be read, sweeps say something, and the rest was left out for a reason."""
+    """Runs that can be read, sweeps of them, and why the rest was left out."""
 
     runs: tuple[Run, ...]
     analyses: tuple[Analysis, ...]
@@ -89,7 +91,7 @@ class Material:
 
     @cached_property
     def by_folder(self) -> dict[Path, Run]:
-        """The runs go by where they lie."""
+        """The runs by where they lie."""
         return {run.path: run for run in self.runs}
 
     @property
@@ -104,17 +106,24 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
     none.
     """
+    places = [found for name in named for found in places_of(name, outputs)] or list(inside(outputs))
     left_out: list[str] = []
-    places = [found for name in named for found in look_up(name, outputs)] or list(inside(outputs))
-    sweeps = list(readable((path for path in dict.fromkeys(places) if path.suffix == ".json"), left_out))
-    folders = [path for path in places if path.suffix != ".json"]
-    wanted = [place.folder for sweep in sweeps for place in sweep.runs]
-    runs: dict[Path, Run] = {}
-    standing = {place.folder: place.standing for sweep in sweeps for place in sweep.runs if place.state != "done"}
+    sweeps: list[Sweep] = []
+    for path in dict.fromkeys(places):
+        if path.suffix == ".json":
+            try:
+                sweeps.append(read_sweep(path))
+            except Mistake as mistake:
+                left_out.append(str(mistake))
+
+    # Runs of sweeps, and those that were named, each once: a folder may be a link to another
+    swept = [run for sweep in sweeps for run in sweep.runs]
+    standing = {run.folder: run.standing for run in swept if run.state != "done"}
     unique: dict[Path, Path] = {}
-    for folder in [*wanted, *folders]:
-        unique.setdefault(Path(os.path.realpath(folder)), folder)  # which a link to itself may be
-    for folder, found in zip(unique.values(), loaded(unique.values()), strict=True):
+    for folder in [*(run.folder for run in swept), *(path for path in places if path.suffix != ".json")]:
+        unique.setdefault(Path(os.path.realpath(folder)), folder)
+    runs: dict[Path, Run] = {}
+    for folder, found in zip(unique.values(), load_runs(unique.values()), strict=True):
         if isinstance(found, Mistake):
             left_out.append(standing.get(folder, str(found)))
         else:
@@ -125,22 +134,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     return Material(tuple(runs.values()), analyses, tuple(left_out))
 
 
-def loaded(folders: Iterable[Path]) -> list[Run | Mistake]:
-    """Load runs two at a time: most of it is reading and hashing files, for which no lock of Python's is held."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(load_or_tell, folders))
-
-
-def load_or_tell(folder: Path) -> Run | Mistake:
-    """Load a run, or give back why it cannot be read."""
-    try:
-        return load_tables(folder)
-    except Mistake as mistake:
-        return mistake
-
-
-def look_up(name: str, outputs: Path) -> list[Path]:
-    """Look up what a name stands for."""
+def places_of(name: str, outputs: Path) -> list[Path]:
+    """The run folders and records of sweeps that a name stands for."""
     path = Path(name).expanduser()
     for place in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and place.exists():
@@ -149,31 +144,15 @@ def look_up(name: str, outputs: Path) -> list[Path]:
 
 
 def inside(folder: Path) -> Iterator[Path]:
-    """Find the sweeps and the runs in a folder of outputs, or of runs."""
+    """The sweeps and the runs in a folder of outputs, or of runs."""
     yield from sorted((folder / "sweeps").glob("*.json"))
     for place in (folder / "runs", folder):
-        yield from sorted(path for path in entries(place) if looks_like_a_run(path))
-
-
-def entries(folder: Path) -> Iterable[Path]:
-    """List what lies in a folder, if it is one."""
-    return folder.iterdir() if folder.is_dir() else ()
-
-
-def readable(paths: Iterable[Path], left_out: list[str]) -> Iterator[Sweep]:
-    """Keep the sweeps that can be read; the others are noted."""
-    for path in paths:
-        try:
-            yield read_sweep(path)
-        except Mistake as mistake:
-            left_out.append(str(mistake))
-
-
-# --- What was run and what came out, in two sentences.
+        if place.is_dir():
+            yield from sorted(path for path in place.iterdir() if looks_like_a_run(path))
 
 
 def what_was_run(material: Material) -> str:
-    """Write the first sentence."""
+    """The first sentence."""
     if len(material.runs) == 1:
         ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
         return f"{material.runs[0].name}, {ended or 'one run'}."
@@ -189,7 +168,7 @@ def what_was_run(material: Material) -> str:
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
-    """Write the second: how far the machines that are spoken of are from the networks, of all runs."""
+    """The second sentence: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
         return sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]

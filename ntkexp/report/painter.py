@@ -1,4 +1,11 @@
-"""A run's pictures are drawn by a process beside the one that computes."""
+"""A run's pictures are drawn by a process beside the one that computes: it learns how to draw while the run goes on.
+
+`python -m ntkexp.report.painter` is that process. It is given a run folder, as JSON, on its stdin, and writes no file:
+what it drew is a line of JSON a file on its stdout, [name, content], and `null` when that was all. The process that
+holds the lock of the run writes the files: one that is killed leaves nothing, and it ends with the one that started it.
+Where it fails, or has left as nobody asked it for long, the process that computes draws by itself, and what is wrong is
+raised there.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +14,28 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from select import select
 from typing import TypeAlias
 
-# --- Tables and pictures consist of many small objects that live to the end: to look for garbage there is in vain.
+Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
+"""From the folder of a run to the names and contents of the files in its `plots`."""
+
+BESIDE = [sys.executable, "-P", "-m", "ntkexp.report.painter"]  # -P: no module of the user's folder is meant
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # more are never needed, and take time to start
+END = "null\n"
+"""The last line of the process."""
+PATIENCE = 60.0  # seconds; a longer run has time enough to draw by itself, and better use for the memory
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let nobody look for garbage, which takes a fifth of the time of a report.
+    """Switch garbage collection off: tables and pictures consist of many small objects that live to the end, and to
+    look for garbage among them takes a fifth of the time of a report.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -33,21 +50,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# --- A run's pictures are drawn by a process beside the one that computes: it learns how to draw while the run goes
-# on.
-#
-# That process writes no file. It hands over what it drew, and who holds the lock of the run writes it: a process
-# that is killed leaves nothing, and it ends with the one that started it. Where it fails, or has left as nobody
-# asked it for long, this process draws by itself, and what is wrong is raised here.
-
-
-Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
-"""From the folder of a run to the names and contents of the files in its `plots`."""
-
-BESIDE = [sys.executable, "-P", "-m", "ntkexp.report.plots.beside"]  # -P: no module of the user's folder is meant
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # more are never needed, and take time to start
-END = "null\n"
-"""The line that the process says last."""
+# --- In the process that computes.
 
 
 @contextmanager
@@ -80,7 +83,6 @@ def another_process() -> Iterator[subprocess.Popen[str] | None]:
 
 
 def here(folder: Path) -> Iterator[tuple[str, str]]:
-    """Draw in this process."""
     from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow, and the other process has it
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
@@ -103,3 +105,74 @@ def beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, 
     except (OSError, ValueError):
         pass
     yield from here(folder)
+
+
+# --- In the process beside it, which begins to import when it is started, so that it is ready when the run is.
+
+
+def main() -> None:
+    """Get ready, wait, and draw; end when stdin is closed, and when nobody asked for a minute."""
+    with uncollected():
+        from matplotlib.figure import Figure  # noqa: PLC0415  slow, and the process that computes needs none of it
+
+        from ntkexp.report.plots.run_plots import gallery, svg  # noqa: PLC0415  the same
+
+        list(gallery())  # imports the file of every picture
+        figure = Figure(layout="constrained")
+        figure.subplots()
+        svg(figure)  # nothing, which loads fonts and all that drawing loads late
+        if select([sys.stdin], [], [], PATIENCE)[0] and (line := sys.stdin.readline()):
+            draw_in_two(Path(json.loads(line)))
+
+
+def draw_in_two(folder: Path) -> None:
+    """Draw with a second process, as nothing else is left to do for the second core; it keeps what it drew until this
+    one has drawn its part.
+    """
+    from ntkexp.report.plots.run_plots import gallery  # noqa: PLC0415  slow
+
+    # A pipe holds the numbers of the pictures: each is read once, by whichever process comes first
+    waiting, filled = os.pipe()
+    os.write(filled, bytes(range(len(list(gallery())))))
+    os.close(filled)
+
+    theirs, ours = os.pipe()
+    second = os.fork() == 0
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    if second:
+        os.close(theirs)  # else it would wait for itself, where the first process died and reads no more
+        os.close(1)
+        content = "".join([*lines(folder, waiting), END])
+        with os.fdopen(ours, "w") as pipe:
+            pipe.write(content)
+        os._exit(0)
+    os.close(ours)
+    for line in lines(folder, waiting):
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    with os.fdopen(theirs) as pipe:
+        for line in pipe:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
+
+def lines(folder: Path, waiting: int) -> Iterator[str]:
+    """Draw those pictures that nobody else has taken, as lines."""
+    from ntkexp.report.plots.run_plots import files_of, gallery  # noqa: PLC0415  slow
+    from ntkexp.report.run import read_run  # noqa: PLC0415  the same
+
+    run, pictures = read_run(folder), list(gallery())
+    while number := os.read(waiting, 1):
+        for file in files_of(run, *pictures[number[0]]):
+            yield f"{json.dumps(file)}\n"
+
+
+def leave_with_parent() -> None:
+    """Wait until nobody is there any more."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -49,7 +49,6 @@ class Announced:
         self.begun, self.done, self.told = clock(), 0, False
 
     def step(self) -> None:
-        """One more is done."""
         self.done += 1
         if self.told:
             self.progress.step(self.done, None, None)
@@ -62,7 +61,6 @@ class Announced:
             self.progress.start(self.name, self.steps, self.done)
 
     def stop(self) -> None:
-        """The task has ended."""
         if self.told:
             self.progress.stop()
 

@@ -1,6 +1,10 @@
-"""A run as a reader sees it, the numbers that it yields, each by its name, and several runs side by side.
+"""A run as a reader sees it: what was run, what was measured, and what came out; and several runs side by side.
 
-The numbers that a run yields, each by its name: what sweeps tabulate, fit and compare.
+`load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves
+closed; `read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared finished.
+Arrays are looked at whole, by the seals of DONE.json, when they are first asked for.
+
+The numbers that a run yields, each by its name, are what sweeps tabulate, fit and compare:
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,13 +56,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-# --- A run as a reader sees it: what was run, what was measured, and what came out.
-#
-# `load_run` asks for a finished and undamaged folder, `load_tables` the same but for the kernels, which it leaves
-# closed; `read_run` takes the folder as it is, which is how a run draws its own pictures before it is declared
-# finished. Arrays are looked at whole, by the seals of DONE.json, when they are first asked for.
-
-
 TABLES = (CONFIG, "metrics.csv", "results.csv")
 NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
 """What the columns of metrics.csv hold."""
@@ -67,7 +65,7 @@ DIVERGED = 1e100  # numbers beyond are on their way to infinity
 
 @dataclass(frozen=True)
 class Run:
-    """A run lies in one folder. Large arrays are read when they are first asked for."""
+    """A run in its folder. Large arrays are read when they are first asked for."""
 
     path: Path
     config: dict[str, Any]
@@ -76,17 +74,17 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder has this name."""
+        """The name of the folder."""
         return self.path.name
 
     @property
     def outcome(self) -> str:
-        """Training ended so, in words; nothing is said before it has."""
+        """How training ended, in words; empty before it has."""
         return str(self.facts.get("outcome", ""))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """DONE.json says this; before it is there, nothing."""
+        """What DONE.json says; before it is there, nothing."""
         return RunFolder(self.path).vouched if self.finished else {}
 
     @property
@@ -98,31 +96,31 @@ class Run:
     def diverged(self) -> bool:
         """Whether training diverged. A run that draws its own pictures is not finished: progress.json says it then."""
         with suppress(Mistake):
-            told = self.facts if self.finished else RunFolder(self.path).read_sealed("progress.json")
-            return bool(told.get("diverged"))
+            facts = self.facts if self.finished else RunFolder(self.path).read_sealed("progress.json")
+            return bool(facts.get("diverged"))
         return False
 
     def sealed(self, name: str) -> Path:
-        """A file or a store of a finished run is there, and refused if it is not as it was written."""
+        """The path of a file or a store; of a finished run, it is refused if it is not as it was written."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
 
     @cached_property
     def results(self) -> pd.DataFrame:
-        """The ladder is a data frame."""
+        """The ladder as a data frame."""
         return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
             dict.fromkeys(("relative_error", "floor", "max_error", "agreement", "r2"), float)
         )
 
     @cached_property
     def kernels(self) -> xr.Dataset:
-        """Tangent kernels go by snapshot, and path kernels by rule."""
+        """Tangent kernels by snapshot, and path kernels by rule."""
         return open_store(self.sealed("kernels.zarr")).set_coords("step")
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """What made each output: `records.contributions`, with `records.contributions` where there are phases."""
+        """What made each output, and in which phase where there are phases: `records.contributions`."""
         store = open_store(self.sealed("contributions.zarr"))
         store = store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
@@ -134,12 +132,12 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The path was integrated at these outputs, which are those of contributions and effects."""
+        """The outputs at which the path was integrated, which are those of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The path was integrated by these rules."""
+        """The rules by which the path was integrated."""
         parts = [self.contributions[name] for name in self.contributions if str(name).startswith(CONTRIBUTION)]
         return tuple(str(part.attrs["rule"]) for part in parts)
 
@@ -153,23 +151,23 @@ class Run:
 
     @cached_property
     def predictions(self) -> xr.DataArray:
-        """The network and each machine have outputs, [machine, probe, out], labelled by machine."""
+        """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
         store = open_store(self.sealed("predictions.zarr"))
         return store["prediction"].assign_coords(machine=store.attrs["machines"])
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
-        """The examples are named as in `records.data`."""
+        """The examples, named as in `records.data`."""
         return read_data(self.sealed("data.npz"))
 
     @cached_property
     def points(self) -> dict[str, slice]:
-        """Each split that was read lies here along the axis `probe`."""
+        """Where each split that was read lies along the axis `probe`."""
         ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """All of these were measured at these steps, and are numbers that a picture can hold."""
+        """The steps at which all of these were measured, and are numbers that a picture can hold."""
         chosen = self.metrics.reindex(columns=["step", *columns])
         fit = (np.abs(chosen.to_numpy(dtype=float)) < DIVERGED).all(axis=1)
         found: pd.DataFrame = chosen.loc[fit].reset_index(drop=True)
@@ -177,7 +175,7 @@ class Run:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The network was read at these splits."""
+        """The splits at which the network was read."""
         chosen = self.config.get("path", {}).get("probes", SPLITS)
         return tuple(split for split in SPLITS if split in chosen)
 
@@ -205,15 +203,20 @@ def load_tables(folder: Path | str) -> Run:
     return read_run(path)
 
 
-def load_runs(folders: Iterable[Path | str]) -> tuple[tuple[Run, ...], tuple[Mistake, ...]]:
-    """Load the runs that can be read, and say what is wrong with the others."""
-    runs, mistakes = [], []
-    for folder in folders:
+def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
+    """Load runs, or find why one cannot be read, in the order of the folders.
+
+    Two at a time: most of it is reading and hashing files, for which no lock of Python's is held.
+    """
+
+    def load(folder: Path | str) -> Run | Mistake:
         try:
-            runs.append(load_tables(folder))
+            return load_tables(folder)
         except Mistake as mistake:
-            mistakes.append(mistake)
-    return tuple(runs), tuple(mistakes)
+            return mistake
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(load, folders))
 
 
 def read_run(path: Path) -> Run:
@@ -257,7 +260,6 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
 
 
 def one_line(error: Exception) -> str:
-    """Find the first line of an error's message, or its kind."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -288,7 +290,7 @@ LAYER = "weights_moved."
 
 
 def quantities(run: Run) -> dict[str, float]:
-    """Find every number of a run that has one."""
+    """The numbers of a run, those that are finite."""
     if run.diverged:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
@@ -325,22 +327,14 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
     """
     configs = [flat(run.config) for run in runs]
     keys = differing(configs)
-    rows = [
-        {"run": run.name} | {key: config.get(key) for key in keys} | errors(run)
-        for run, config in zip(runs, configs, strict=True)
-    ]
+    rows = []
+    for run, config in zip(runs, configs, strict=True):
+        split = main_split(run.ladder)  # by which the run is judged
+        here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
+        row = {"run": run.name} | {key: config.get(key) for key in keys} | {"split": split}
+        rows.append(row | {each.machine: each.relative_error for each in here})
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
     return table.assign(outcome=[run.outcome for run in runs])
-
-
-def errors(run: Run) -> dict[str, str | float | None]:
-    """Find the split a run is judged by, and the relative error of each machine there."""
-    split = main_split(run.ladder)
-    here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
-    return {"split": split} | {row.machine: row.relative_error for row in here}
-
-
-# --- What two runs differ in: their configurations, and what came out of them.
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
@@ -362,6 +356,6 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Find the numbers that only one of them yields."""
+    """The numbers that only one of them yields."""
     one, other = quantities(first), quantities(second)
     return [name for name in one if name not in other], [name for name in other if name not in one]

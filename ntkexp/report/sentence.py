@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
+from operator import itemgetter
 
 from ntkexp.records.results import FOLLOWED, SPLITS, Result, at_points
 from ntkexp.report.tables import Column, Table, format_text
@@ -99,7 +100,6 @@ def notes(results: Sequence[Result]) -> list[str]:
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """List the machines with their details, in the order of the ladder."""
     return list(dict.fromkeys((result.machine, result.detail) for result in results))
 
 
@@ -110,7 +110,7 @@ def main_split(results: Sequence[Result]) -> str:
 
 
 class Likeness(StrEnum):
-    """A row says one of these."""
+    """How like the network a machine is, by one row."""
 
     EXACT = "exact"  # rounding explains the error
     MISSES = "misses"
@@ -136,6 +136,9 @@ def likeness(row: Result) -> Likeness:
     return Likeness.EXACT if row.exact else Likeness.MISSES
 
 
+# --- One sentence about a run.
+
+
 SPOKEN = {
     "secant": "the secant kernel machine",
     "gauss": "the Gauss–Legendre sum",
@@ -147,19 +150,18 @@ SPOKEN = {
 
 @dataclass(frozen=True)
 class Spoken:
-    """A machine has these rows; a split where it has none is in none of its lists."""
+    """The rows of a machine; a split where it has none is in none of its lists."""
 
     name: str
     rows: tuple[Result, ...]
     splits: tuple[str, ...]  # of the whole ladder
 
-    def which(self, *said: Likeness) -> list[Result]:
-        """These rows say one of those."""
-        return [row for row in self.rows if likeness(row) in said]
+    def which(self, *kinds: Likeness) -> list[Result]:
+        return [row for row in self.rows if likeness(row) in kinds]
 
     @property
     def compared(self) -> list[Result]:
-        """These rows have an error that means something."""
+        """The rows that have an error that means something."""
         return self.which(*COMPARED)
 
     @property
@@ -168,16 +170,11 @@ class Spoken:
         return max(row.relative_error or 0.0 for row in self.compared)
 
     @property
-    def exact(self) -> bool:
-        """Whether rounding explains all of them."""
-        return not self.which(Likeness.MISSES)
-
-    @property
     def where(self) -> str:
         """On which splits it was compared, and at how many of their points if not at all."""
         here, several = [row.split for row in self.compared], len(self.splits) > 1
         counts = [row.points for row in self.compared if row.points]
-        splits = places(here, self.splits) if several else ""
+        splits = name_splits(here, self.splits) if several else ""
         if not counts:
             return f"on {splits} " if several else ""
         few, all_ = map(sum, zip(*counts, strict=True))
@@ -192,22 +189,25 @@ def sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
 
     >>> sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
+    >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
+    'The machine my rule misses the trained network by 2 %.'
+    >>> sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
+    'a clamp did half.'
     """
+    text = comparison(results)
     if diverged:
-        text = comparison(results).replace("the trained network", "it", 1)
+        text = text.replace("the trained network", "it", 1)
         return f"Training diverged; what remains true is of the network that is left: {text[0].lower()}{text[1:]}"
-    return comparison(results)
+    return text
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Compare the machines with the network, however its training ended.
-
-    >>> comparison([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
-    'The machine my rule misses the trained network by 2 %.'
-    >>> comparison([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
-    'a clamp did half.'
-    """
-    splits, names = tuple(dict.fromkeys(row.split for row in results)), names_of_machines(results)
+    """Compare the machines with the network, however its training ended."""
+    splits, names = tuple(dict.fromkeys(row.split for row in results)), SPOKEN
+    if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
+        # The usual machines have nothing to say: then all that there are are spoken of
+        others = {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
+        names = SPOKEN | others
     found = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits) for machine, name in names.items()
     ]
@@ -229,9 +229,9 @@ def comparison(results: Sequence[Result]) -> str:
         if rows := each.which(Likeness.BROKEN):
             broken.setdefault(tuple(row.split for row in rows), []).append(each.name)
     for here, who in broken.items():
-        parts.append(f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on(here, splits)}")
+        parts.append(f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on_splits(here, splits)}")
     if not parts:
-        return nothing(results, names)
+        return why_nothing([row for row in results if row.machine in names])
 
     # Where the network cannot be compared with a machine that is compared elsewhere
     for why, text in (
@@ -239,26 +239,19 @@ def comparison(results: Sequence[Result]) -> str:
         (Likeness.STILL, "the network moved by no more than rounding"),
     ):
         if there := list(dict.fromkeys(row.split for each in found for row in each.which(why))):
-            parts.append(f"{text}{on(there, splits)}")
+            parts.append(f"{text}{on_splits(there, splits)}")
     whole = "; ".join(parts)
     return f"{whole[0].upper()}{whole[1:]}."
 
 
-def names_of_machines(results: Sequence[Result]) -> dict[str, str]:
-    """Choose the machines to speak of, and how: where the usual ones have nothing to say, all that there are."""
-    if any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
-        return SPOKEN
-    return SPOKEN | {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
-
-
 def compared(found: Sequence[Spoken]) -> list[str]:
     """Name the machines that are the network where they were compared with it, then those that miss it."""
-    known = sorted((each for each in found if each.compared), key=lambda each: not each.exact)
+    known = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in found if each.compared]
     parts: list[str] = []
     before = ""
-    for (exact, where), group in groupby(known, key=lambda each: (each.exact, each.where)):
-        here, target = list(group), "it" if parts else "the trained network"
-        if exact:
+    for (misses, where), group in groupby(sorted(known, key=itemgetter(0)), key=itemgetter(0, 1)):
+        here, target = [each for _, _, each in group], "it" if parts else "the trained network"
+        if not misses:
             errors = ", ".join(short(each.worst) for each in here)
             verb = f"reproduce{'s' * (len(here) == 1)}"
             text = f"{listed([each.name for each in here])} {verb} {target} to rounding ({errors})"
@@ -272,27 +265,24 @@ def compared(found: Sequence[Spoken]) -> list[str]:
     return parts
 
 
-def nothing(results: Sequence[Result], names: Collection[str]) -> str:
-    """Say why there is nothing to compare."""
-    rows = [row for row in results if row.machine in names]
-    said = {likeness(row) for row in rows}
-    if Likeness.LOST in said:
+def why_nothing(rows: Sequence[Result]) -> str:
+    kinds = {likeness(row) for row in rows}
+    if Likeness.LOST in kinds:
         return "The trained network is not finite, so no kernel machine can be compared with it."
-    if Likeness.STILL in said:
+    if Likeness.STILL in kinds:
         return "Training moved the network by no more than rounding, so there is nothing to reproduce."
     reason = next((row.note for row in rows if row.note), "")
     return "No kernel machine was compared with the trained network" + (f": {reason}." if reason else ".")
 
 
-def on(here: Sequence[str], splits: Sequence[str]) -> str:
-    """Name the splits, where there are several."""
-    return f" on {places(here, splits)}" if len(splits) > 1 else ""
+def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
+    return f" on {name_splits(here, splits)}" if len(splits) > 1 else ""
 
 
-def places(here: Sequence[str], splits: Sequence[str]) -> str:
+def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
     """Name some of the splits in words.
 
-    >>> places(["train"], ["train", "test"]), places(["train", "test"], ["train", "test"])
+    >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
     """
     if len(set(here)) < len(splits):
@@ -300,7 +290,10 @@ def places(here: Sequence[str], splits: Sequence[str]) -> str:
     return "both splits" if len(splits) == 2 else f"all {len(splits)} splits"
 
 
-SAID = {
+# --- One clause about a machine in many runs.
+
+
+CLAUSES = {
     Likeness.EXACT: "reproduces {} to rounding ({})",
     Likeness.MISSES: "misses {} by {}",
     Likeness.BROKEN: "is not finite beside {}",
@@ -316,7 +309,7 @@ DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Lik
 
 @dataclass(frozen=True)
 class Standing:
-    """One machine stands so to the network of a run, by all its rows; the largest error among them is kept."""
+    """How one machine stands to the network of a run, by all its rows, with the largest error among them."""
 
     likeness: Likeness
     error: float = 0.0
@@ -324,25 +317,28 @@ class Standing:
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
-    """Find the standing of a machine, from all rows of a run."""
+    """The standing of a machine, from all rows of a run."""
     rows = [row for row in ladder if row.machine == machine]
-    said = {likeness(row) for row in rows}
+    kinds = {likeness(row) for row in rows}
     compared = [row for row in rows if likeness(row) in COMPARED]
     fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
     worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
-    return Standing(next((each for each in DECISIVE if each in said), Likeness.SILENT), worst, fully)
+    return Standing(next((each for each in DECISIVE if each in kinds), Likeness.SILENT), worst, fully)
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
     """Speak of one machine in all runs; nothing if it was compared in none."""
-    parts: list[str] = []
-    for kind, text in SAID.items():
-        here = [each for each in standings if each.likeness is kind]
-        if here:
-            what = some_of_all(len(here), len(standings), "" if parts else "trained networks")
-            parts.append(text.format(what, errors_in_words(kind, here)))
     if all(each.likeness is Likeness.SILENT for each in standings):
         return ""
+    parts: list[str] = []
+    for kind, text in CLAUSES.items():
+        if here := [each for each in standings if each.likeness is kind]:
+            what = str(len(here))
+            if not parts:  # what they are, and how many there are, is said once
+                whole = "both" if len(standings) == 2 else f"all {len(standings)}"
+                some = whole if len(here) == len(standings) else f"{what} of {len(standings)}"
+                what = f"{some} trained networks"
+            parts.append(text.format(what, errors_in_words(kind, here)))
     part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
     return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
 
@@ -361,15 +357,3 @@ def errors_in_words(kind: Likeness, here: Sequence[Standing]) -> str:
     if len(errors) == 1:
         return share(errors[0])
     return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"
-
-
-def some_of_all(some: int, whole: int, what: str) -> str:
-    """Spell so many of all, and what they are, where that is not known yet.
-
-    >>> some_of_all(5, 5, "networks"), some_of_all(2, 2, "networks"), some_of_all(2, 5, "networks")
-    ('all 5 networks', 'both networks', '2 of 5 networks')
-    """
-    if not what:
-        return str(some)
-    every = "both" if whole == 2 else f"all {whole}"
-    return f"{every if some == whole else f'{some} of {whole}'} {what}"

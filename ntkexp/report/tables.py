@@ -63,8 +63,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under columns."""
-
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
 
@@ -85,10 +83,8 @@ class Table:
         rest = self.rows[top:]
         if not rest:
             return self
-        values: Iterable[Any] = zip(*rest, strict=True)
-        sums = [
-            sum(found) if column.adds else column.others for column, found in zip(self.columns, values, strict=True)
-        ]
+        columns: Iterable[tuple[Column, Any]] = zip(self.columns, zip(*rest, strict=True), strict=True)
+        sums = [sum(values) if column.adds else column.others for column, values in columns]
         return replace(self, rows=(*self.rows[:top], (counted(len(rest), "other"), *sums[1:])))
 
 
@@ -112,16 +108,13 @@ def format_text(table: Table) -> str:
     """Align the columns for a terminal."""
     header = [column.name if column.heading is None else column.heading for column in table.columns]
     cells = [
-        [on_terminal(column, value) for column, value in zip(table.columns, row, strict=True)] for row in table.rows
+        [
+            MISSING if value is None else value if isinstance(value, str) else column.spell(value)
+            for column, value in zip(table.columns, row, strict=True)
+        ]
+        for row in table.rows
     ]
     return aligned(header, cells, [column.number for column in table.columns])
-
-
-def on_terminal(column: Column, value: Value) -> str:
-    """Spell a value as its column says."""
-    if value is None:
-        return MISSING
-    return value if isinstance(value, str) else column.spell(value)
 
 
 def format_markdown(table: Table) -> str:

@@ -35,10 +35,6 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.folder import package_version, results_version
 from ntkexp.records.results import Took
 
-# --- Where and how a run computes, fixed before it begins: threads, device, determinism. They move results by
-# rounding.
-
-
 LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 

@@ -16,7 +16,7 @@ import torch
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, files_of, folder_name, identity
-from ntkexp.experiment.problem import Problem, draw_problem
+from ntkexp.experiment.problem import draw_problem
 from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
@@ -38,14 +38,14 @@ from ntkexp.records.folder import (
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.results import MACHINE, RETRACED, Took, write_timings
 from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.rerun import Rerun, again, ledger_between
+from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
-from ntkexp.report.painter import Paint, painter
+from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
 from ntkexp.run.folder_listener import arrays, listen, write
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
-from ntkexp.run.setting import Setting, Survey, setting_of, survey
+from ntkexp.run.setting import Setting, setting_of, survey
 from ntkexp.run.state import BEGINNING, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
@@ -67,7 +67,7 @@ OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Somebody asks for an experiment in a folder: by these overrides, and `repeat` is a command that asks again."""
+    """An experiment to be carried out in a folder, given by these overrides; `repeat` is a command that repeats it."""
 
     experiment: Experiment
     folder: RunFolder
@@ -78,100 +78,30 @@ class RunRequest:
     most_threads: int | None = None  # if not one for every core
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempted:
-    """What is to be told of a run when all of it is written."""
-
-    setting: Setting
-    outcome: Outcome
-    pictures: tuple[str, ...]
-    clock: Clock
-
-
-def attempt(asked: RunRequest, saved: Checkpoint | None) -> None:
-    """Run, with everything that happens kept in the folder."""
-    try:
-        with painter() if asked.pictures else nullcontext(draw_nothing) as paint:
-            attempted = go_through(asked, saved, paint)
-    except (Exception, KeyboardInterrupt):
-        asked.folder.note_error(traceback.format_exc())
-        raise
-    finally:
-        asked.progress.stop()
-    finish(asked.folder, attempted)
-
-
-def go_through(asked: RunRequest, saved: Checkpoint | None, paint: Paint) -> Attempted:
-    """Prepare, run, write and draw."""
-    experiment, folder, clock = asked.experiment, asked.folder, Clock()
+def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
+    """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
+    folder, clock, pictures = request.folder, Clock(), set()
     if saved is not None:
         clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
-    with clock.times("prepare"):
-        of = identity(experiment)
-        fix_circumstances(experiment, 1)  # until it is known how much there is to do
-        found = survey(experiment)
-        threads = saved["threads"] if saved else choose_threads(asked, found)
-        torch.set_num_threads(threads)
-        setting = setting_of(experiment, found)
-    if saved is None:
-        begin(folder, setting, asked.overrides, of)
-    make_room(folder, setting)
-    folder.write_sealed(PROVENANCE, provenance(experiment, asked.repeat, threads))
-    with clock.times("run"), listen(folder, setting, saved, of, threads, asked.progress, clock) as listener:
-        outcome = run(setting, listener, saved["run"] if saved else None)
-    with clock.times("write"):
-        write(folder, setting, outcome)
-        reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
-        folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
-    with clock.times("draw"):
-        pictures = draw(folder, paint)
-    return Attempted(setting=setting, outcome=outcome, pictures=pictures, clock=clock)
+    try:
+        with painter() if request.pictures else nullcontext(draw_nothing) as paint:
+            setting, outcome = go_through(request, saved, clock)
+            with clock.times("draw"):
+                for name, content in paint(folder.path):
+                    folder.write(f"plots/{name}", content)
+                    pictures.add(f"plots/{name}")
+    except (Exception, KeyboardInterrupt):
+        folder.note_error(traceback.format_exc())
+        raise
+    finally:
+        request.progress.stop()
 
-
-def choose_threads(asked: RunRequest, found: Survey) -> int:
-    """Take as many as the experiment says; else as a step asks for, which is the same whenever the run is begun."""
-    return asked.experiment.threads or threads_by_size(found.operations, asked.most_threads or all_threads())
-
-
-def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
-    """Draw no picture."""
-    yield from ()
-
-
-def draw(folder: RunFolder, paint: Paint) -> tuple[str, ...]:
-    """The pictures, written; their names."""
-    names = set()
-    for name, content in paint(folder.path):
-        folder.write(f"plots/{name}", content)
-        names.add(f"plots/{name}")
-    return tuple(sorted(names))
-
-
-def begin(folder: RunFolder, setting: Setting, overrides: Sequence[str], of: str) -> None:
-    """What is known of a run before its first step, in place of whatever an earlier attempt left."""
-    folder.clear()
-    folder.write_json(CONFIG, canonical(setting.experiment))
-    folder.write(OVERRIDES, "".join(f"{override}\n" for override in overrides))
-    write_data(folder.path / "data.npz", arrays(setting))
-    folder.begin(BEGINNING, of)
-
-
-def make_room(folder: RunFolder, setting: Setting) -> None:
-    """Room for the kernels; those of a checkpoint stay."""
-    outputs, room = setting.problem.outputs, setting.experiment.timetable().room
-    points, train = len(setting.problem.targets[setting.domain.read]), setting.problem.train
-    traced = setting.points.kernels == "trace"
-    create_kernels(folder.path / KERNELS, points, outputs, train, room, traced=traced)
-
-
-def finish(folder: RunFolder, attempted: Attempted) -> None:
-    """The timings, and the word that the run is finished."""
-    setting, outcome = attempted.setting, attempted.outcome
+    # the timings, and the word that the run is finished
     machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
-    write_timings(folder.path / "timings.csv", attempted.clock.parts | machines)
+    write_timings(folder.path / "timings.csv", clock.parts | machines)
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
-        [*SAME_BYTES, *some, *attempted.pictures],
+        [*SAME_BYTES, *some, *sorted(pictures)],
         *OTHERS,
         identity=folder.identity,
         outcome=outcome.sentence,
@@ -181,6 +111,44 @@ def finish(folder: RunFolder, attempted: Attempted) -> None:
         largest_stable_step=setting.start.largest_stable_step,
     )
     remove_leftovers(folder)
+
+
+def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
+    yield from ()
+
+
+def go_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
+    """Prepare, run and write."""
+    experiment, folder = request.experiment, request.folder
+    with clock.times("prepare"):
+        of = identity(experiment)
+        fix_circumstances(experiment, 1)  # until it is known how much there is to do
+        found = survey(experiment)
+        # as many as the experiment says; else as a step needs, which is the same whenever the run is begun
+        most = request.most_threads or all_threads()
+        threads = saved["threads"] if saved else experiment.threads or threads_by_size(found.operations, most)
+        torch.set_num_threads(threads)
+        setting = setting_of(experiment, found)
+    if saved is None:  # what is known before the first step, in place of whatever an earlier attempt left
+        folder.clear()
+        folder.write_json(CONFIG, canonical(experiment))
+        folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
+        write_data(folder.path / "data.npz", arrays(setting))
+        folder.begin(BEGINNING, of)
+
+    # room for the kernels; those of a checkpoint stay
+    problem, room = setting.problem, experiment.timetable().room
+    points, traced = len(problem.targets[setting.domain.read]), setting.points.kernels == "trace"
+    create_kernels(folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced)
+
+    folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
+    with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock) as listener:
+        outcome = run(setting, listener, saved["run"] if saved else None)
+    with clock.times("write"):
+        write(folder, setting, outcome)
+        reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
+    return setting, outcome
 
 
 def remove_leftovers(folder: RunFolder) -> None:
@@ -213,16 +181,19 @@ def execute(
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
     check_device(experiment.device)  # whether or not there is anything to compute
-    if not force:
-        refuse_other(folder, identity(experiment))
+    # another run, if it is not damaged, is neither this one nor to be written over
+    if not force and folder.vouching and not folder.broken(CONFIG) and folder.identity != identity(experiment):
+        raise Useless(
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
+        )
     if not force and folder.whole:
         remove_leftovers(folder)
         progress.found(folder.path)
         return folder.path
     with folder.claim():
-        if force or not folder.whole:  # another process may have finished it while the lock was asked for
+        if force or not folder.whole:  # another process may have finished it while this one waited for the lock
             repeat = command("train", overrides, options)
-            asked = RunRequest(
+            request = RunRequest(
                 experiment=experiment,
                 folder=folder,
                 overrides=overrides,
@@ -231,7 +202,7 @@ def execute(
                 pictures=pictures,
                 most_threads=most_threads,
             )
-            attempt_twice(asked, None if force else state_left(asked))
+            attempt_twice(request, None if force else state_left(request))
     return folder.path
 
 
@@ -255,13 +226,15 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         experiment = rebuilt(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
-        asked = RunRequest(experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress)
-        attempt_twice(asked, state_left(asked))
+        request = RunRequest(
+            experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress
+        )
+        attempt_twice(request, state_left(request))
     return path
 
 
 def begun_by(folder: RunFolder) -> str:
-    """The command that a dead run was begun by, if it says so."""
+    """The command that a dead run was begun by, if known."""
     try:
         return str(folder.read_sealed(PROVENANCE)["command"])
     except Mistake:
@@ -282,22 +255,14 @@ def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     return experiment
 
 
-def refuse_other(folder: RunFolder, of: str) -> None:
-    """Refuse a folder in which another run lies that is not damaged: it is neither this one, nor to be written over."""
-    if folder.vouching and not folder.broken(CONFIG) and folder.identity != of:
-        raise Useless(
-            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
-        )
-
-
-def state_left(asked: RunRequest) -> Checkpoint | None:
+def state_left(request: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
-    folder, progress = asked.folder, asked.progress
+    folder, progress = request.folder, request.progress
     if (folder.path / DONE).is_file():
         progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
         return None
     try:
-        saved = load(folder, identity(asked.experiment))
+        saved = load(folder, identity(request.experiment))
     except Damaged as damage:
         progress.warn(f"{damage}; the run begins anew")
         return None
@@ -306,13 +271,13 @@ def state_left(asked: RunRequest) -> Checkpoint | None:
     return saved
 
 
-def attempt_twice(asked: RunRequest, saved: Checkpoint | None) -> None:
+def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run; once more from the beginning, if a file turns out to be damaged on the way."""
     try:
-        attempt(asked, saved)
+        attempt(request, saved)
     except Damaged as damage:
-        asked.progress.warn(f"{damage}; the run begins anew")
-        attempt(asked, None)
+        request.progress.warn(f"{damage}; the run begins anew")
+        attempt(request, None)
 
 
 # --- A finished run is trained again without some of its examples, and the difference is kept beside it.
@@ -342,7 +307,11 @@ def carry_out(
     folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
 ) -> Removal:
     """Train twice, and go back over both."""
-    problem, rerun = rerun_of(folder, experiment)
+    facts = folder.vouched
+    if facts["diverged"]:
+        raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
+    problem = draw_problem(experiment)
+    rerun = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
@@ -353,15 +322,6 @@ def carry_out(
     found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
     ended = repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()])
     return removal_of(found, group, points, outs, ended)
-
-
-def rerun_of(folder: RunFolder, experiment: Experiment) -> tuple[Problem, Rerun]:
-    """The training of a finished run, to be carried out again."""
-    facts = folder.vouched
-    if facts["diverged"]:
-        raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
-    problem = draw_problem(experiment)
-    return problem, again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
 
 
 def repeated(folder: RunFolder, found: Ledger, places: Sequence[tuple[int, int]]) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.on_disk import RowsOfArray
-from ntkexp.path.integrals import Share, StepTotals
+from ntkexp.path.integrals import StepTotals
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, being_written, sealed
 from ntkexp.records.contributions import (
@@ -150,13 +150,11 @@ def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool
         points=points[read],
         change=array(found.change[:, read]),
         parts={rule: [share.contributions for share in shares] for rule, shares in found.shares.items()},
-        decay={rule: decay_of(shares) for rule, shares in found.shares.items()} if decays else {},
+        decay={
+            rule: array(torch.stack([share.decay for share in shares]))
+            for rule, shares in (found.shares.items() if decays else ())
+        },
     )
-
-
-def decay_of(shares: Sequence[Share]) -> np.ndarray[Any, Any]:
-    """What decay of the weights took away in each phase."""
-    return array(torch.stack([share.decay for share in shares]))
 
 
 def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
@@ -177,11 +175,7 @@ def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor as a numpy array."""
     return tensor.detach().cpu().numpy()
-
-
-# --- A listener that keeps what it hears in the run folder as it happens, with checkpoints.
 
 
 PATIENCE = 20
@@ -190,7 +184,7 @@ PATIENCE = 20
 
 @dataclass(kw_only=True)
 class FolderListener(AbstractListener):
-    """Keeps rows, kernels and checkpoints in a run folder."""
+    """Keeps rows, kernels and checkpoints in a run folder, as they come."""
 
     folder: RunFolder
     setting: Setting
@@ -279,19 +273,16 @@ class FolderListener(AbstractListener):
         """Save now and then, and when the run is asked to stop; after one of sums on disk, which takes long, so much
         later that most of the time is the run's.
         """
-        if self.interrupt.asked or time.monotonic() - self.saved_at >= self.interval:
+        interval = self.setting.experiment.checkpoint_seconds
+        if self.setting.domain.spills:
+            interval = max(interval, PATIENCE * self.took)
+        if self.interrupt.asked or time.monotonic() - self.saved_at >= interval:
             begun = time.monotonic()
             self.save(state)
             self.saved_at = time.monotonic()
             self.took = self.saved_at - begun
         if self.interrupt.asked:
             raise KeyboardInterrupt
-
-    @property
-    def interval(self) -> float:
-        """Seconds from one checkpoint to the next."""
-        wanted = self.setting.experiment.checkpoint_seconds
-        return max(wanted, PATIENCE * self.took) if self.setting.domain.spills else wanted
 
     def save(self, state: RunState) -> None:
         """The checkpoint; what it counts is on disk before it."""

@@ -13,14 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.points import NetworkView
-from ntkexp.path.step import Step
 from ntkexp.records.data import Trajectory
 from ntkexp.run.metrics import Observer, Row, share_row
 from ntkexp.run.outcome import Ending, Outcome, count, ending_before, outcome_of
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
-
-# --- What a run tells of itself while it goes on.
 
 
 class AbstractListener(ABC):
@@ -84,13 +81,23 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
         listener.on_remark(setting.sweep.sentence)
     if saved is not None:
         state.restore(saved)
-    ending = go(state, listener)
-    go_back(state, listener)
+    ending = train_steps(state, listener)
+    reverse_pass(state, listener)
     listener.on_end()
-    return finish(state, listener, ending)
+
+    # where the path has led
+    observer, view = Observer(setting), NetworkView(setting.points, state.weights)
+    outputs, kernel = view.outputs, view.kept_kernel()
+    row, keeps = observer.step(state.step, state.time, outputs, state.weights), bool(state.timetable.room)
+    if keeps:
+        row |= observer.kernels.row(kernel, view, state.step, state.step_sizes[-1] if state.step else None)
+    listener.on_row(row)
+    if keeps:
+        listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
+    return outcome_of(state, outputs, kernel, ending)
 
 
-def go(state: RunState, listener: AbstractListener) -> Ending:
+def train_steps(state: RunState, listener: AbstractListener) -> Ending:
     """Take the remaining steps; why there are no more."""
     setting, observer = state.setting, Observer(state.setting)
     first = observer.loss(setting.start.outputs, 0)
@@ -101,41 +108,23 @@ def go(state: RunState, listener: AbstractListener) -> Ending:
             state.accumulator.close(step)
             return ending
         if due := state.timetable.due(step.index):
-            row |= snapshot(state, observer, listener, step)
+            kernel = step.view.kept_kernel() if step.index else setting.start.kernel
+            listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
+            state.timetable.saw(step.index, kernel[: setting.points.train])
+            row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
         listener.on_step(state, loss)
     return Ending(count(setting.experiment.steps))
 
 
-def snapshot(state: RunState, observer: Observer, listener: AbstractListener, step: Step) -> Row:
-    """Take the tangent kernel before a step; its numbers."""
-    kernel = step.view.kept_kernel() if step.index else state.setting.start.kernel
-    listener.on_snapshot(step.index, kernel, observer.output_gradient(step.outputs))
-    state.timetable.saw(step.index, kernel[: state.setting.points.train])
-    return observer.kernels.row(kernel, step.view, step.index, step.step_size)
-
-
-def go_back(state: RunState, listener: AbstractListener) -> None:
+def reverse_pass(state: RunState, listener: AbstractListener) -> None:
     """Go over the path from its end, which is where an optimizer with memory is understood from."""
     for done, whole in state.steps_back():
         listener.on_step_back(state, done, whole)
-    for done, whole in state.sweeps_back():
-        listener.on_sweep(state, done, whole)
+    if state.effects is not None:
+        for done, whole in state.effects.steps_back(state.weights, state.step_sizes):
+            listener.on_sweep(state, done, whole)
     closing = state.setting.experiment.path.closing
     if (late := state.accumulator.late_tallies) is not None:
         listener.on_late_rows([{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)])
-
-
-def finish(state: RunState, listener: AbstractListener, ending: Ending) -> Outcome:
-    """See where the path has led, and look back."""
-    observer, view = Observer(state.setting), NetworkView(state.setting.points, state.weights)
-    outputs, kernel = view.outputs, view.kept_kernel()
-    last = state.step_sizes[-1] if state.step else None
-    row = observer.step(state.step, state.time, outputs, state.weights)
-    if not state.timetable.room:
-        listener.on_row(row)
-        return outcome_of(state, outputs, kernel, ending)
-    listener.on_row(row | observer.kernels.row(kernel, view, state.step, last))
-    listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
-    return outcome_of(state, outputs, kernel, ending)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -27,42 +27,14 @@ from ntkexp.machine.base import DoesNotApply
 from ntkexp.machine.ladder import label
 from ntkexp.model.functional import called
 from ntkexp.path.integrals import Tally, fetched
-from ntkexp.path.points import NetworkView
+from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.step import Step
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
-# --- A row of the log: numbers by the names of their columns.
-
-
 Row: TypeAlias = dict[str, float | int | None]
-
-
-# --- Whether units became tuned to one of the tasks that are learned in turn, at the points of each.
-
-
-SELECTIVITY = "selectivity"
-
-
-def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """The selectivity at probe points, or where there are none, at training examples; nothing of a single task."""
-    phases = setting.problem.phases
-    answers = [answer(setting, weights, place) for place in phases.get("probe") or phases.get("train", ())]
-    known = [units for units in answers if units is not None]
-    return selectivity(known) if len(known) == len(answers) else None
-
-
-def answer(setting: Setting, weights: Weights, place: slice) -> Float[Tensor, " unit"] | None:
-    """The deviation of each unit's activity over the points of a task, of which it takes two."""
-    module, points = setting.problem.module, setting.points
-
-    def heard(part: Tensor) -> Float[Tensor, "point unit"] | None:
-        return activity(module.network, lambda: called(module, weights, (part,)))
-
-    known = [heard(part) for part in torch.split(points.inputs[place], points.block)]
-    units = [part for part in known if part is not None]
-    return torch.cat(units).std(0) if units and place.stop - place.start > 1 else None
+"""Numbers of the log by the names of their columns."""
 
 
 # --- What is logged of a tangent kernel that is kept: how far it has moved, its eigenvalues, and what steps make of
@@ -77,7 +49,7 @@ KERNEL_COLUMNS = (
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
     *("stability", "pattern_change"),
 )
-SKETCH_COLUMNS = ("sketch_error",)
+SELECTIVITY = "selectivity"
 
 
 @dataclass(frozen=True)
@@ -89,8 +61,8 @@ class KernelObserver:
     @property
     def columns(self) -> tuple[str, ...]:
         """The part of the header that is of kernels."""
-        tasks = (SELECTIVITY,) if self.setting.problem.phases else ()
-        return (*KERNEL_COLUMNS, *(SKETCH_COLUMNS if self.setting.points.sketch else ()), *tasks)
+        sketch = ("sketch_error",) if self.setting.points.sketch else ()
+        return (*KERNEL_COLUMNS, *sketch, *((SELECTIVITY,) if self.setting.problem.phases else ()))
 
     @cached_property
     def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
@@ -102,19 +74,14 @@ class KernelObserver:
         """K_∞ among the training examples, where it is known."""
         if isinstance(self.setting.start.limit, DoesNotApply):
             return None
-        limit, outputs = self.setting.start.limit, self.setting.problem.targets.shape[1]
+        limit, outputs = self.setting.start.limit, self.setting.problem.outputs
         whole = limit.of_all(outputs) if self.setting.points.makes_kernels else limit.traced(outputs)
         return whole[: self.setting.points.train]
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
-        """The activation pattern at the start."""
-        return self.pattern_at(self.setting.problem.weights)
-
-    def pattern_at(self, weights: Weights) -> Bool[Tensor, " unit"]:
-        """The activation pattern on the training examples."""
-        points = self.setting.points
-        return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
+        """The activation pattern on the training examples at the start."""
+        return pattern_at(self.setting.points, self.setting.problem.weights)
 
     def row(
         self,
@@ -127,9 +94,10 @@ class KernelObserver:
 
         How stable a step is depends on the examples that it is on.
         """
-        train = self.setting.points.train
-        here, start, targets = kernel[:train], self.train_kernel, self.setting.problem.targets[:train]
-        changed = self.pattern_at(view.weights) != self.pattern
+        setting, points, descent = self.setting, self.setting.points, self.setting.descent
+        train = points.train
+        here, start, targets = kernel[:train], self.train_kernel, setting.problem.targets[:train]
+        changed = pattern_at(points, view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
             "alignment": alignment(here, start),
@@ -141,27 +109,19 @@ class KernelObserver:
             row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
         row |= self.modes(here, view.train_outputs - targets)
-        if not self.setting.points.makes_kernels:
-            row["lambda_max"] = view.largest
+        if not points.makes_kernels:
+            row["lambda_max"] = view.largest_eigenvalue(slice(None))
+        # η w λ_max ℓ″/2 of the examples that the step is on: below 1 it is stable
         if step_size is not None and (top := row["lambda_max"]) is not None:
-            weight, curvature = self.setting.descent.weight, self.setting.experiment.loss.curvature
-            if self.setting.domain.switches:
-                phase = self.setting.descent.phase(step)
-                weight, top = self.setting.descent.weight_of(phase.count), self.steepest(here, view, phase.examples)
-            row["stability"] = step_size * weight * top * curvature / 2
-        if self.setting.problem.phases:
-            row[SELECTIVITY] = unit_selectivity(self.setting, view.weights)
-        return row | self.sketch(view, here)
-
-    def steepest(self, kernel: Float[Tensor, "train kept train kept_"], view: NetworkView, examples: slice) -> float:
-        """λ_max among some training examples."""
-        if self.setting.points.makes_kernels:
-            return largest(kernel[examples, :, examples])
-        return view.largest_among(examples)
-
-    def sketch(self, view: NetworkView, kernel: Float[Tensor, "train kept train kept_"]) -> Row:
-        """How far a sketched kernel may be from what it is a sketch of."""
-        return {} if self.setting.points.sketch is None else {"sketch_error": view.sketch_error(kernel)}
+            weight = descent.weight(train)
+            if setting.domain.switches:
+                phase = descent.phase(step)
+                weight, own = descent.weight(phase.count), here[phase.examples, :, phase.examples]
+                top = largest(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+            row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
+        if setting.problem.phases:
+            row[SELECTIVITY] = unit_selectivity(setting, view.weights)
+        return row if points.sketch is None else row | {"sketch_error": view.sketch_error(here)}
 
     def modes(self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]) -> Row:
         """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
@@ -178,6 +138,28 @@ class KernelObserver:
         }
         row |= {f"eigenvalue_{k + 1}": float(value) for k, value in enumerate(modes.values[:TOP])}
         return row | {f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k) for k in RESIDUAL_TOPS}
+
+
+def pattern_at(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
+    """The activation pattern on the training examples."""
+    return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
+
+
+def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
+    """Whether units became tuned to one of the tasks that are learned in turn: their selectivity at the probe points of
+    each, or where there are none, at training examples; nothing of a single task.
+    """
+    module, points, phases = setting.problem.module, setting.points, setting.problem.phases
+    answers = []
+    for place in phases.get("probe") or phases.get("train", ()):
+        parts = torch.split(points.inputs[place], points.block)
+        known = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
+        units = [part for part in known if part is not None]
+        # the deviation of each unit's activity over the points of a task takes two of them
+        if not units or place.stop - place.start < 2:
+            return None
+        answers.append(torch.cat(units).std(0))
+    return selectivity(answers)
 
 
 # --- What is logged along the way: a row of numbers for every step.
@@ -264,37 +246,30 @@ class Observer:
         place = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.problem.targets[place])
 
-    def accuracy(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
-        """The share of points whose label is right."""
-        right = label(outputs[place]) == label(self.setting.problem.targets[place])
-        return right.double().mean()
-
     def row(self, step: Step, time: float) -> Row:
         """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
         where it might have been.
         """
         clips = self.setting.experiment.optimizer.clip_norm is not None
-        row = self.step(step.index, time, step.outputs, step.view.weights)
+        row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
 
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
         """The numbers of every step, for which a device is waited for once."""
-        start, splits = self.setting.problem.weights, self.splits(step)
+        start, targets, splits = self.setting.problem.weights, self.setting.problem.targets, self.splits(step)
         numbers = {"loss" + name: self.summed_loss(outputs, place) for name, place in splits.items()}
-        if self.setting.problem.data.classes:
-            numbers |= {"accuracy" + name: self.accuracy(outputs, place) for name, place in splits.items()}
-        moved = squares({name: weights[name] - start[name] for name in start})
-        found = iter(fetched(*numbers.values(), *moved.values()))
+        for name, place in splits.items() if self.setting.problem.data.classes else ():
+            numbers["accuracy" + name] = (label(outputs[place]) == label(targets[place])).double().mean()
+        differences = squares({name: weights[name] - start[name] for name in start})
+        found = iter(fetched(*numbers.values(), *differences.values()))
         seen = {name: next(found) for name in numbers}
         seen |= {"loss" + name: self.objective(seen["loss" + name], place) for name, place in splits.items()}
         row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
         if self.setting.problem.phases:
             row["phase"] = self.phase(step)
-        return row | seen | self.movement(dict(zip(moved, found, strict=True)))
-
-    def movement(self, moved: dict[str, float]) -> Row:
-        """‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter."""
-        row: Row = {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
+        # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
+        moved = dict(zip(differences, found, strict=True))
+        row |= seen | {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
         return row | {f"weights_moved.{name}": ratio(moved[name], self.sizes[name]) for name in moved}
 
     @cached_property

@@ -307,7 +307,7 @@ def training(state: RunState) -> Training:
     time = state.time
     return Training(
         time=time,
-        weight=setting.descent.weight * setting.experiment.loss.curvature,
+        weight=setting.descent.weight(setting.points.train) * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
         is_plain=not (
             optimizer.remembers

@@ -4,6 +4,7 @@ for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +30,6 @@ from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import Domain, NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
-from ntkexp.shapes import Weights
 
 # --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.
 
@@ -45,7 +45,8 @@ def refuse_vast(experiment: Experiment) -> None:
     )
     points, path = source.train + others, experiment.path
     read = points if "train" in path.probes else others
-    rows = path.tangents * points + (experiment.integration.kernels + experiment.integration.rules) * read
+    costs = experiment.integration.costs
+    rows = path.tangents * points + (costs.kernels + costs.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
         rows = min(rows, LEAST_ROWS)  # the rest lies on disk
     least = float(source.train) * size * rows
@@ -57,33 +58,9 @@ def refuse_vast(experiment: Experiment) -> None:
         )
 
 
-def refuse_long(experiment: Experiment, budget: Budget) -> None:
-    """Refuse a run that outlasts its user, unless a loss ends it."""
-    if experiment.stop_at_loss is None:
-        refuse_endless(effort(experiment, budget), experiment.steps, experiment.device)
-
-
 def effort(experiment: Experiment, budget: Budget) -> float:
     """How many seconds a core takes for it."""
     return core_seconds(budget, experiment.steps, experiment.integration.passes)
-
-
-def refuse_infinite(outputs: Float[Tensor, "point out"], experiment: Experiment) -> None:
-    """A network that is not finite at its start cannot be trained."""
-    finite = outputs.isfinite().all(1)
-    if not finite.all():
-        raise Mistake(
-            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
-            f"{experiment.model.remedy}"
-        )
-
-
-def refuse_dead(*, moves: bool) -> None:
-    """A network whose outputs no weight moves cannot be trained either."""
-    if not moves:
-        raise Mistake(
-            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
-        )
 
 
 # --- How a problem would be read, found out from shapes and from two of its points: in which blocks, with what
@@ -121,6 +98,10 @@ def survey(experiment: Experiment) -> Survey:
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
+    sketch, size = None, experiment.kernel.sketch
+    if size is not None:
+        trained = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
+        sketch = Sketch(size, experiment.seed, trained)
     points = Points(
         reader=reader,
         inputs=problem.inputs,
@@ -128,22 +109,15 @@ def survey(experiment: Experiment) -> Survey:
         block=budget.block,
         keep=budget.keep,
         chosen=wanted if len(wanted) < problem.outputs else None,
-        sketch=sketch_of(experiment, problem, reader),
+        sketch=sketch,
         kernels=experiment.path.kernels,
     )
     return Survey(problem=problem, points=points, budget=budget, tape=tape)
 
 
-def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
-    """The sketch by which kernels are made, if they are made by one."""
-    if experiment.kernel.sketch is None:
-        return None
-    shapes = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
-    return Sketch(experiment.kernel.sketch, experiment.seed, shapes)
-
-
 def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
     """The memory of a run, given what is recorded of two points."""
+    costs = experiment.integration.costs
     return Budget(
         memory_gb=experiment.room_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
@@ -152,18 +126,18 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
-        rules=experiment.integration.rules,
+        rules=costs.rules,
         tangents=experiment.path.tangents,
-        path_kernels=experiment.integration.kernels,
-        errors=experiment.integration.errors,
-        tapes=experiment.integration.tapes,
+        path_kernels=costs.kernels,
+        errors=costs.errors,
+        tapes=costs.tapes,
         tape_bytes=tape.bytes_per_example,
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
         steps=experiment.steps,
         phases=len(experiment.switches) + 1,
-        doubled=experiment.integration.doubles,
+        doubled=costs.doubled,
         disk=experiment.device == "cpu",
     )
 
@@ -197,51 +171,49 @@ class SweepSetting:
 
 
 def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
-    """The sweep that an experiment asks for."""
-    places = list(found.problem.places.values())
-    counts = fair_counts(experiment.path.attributed, [place.stop - place.start for place in places])
-    points = torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
-    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
-    asked = SweepSetting(
-        points=points.to(experiment.device),
-        plan=plan(experiment, found, len(points)),
-        kinks=tuple(kinked),
-        differentiated=experiment.knows_derivative,
-    )
-    asked = replace(asked, retrains=experiment.path.may_retrain and asked.costs_more)
-    if not (experiment.knows_derivative or asked.retrains):
-        raise Mistake(undifferentiated(experiment, asked))
-    return asked
-
-
-def undifferentiated(experiment: Experiment, asked: SweepSetting) -> str:
-    """Say why there are no effects, where steps have no derivative and trainings are many."""
-    most = RETRAININGS * asked.plan.points * asked.plan.outputs
-    return (
-        f"path.effects=true: nobody knows the derivative of what optimizer={experiment.optimizer.option} does to a "
-        f"gradient, and {asked.plan.train} trainings, each without one example, are more than the {most} that effects "
-        f"on {asked.plan.points * asked.plan.outputs} outputs are worth; lower data.train, raise path.attributed, or "
-        "use one of ntkexp's optimizers"
-    )
-
-
-def plan(experiment: Experiment, found: Survey, points: int) -> SweepPlan:
-    """What the sweep takes, given the memory that there is."""
-    train, optimizer = found.problem.train, experiment.optimizer
+    """The sweep that an experiment asks for, or trainings in its place where these take less."""
+    optimizer, path, budget = experiment.optimizer, experiment.path, found.budget
+    places, train = list(found.problem.places.values()), found.problem.train
+    points = first_of(places, fair_counts(path.attributed, [place.stop - place.start for place in places]))
     batch = optimizer.batch_indices(0, train, experiment.seed)
-    return SweepPlan(
-        free=experiment.room_gb * 1e9 - found.budget.fixed,
-        points=points,
-        outputs=found.budget.integrated,
+    rows = train if batch is None else len(batch)
+    plan = SweepPlan(
+        free=experiment.room_gb * 1e9 - budget.fixed,
+        points=len(points),
+        outputs=budget.integrated,
         steps=experiment.steps,
-        parameters=found.budget.parameters,
+        parameters=budget.parameters,
         train=train,
-        rows=(rows := train if batch is None else len(batch)),
-        taken_out=rows if experiment.path.effects == "one_step" else 0,
+        rows=rows,
+        taken_out=rows if path.effects == "one_step" else 0,
         adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
-        tape_bytes=found.budget.tape_bytes,
-        number_bytes=found.budget.number_bytes,
+        tape_bytes=budget.tape_bytes,
+        number_bytes=budget.number_bytes,
     )
+    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    differentiated = experiment.knows_derivative
+    sweep = SweepSetting(
+        points=points.to(experiment.device), plan=plan, kinks=tuple(kinked), differentiated=differentiated
+    )
+    sweep = replace(sweep, retrains=path.may_retrain and sweep.costs_more)
+    if not (differentiated or sweep.retrains):
+        outputs = plan.points * plan.outputs
+        raise Mistake(
+            f"path.effects=true: nobody knows the derivative of what optimizer={optimizer.option} does to a gradient, "
+            f"and {train} trainings, each without one example, are more than the {RETRAININGS * outputs} that effects "
+            f"on {outputs} outputs are worth; lower data.train, raise path.attributed, or use one of ntkexp's "
+            "optimizers"
+        )
+    return sweep
+
+
+def first_of(places: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
+    """The first points of each place, so many of each.
+
+    >>> first_of([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
+    [0, 5, 6]
+    """
+    return torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
 
 
 # --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
@@ -283,43 +255,69 @@ def prepare(experiment: Experiment) -> Setting:
 
 def setting_of(experiment: Experiment, found: Survey) -> Setting:
     """Look once at what was drawn, unless training would outlast its user."""
-    refuse_long(experiment, found.budget)
+    if experiment.stop_at_loss is None:
+        refuse_endless(effort(experiment, found.budget), experiment.steps, experiment.device)
     problem, points = found.problem, found.points
-    start = look(experiment, problem, points)
+    phases = phases_of_data(experiment, problem)
+    start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
         points.refuse_without_rules(found.tape)
     domain = domain_of(experiment, found, like=start.kernel)
+    descent = Descent(
+        points=points,
+        targets=problem.targets[: points.train],
+        loss=experiment.loss,
+        scale=scale(experiment),
+        optimizer=experiment.optimizer,
+        factors=experiment.optimizer.factors(problem.weights),
+        schedule=experiment.schedule,
+        step_size=experiment.optimizer.chosen_step(start.largest_stable_step),
+        steps=experiment.steps,
+        seed=experiment.seed,
+        phases=phases,
+    )
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed])
     return Setting(
         experiment=experiment,
         problem=problem,
         start=start,
-        descent=descent_from(experiment, problem, points, start.largest_stable_step),
+        descent=descent,
         domain=domain,
         sweep=sweep_setting(experiment, found) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
-        remarks=(*remarks(experiment, found), *sketch_remarks(experiment, points, problem.weights, start)),
+        remarks=remarks(experiment, found, start),
     )
 
 
-def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
+def start_of(experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]) -> Start:
     """The network at its start, unless it cannot be trained.
 
     The largest stable step is the least of those of all phases, each by the kernel among its own examples, which no
     sketch stands for: what is trained does not depend on how it is read.
     """
     view = NetworkView(points, problem.weights)
-    refuse_infinite(view.outputs, experiment)
-    keeps = experiment.path.keeps_kernels
-    kernel = view.kept_kernel()
+    finite = view.outputs.isfinite().all(1)
+    if not finite.all():
+        raise Mistake(
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
+            f"{experiment.model.remedy}"
+        )
+
+    # λ_max of the kernel among the examples of each phase
+    kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
     exact = keeps and points.sketch is None
-    turns = phases(experiment, problem)
     tops = [
-        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_among(phase.examples)
-        for phase in turns
+        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_eigenvalue(phase.examples)
+        for phase in phases
     ]
-    refuse_dead(moves=bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0)
-    weights = [experiment.loss.weight(phase.count) * scale(experiment) for phase in turns]
+    moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
+    if not moves:
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+        )
+
+    # the curvature of the objective is at most w λ_max ℓ″
+    weights = [experiment.loss.weight(phase.count) * scale(experiment) for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
@@ -329,7 +327,7 @@ def look(experiment: Experiment, problem: Problem, points: Points) -> Start:
     )
 
 
-def phases(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
+def phases_of_data(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
     """What is learned when; most data have one phase, of all examples."""
     places = problem.phases.get("train", (slice(0, problem.train),))
     counts = [place.stop - place.start for place in places]
@@ -341,71 +339,50 @@ def scale(experiment: Experiment) -> float:
     return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
 
-def descent_from(experiment: Experiment, problem: Problem, points: Points, largest_stable: float) -> Descent:
-    """How training will go, once it begins."""
-    return Descent(
-        points=points,
-        targets=problem.targets[: points.train],
-        loss=experiment.loss,
-        scale=scale(experiment),
-        optimizer=experiment.optimizer,
-        factors=experiment.optimizer.factors(problem.weights),
-        schedule=experiment.schedule,
-        step_size=experiment.optimizer.chosen_step(largest_stable),
-        steps=experiment.steps,
-        seed=experiment.seed,
-        phases=phases(experiment, problem),
-    )
-
-
 def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
-    """Where the path is integrated, by the settings of the path and the memory that there is."""
-    problem, chosen = found.problem, attributed_points(experiment, found.problem)
+    """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
+    points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
+    each costs a pass backwards.
+    """
+    problem, path = found.problem, experiment.path
+    places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
+    sizes, backwards = [place.stop - place.start for place in places], experiment.integration.passes > 1
+    attributed = first_of(places, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=found.points,
         reads_train="train" in problem.places,
-        attributed=chosen,
-        integrated=experiment.path.chosen_outputs(problem.outputs),
+        attributed=attributed.to(experiment.device),
+        integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=experiment.integration.chunk(found.budget, len(chosen)),
+        chunk=found.budget.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
         spills=found.budget.spills,
     )
 
 
-def attributed_points(experiment: Experiment, problem: Problem) -> Int[Tensor, " attributed"]:
-    """The first ones of the points of every split, and there of every phase, as many as the integration attributes."""
-    places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
-    counts = experiment.integration.counts([place.stop - place.start for place in places])
-    parts = [torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)]
-    return torch.cat(parts).to(experiment.device)
-
-
-def remarks(experiment: Experiment, found: Survey) -> tuple[str, ...]:
-    """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot."""
-    casts = remark(function_of(found.problem.module), found.tape, experiment.path.casts)
-    obstacle = found.points.reader.obstacle(found.tape) if experiment.path.closing is None else None
-    return tuple(each for each in (casts, obstacle) if each is not None)
-
-
-def sketch_remarks(experiment: Experiment, points: Points, weights: Weights, start: Start) -> tuple[str, ...]:
-    """How far sketched kernels are from kernels, and what they are good for."""
+def remarks(experiment: Experiment, found: Survey, start: Start) -> tuple[str, ...]:
+    """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
+    sketched kernels, how far they are from kernels, and what they are good for.
+    """
+    points, path = found.points, experiment.path
+    casts = remark(function_of(found.problem.module), found.tape, path.casts)
+    obstacle = points.reader.obstacle(found.tape) if path.closing is None else None
+    known = [each for each in (casts, obstacle) if each is not None]
     if points.sketch is None:
-        return ()
+        return tuple(known)
     asked = f"kernel.sketch={experiment.kernel.sketch}"
+    if path.keeps_kernels:
+        view = NetworkView(points, found.problem.weights)
+        share = view.sketch_error(start.kernel[: points.train])
+        known.append(
+            f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "
+            "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do"
+        )
+    else:
+        known.append(f"contributions are from sketches ({asked}): only their sums are exact")
     many = sum(shape.numel() for shape in points.sketch.shapes.values())
-    said = (
-        (f"{asked} is no less than the {many:,} weights: without it kernels are exact, and take less",)
-        if points.sketch.size >= many
-        else ()
-    )
-    if not experiment.path.keeps_kernels:
-        return (f"contributions are from sketches ({asked}): only their sums are exact", *said)
-    share = NetworkView(points, weights).sketch_error(start.kernel[: points.train])
-    return (
-        f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "
-        "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do",
-        *said,
-    )
+    if points.sketch.size >= many:
+        known.append(f"{asked} is no less than the {many:,} weights: without it kernels are exact, and take less")
+    return tuple(known)

@@ -24,8 +24,7 @@ from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
 from ntkexp.path.integrals import Tally
-from ntkexp.path.integration import Room
-from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
 from ntkexp.records.atomic import Damaged, Sealing, Seals, being_sealed, being_written, broken, sealed_for
@@ -104,19 +103,6 @@ class EffectsPass:
         self.saved = state
 
 
-def begin_effects(setting: Setting, asked: SweepSetting, recording: Recording | None, room: Room) -> EffectsPass:
-    """No step taken yet; steps are recorded here, unless another does that anyway."""
-    like, domain, keeps = setting.problem.weights, setting.domain, recording is None
-    if recording is None:
-        records, pull = setting.experiment.optimizer.differentiated, domain.no_pull()
-        rows = room(domain.steps + 1, row_length(like, records, pull))
-        recording = Recording(rows=rows, like=like, records=records, pull=pull)
-    shape = len(asked.points), len(domain.integrated), setting.points.train
-    return EffectsPass(
-        setting=setting, asked=asked, recording=recording, keeps=keeps, effects=domain.like.new_zeros(shape)
-    )
-
-
 # --- Sums that lie on disk are kept in files beside the checkpoint that names them: sums-STEP-NUMBER.bin.
 #
 # Every checkpoint has files of its own, which are there whole before it is, and those of the one before go when
@@ -165,13 +151,7 @@ def found_sums(folder: Path, state: Any) -> Any:
 
 
 def is_name(part: Any) -> bool:
-    """Whether this stands for numbers of another file."""
     return isinstance(part, dict) and KEPT in part
-
-
-def kept_bytes(folder: Path) -> int:
-    """How much the sums of a checkpoint take."""
-    return sum(path.stat().st_size for path in folder.glob(FILES))
 
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
@@ -215,7 +195,9 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     state: Checkpoint = load_tensors(path, mmap=True)
     refuse(folder, [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [])
     seals: Seals = {**state["seals"], **state["sums"]}
-    cut_checkpoint(folder, seals[METRICS][0])
+    metrics, size = folder.path / METRICS, seals[METRICS][0]
+    if metrics.is_file() and metrics.stat().st_size > size:
+        os.truncate(metrics, size)  # lines behind the checkpoint are written again
     refuse(folder, broken(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
     return {**state, "run": found_sums(folder.path, state["run"])}
@@ -225,13 +207,6 @@ def refuse(folder: RunFolder, wrong: list[str]) -> None:
     """Refuse a folder whose files are not as they were written."""
     if wrong:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
-
-
-def cut_checkpoint(folder: RunFolder, size: int) -> None:
-    """Forget the lines of metrics.csv that are behind this position: they are written again."""
-    path = folder.path / METRICS
-    if path.is_file() and path.stat().st_size > size:
-        os.truncate(path, size)
 
 
 # --- Where a run stands on its path, and what it has accumulated so far.
@@ -266,7 +241,7 @@ class RunState:
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
         """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
         if step.index in self.setting.domain.switches:
-            self.turns.append(step.outputs.clone())
+            self.turns.append(step.view.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
         if self.effects is not None:
             self.effects.add(step)
@@ -282,11 +257,6 @@ class RunState:
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.late_tallies or ()):
             self.check(step, tallies)
-
-    def sweeps_back(self) -> Iterator[tuple[int, int]]:
-        """Sweep back over the path for effects, if they are asked for; how many steps are done of how many."""
-        if self.effects is not None:
-            yield from self.effects.steps_back(self.weights, self.step_sizes)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
         """Remember a step that is not closed, though its rule closes."""
@@ -314,22 +284,18 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-        self.weights = self.here(state["weights"])
-        self.memory = {part: self.here(weights) for part, weights in state["memory"].items()}
+        """Stand where the checkpoint stood, on the device of the run."""
+        device = self.summed_gradient.device
+        self.weights, self.memory = tree_map(lambda leaf: leaf.to(device), (state["weights"], state["memory"]))
         self.accumulator.restore(state["accumulator"])
         self.timetable.restore(state["timetable"])
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
-        self.turns = [outputs.to(self.summed_gradient.device) for outputs in state["turns"]]
+        self.turns = [outputs.to(device) for outputs in state["turns"]]
         if self.effects is not None:
             self.effects.restore(state["effects"])
-
-    def here(self, weights: Weights) -> Weights:
-        """Weights on the device of the run."""
-        return {name: weight.to(self.summed_gradient.device) for name, weight in weights.items()}
 
 
 def spilled(setting: Setting) -> int:
@@ -349,15 +315,27 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        refuse_small_disk(domain.scratch, spilled(setting) - kept_bytes(domain.scratch))
-    accumulator, asked = experiment.integration.begin(domain, weights, room), setting.sweep
+        kept = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
+        refuse_small_disk(domain.scratch, spilled(setting) - kept)
+    accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
+    effects = None
+    if sweep is not None and not sweep.retrains:
+        recording = accumulator.recorded()  # steps are recorded for effects alone, unless they are anyway
+        records, pull = experiment.optimizer.differentiated, domain.no_pull()
+        effects = EffectsPass(
+            setting=setting,
+            asked=sweep,
+            recording=recording or new_recording(domain.steps, weights, records, pull, room),
+            keeps=recording is None,
+            effects=domain.like.new_zeros(len(sweep.points), len(domain.integrated), setting.points.train),
+        )
     return RunState(
         setting=setting,
         weights=weights,
         accumulator=accumulator,
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
-        effects=begin_effects(setting, asked, accumulator.recorded(), room) if asked and not asked.retrains else None,
+        effects=effects,
     )

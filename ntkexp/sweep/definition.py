@@ -25,8 +25,8 @@ import yaml
 from pydantic import ValidationError
 
 from ntkexp.config.choices import Choices
+from ntkexp.config.compose import split
 from ntkexp.config.field_types import refusal
-from ntkexp.config.override import split
 from ntkexp.config.plain_yaml import parsed, read, spelled
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
@@ -109,8 +109,7 @@ def read_plain(text: str) -> Value:
             except ValueError:
                 continue
     try:
-        found: Value = parsed(text)
-        return found
+        return parsed(text)
     except yaml.YAMLError:
         return text
 
@@ -129,22 +128,9 @@ def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
 
 
 def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
-    """Space so many numbers from one to the other, by equal steps or equal ratios."""
+    """Space `count` numbers from one to the other, by equal steps or equal ratios."""
     if scale not in SCALES:
         raise Mistake(f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}")
-    refuse_contradictions(key, start, stop, count, scale)
-    shares = [k / (count - 1) for k in range(count)] if count > 1 else [0.0]
-    between = [start * (stop / start) ** u if scale == "log" else start + (stop - start) * u for u in shares]
-    if isinstance(start, float) or isinstance(stop, float):
-        return tuple(float(f"{value:.12g}") for value in between)  # 0.1 … 10 should meet 1, not 0.9999999999999999
-    whole = tuple(round(value) for value in between)
-    if len(set(whole)) < count:
-        raise Mistake(f"{key}: there are no {count} different whole numbers like that from {start} to {stop}")
-    return whole
-
-
-def refuse_contradictions(key: str, start: float, stop: float, count: int, scale: str) -> None:
-    """Refuse a range that holds nothing, or not what it says."""
     if start > stop:
         raise Mistake(f"{key}: the range from {start} to {stop} is empty; write it as {stop}..{start}")
     if count < 1 or (count == 1) != (start == stop):
@@ -153,6 +139,14 @@ def refuse_contradictions(key: str, start: float, stop: float, count: int, scale
         raise Mistake(f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most")
     if scale == "log" and start <= 0:
         raise Mistake(f"{key}: equal ratios cannot start from {start}; give a number above 0, or scale: linear")
+    shares = [k / (count - 1) for k in range(count)] if count > 1 else [0.0]
+    between = [start * (stop / start) ** u if scale == "log" else start + (stop - start) * u for u in shares]
+    if isinstance(start, float) or isinstance(stop, float):
+        return tuple(float(f"{value:.12g}") for value in between)  # 0.1 … 10 should meet 1, not 0.9999999999999999
+    whole = tuple(round(value) for value in between)
+    if len(set(whole)) < count:
+        raise Mistake(f"{key}: there are no {count} different whole numbers like that from {start} to {stop}")
+    return whole
 
 
 # --- What a sweep is: a YAML file in `configs/sweep/`, or what the command line says.
@@ -164,8 +158,6 @@ def refuse_contradictions(key: str, start: float, stop: float, count: int, scale
 #     fits:                  which number is a power of which axis, with the theory's exponent, or null
 #       - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      to be met within the margin
 #       - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this, and the margin
-#
-# Nothing here knows where it was written: `ntkexp.sweep.definition` reads both.
 
 
 @dataclass(frozen=True)
@@ -222,23 +214,31 @@ SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 def define(words: Sequence[str], choices: Choices) -> Definition:
     """Read the sweep of a command line: the name of a file, or none, and KEY=VALUE."""
+    names = choices.options("sweep")
     if not words:
-        raise Mistake(
-            f"there is nothing to sweep; name one of {sweep_names(choices)}, or write such as model.width=64,128"
-        )
+        raise Mistake(f"there is nothing to sweep; name one of {', '.join(names)}, or write such as model.width=64,128")
     if "=" in words[0]:  # without a file, called after its axes
         made = with_overrides(Definition("", {}, (0,), (), ()), words)
         axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
-        name = "-".join([*axes, made.digest]) if axes else f"run-{made.digest}"
-    else:  # called as its file for as long as the results are the file's
-        file = from_file(words[0], choices)
-        made = with_overrides(file, words[1:])
-        name = file.name if made.digest == file.digest else f"{file.name}-{made.digest}"
+        return replace(made, name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}", words=tuple(words))
+    if words[0] not in names:
+        raise Mistake(
+            f"'{words[0]}' is no sweep; choose from {', '.join(names)}, or write such as model.width=64,128"
+            f"{nearest(words[0], names)}"
+        )
+    path = choices.file("sweep", words[0])
+    try:
+        file = from_yaml(words[0], read(path))
+    except Mistake as mistake:
+        raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
+    made = with_overrides(file, words[1:])
+    # called as its file for as long as the results are the file's
+    name = file.name if made.digest == file.digest else f"{file.name}-{made.digest}"
     return replace(made, name=name, words=tuple(words))
 
 
 def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
-    """Say more about a sweep."""
+    """The sweep with more said about it."""
     axes, seeds, base = dict(definition.axes), definition.seeds, list(definition.base)
     for override in map(split, words):
         key, given = override.key, override.value
@@ -251,25 +251,6 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
     base = [text for text in base if split(text).key not in axes]
     fits = tuple(fit for fit in definition.fits if len(axes[fit.axis]) > 1)
     return replace(definition, axes=axes, seeds=seeds, base=tuple(base), fits=fits)
-
-
-def from_file(name: str, choices: Choices) -> Definition:
-    """Read the sweep of a file."""
-    if name not in choices.options("sweep"):
-        hint = nearest(name, choices.options("sweep"))
-        raise Mistake(
-            f"'{name}' is no sweep; choose from {sweep_names(choices)}, or write such as model.width=64,128{hint}"
-        )
-    file = choices.file("sweep", name)
-    try:
-        return from_yaml(name, read(file))
-    except Mistake as mistake:
-        raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
-
-
-def sweep_names(choices: Choices) -> str:
-    """Name the sweeps there are."""
-    return ", ".join(choices.options("sweep"))
 
 
 def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
@@ -287,15 +268,37 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
     if not isinstance(given, Mapping):
         raise Mistake(f"axes={spelled(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'")
     axes = {str(key): values(str(key), item) for key, item in given.items()}
-    base = list_of("base", tree.get("base") or [])
-    fits = tuple(fit_of(item) for item in list_of("fits", tree.get("fits") or []))
-    made = Definition(name, axes, seeds_of(tree.get("seeds", 1)), tuple(map(str, base)), fits)
-    refuse_contradictory_sweep(made)
-    return made
+    base = tuple(map(str, list_of("base", tree.get("base") or [])))
+    fits = []
+    for item in list_of("fits", tree.get("fits") or []):
+        fields = item if isinstance(item, Mapping) else {}
+        try:
+            fits.append(Fit.model_validate(fields))
+        except ValidationError as error:
+            raise refusal(error, Fit, "fits", fields) from None
+    sweep = Definition(name, axes, seeds_of(tree.get("seeds", 1)), base, tuple(fits))
+    refuse_contradictions(sweep)
+    return sweep
+
+
+def refuse_contradictions(sweep: Definition) -> None:
+    """Refuse a key that is given twice, or a fit against what does not vary."""
+    common = [split(text).key for text in sweep.base]
+    for key in common:
+        if key in sweep.axes:
+            raise Mistake(f"base: {key} is an axis of this sweep as well; give it in one place")
+    if "seed" in {*sweep.axes, *common}:
+        raise Mistake("seed is given as an axis or in base; write 'seeds: 5', or a list of them")
+    for fit in sweep.fits:
+        if fit.axis not in sweep.axes:
+            raise Mistake(f"fits: {fit.axis} is no axis of this sweep{nearest(fit.axis, sweep.axes)}")
+        if fit.exponent is None and fit.bound is not None:
+            raise Mistake(
+                f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"
+            )
 
 
 def list_of(key: str, value: Any) -> list[Any]:
-    """Refuse whatever is no list."""
     if not isinstance(value, list):
         raise Mistake(f"{key}={spelled(value)}: it takes a list")
     return value
@@ -316,29 +319,3 @@ def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise Mistake(f"seed={spelled(value)}: it takes whole numbers ≥ 0, such as seed=0..4")
     return given
-
-
-def fit_of(given: object) -> Fit:
-    """Read one of `fits`."""
-    fields = given if isinstance(given, Mapping) else {}
-    try:
-        return Fit.model_validate(fields)
-    except ValidationError as error:
-        raise refusal(error, Fit, "fits", fields) from None
-
-
-def refuse_contradictory_sweep(sweep: Definition) -> None:
-    """Refuse a key that is given twice, or a fit against what does not vary."""
-    common = [split(text).key for text in sweep.base]
-    for key in common:
-        if key in sweep.axes:
-            raise Mistake(f"base: {key} is an axis of this sweep as well; give it in one place")
-    if "seed" in {*sweep.axes, *common}:
-        raise Mistake("seed is given as an axis or in base; write 'seeds: 5', or a list of them")
-    for fit in sweep.fits:
-        if fit.axis not in sweep.axes:
-            raise Mistake(f"fits: {fit.axis} is no axis of this sweep{nearest(fit.axis, sweep.axes)}")
-        if fit.exponent is None and fit.bound is not None:
-            raise Mistake(
-                f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"
-            )

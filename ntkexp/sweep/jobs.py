@@ -13,13 +13,13 @@ from typing import Any
 
 from ntkexp.config.build import admit, build
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Began, Ended, Ending, Event, Stepped, Task, Tell, run_jobs
-from ntkexp.experiment.experiment import USUAL, Experiment
+from ntkexp.experiment.experiment import USUAL
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.run.execute import execute
 from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
-from ntkexp.sweep.plan import Plan, PlannedRun, RunCost, longest_first
+from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
 from ntkexp.text import counted
 
 # --- A run as a job for a worker.
@@ -48,28 +48,25 @@ class RunJob(AbstractJob):
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         try:
-            experiment, out = self.experiment(name), Path(self.out)
+            experiment = build(self.fields, admit(self.trust))
+            if folder_name(experiment) != name:  # it does not mean the same here as where it was composed
+                other = f"{name} would be {folder_name(experiment)} here"
+                raise Mistake(f"{other}: this worker has other data or another version")
+            if not experiment.memory_gb and experiment.device != "cpu":
+                experiment = experiment.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
+            out = Path(self.out)
             execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
         except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
         return "done" if relay.begun else "found"
 
-    def experiment(self, name: str) -> Experiment:
-        """Build the experiment, if it means the same here as where it was composed."""
-        made = build(self.fields, admit(self.trust))
-        if folder_name(made) != name:
-            raise Mistake(f"{name} would be {folder_name(made)} here: this worker has other data or another version")
-        if made.memory_gb or made.device == "cpu":
-            return made
-        return made.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
-
 
 class Relay(AbstractProgress):
     """A relay passes on how far a run is, and remembers whether there was anything to do."""
 
     def __init__(self, name: str, tell: Tell) -> None:
-        self.name, self.tell, self.steps, self.told = name, tell, 0, 0.0
+        self.name, self.tell, self.steps, self.reported = name, tell, 0, 0.0
         self.begun = False
 
     def start(self, name: str, steps: int, done: int) -> None:
@@ -77,8 +74,8 @@ class Relay(AbstractProgress):
         self.tell(Stepped(self.name, done, steps))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        if time.monotonic() - self.told >= SAYING:
-            self.told = time.monotonic()
+        if time.monotonic() - self.reported >= SAYING:
+            self.reported = time.monotonic()
             self.tell(Stepped(self.name, step, self.steps))
 
     def found(self, path: Path) -> None:
@@ -110,10 +107,12 @@ class Conductor:
     pictures: bool = True
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
-    def conduct(self, runs: list[PlannedRun], costs: dict[str, RunCost]) -> None:
+    def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, the longest first."""
-        waiting = longest_first(runs, [costs[run.name].seconds for run in runs])
-        clock = RemainingTime({run.name: costs[run.name].seconds for run in runs}, self.engine.workers)
+        estimate = Estimator()
+        seconds = {run.name: estimate(run.experiment).seconds for run in runs}
+        waiting = longest_first(runs, list(seconds.values()))
+        clock = RemainingTime(seconds, self.engine.workers)
         total = len(self.plan.distinct)
         self.listener.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
         try:
@@ -123,16 +122,17 @@ class Conductor:
                         self.hear(event, clock)
                         if self.over:
                             break
-                # what is left was held by another process when its turn came
+                # what is left was held by another process when its turn came: wait until that lets go of one
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.wait(waiting)
+                    self.listener.say(f"another process is at {counted(len(waiting), 'run')}; waiting for it")
+                    while all(self.plan.folder(run).state == "running" for run in waiting):
+                        time.sleep(PAUSE)
         finally:
             self.listener.end()
 
     @property
     def over(self) -> bool:
-        """Whether no further run should begin."""
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 
@@ -158,9 +158,3 @@ class Conductor:
                 if event.how != "held":
                     self.ended[event.name] = event
         self.listener.see(event, clock.ahead)
-
-    def wait(self, runs: list[PlannedRun]) -> None:
-        """Wait until another process lets go of one of these runs."""
-        self.listener.say(f"another process is at {counted(len(runs), 'run')}; waiting for it")
-        while all(self.plan.folder(run).state == "running" for run in runs):
-            time.sleep(PAUSE)

@@ -1,13 +1,23 @@
-"""What a sweep reports while it runs, and how long it will still take."""
+"""What a sweep reports while it runs, and how long it will still take.
+
+On a terminal it shows a line for every worker and a bar for all; elsewhere a line for every run that has ended.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.engine.base import Began, Ended, Event, Stepped
+from ntkexp.text import counted, duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 # --- What a sweep tells whoever waits for it. How that looks is the business of who listens.
 
@@ -33,8 +43,6 @@ class AbstractSweepListener(ABC):
 
 
 class NoListener(AbstractSweepListener):
-    """Nobody listens."""
-
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         pass
 
@@ -46,6 +54,102 @@ class NoListener(AbstractSweepListener):
 
     def end(self) -> None:
         pass
+
+
+def about(seconds: float | None, then: str = "") -> str:
+    """How long something takes, if that is known.
+
+    >>> about(200.0), about(60.0, " to go"), about(None)
+    ('about 3.3 min', 'about 60 s to go', '')
+    """
+    return "" if seconds is None else f"about {duration(seconds)}{then}"
+
+
+def listener(quiet: bool) -> AbstractSweepListener:
+    """The listener that suits the place: a terminal, a file, or nobody."""
+    if quiet:
+        return NoListener()
+    return Board() if sys.stderr.isatty() else Lines(sys.stderr)
+
+
+class Lines(AbstractSweepListener):
+    """A line for every run that has ended.
+
+    >>> lines = Lines(sys.stdout)
+    >>> lines.begin("width", 30, 28, 2, 200.0)
+    width: 30 runs, 28 of them done; about 3.3 min with 2 workers
+    >>> lines.see(Ended("mlp-w32-s0", "done"), 60.0)
+    29/30  mlp-w32-s0 is done; about 60 s to go
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.runs, self.ended = stream, 0, 0
+
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
+        self.runs, self.ended = runs, done
+        known = f", {done} of them done" if done else ""
+        takes = [about(seconds), f"with {counted(workers, 'worker')}"]
+        self.say(f"{name}: {counted(runs, 'run')}{known}; {' '.join(filter(None, takes))}")
+
+    def see(self, event: Event, ahead: float | None) -> None:
+        if isinstance(event, Ended) and event.how != "held":
+            self.ended += 1
+            how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
+            words = [f"{self.ended}/{self.runs}  {event.name} is {how}", about(ahead, " to go")]
+            self.say("; ".join(filter(None, words)))
+
+    def say(self, text: str) -> None:
+        with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop
+            self.stream.write(f"{text}\n")
+            self.stream.flush()
+
+    def end(self) -> None:
+        pass
+
+
+class Board(AbstractSweepListener):
+    """Bars: of all runs, and of each that is at work."""
+
+    def __init__(self) -> None:
+        self.bars: Progress | None = None
+        self.whole: TaskID | None = None
+        self.running: dict[str, TaskID] = {}
+
+    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
+        from rich.console import Console  # noqa: PLC0415  slow, and lines need none
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  the same
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+        )
+        self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.whole = self.bars.add_task(name, total=runs, completed=done, now=about(seconds))
+        self.bars.start()
+
+    def see(self, event: Event, ahead: float | None) -> None:
+        if self.bars is None or self.whole is None:
+            return
+        match event:
+            case Began():
+                self.running[event.name] = self.bars.add_task(f"  {event.name}", total=None, now="")
+            case Stepped():
+                self.bars.update(self.running[event.name], completed=event.step, total=event.steps)
+            case Ended():
+                if event.name in self.running:
+                    self.bars.remove_task(self.running.pop(event.name))
+                self.bars.advance(self.whole, event.how != "held")
+        self.bars.update(self.whole, now=about(ahead, " to go"))
+
+    def say(self, text: str) -> None:
+        if self.bars is not None:
+            self.bars.console.print(text, markup=False, highlight=False)
+
+    def end(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()
 
 
 # --- How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
@@ -72,7 +176,6 @@ class RemainingTime:
     spent: float = 0.0  # worker seconds of runs that ended
 
     def see(self, event: Event) -> None:
-        """Take an event into account."""
         match event:
             case Began():
                 self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0

@@ -18,7 +18,6 @@ from ntkexp.engine.base import Ended
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
-from ntkexp.path.budget import Budget
 from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
@@ -48,8 +47,8 @@ class EventLog:
     def write(self, run: str, event: str, reason: str = "") -> None:
         """Append one event."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        told = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
-        line = json.dumps(told | {SEAL: seal_of(told)})
+        fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
+        line = json.dumps(fields | {SEAL: seal_of(fields)})
         make_folder(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
@@ -76,9 +75,8 @@ class EventLog:
         return {run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"}
 
 
-def seal_of(told: dict[str, str]) -> str:
-    """The seal of an event."""
-    return seal(json.dumps(told).encode()).hex()
+def seal_of(fields: dict[str, str]) -> str:
+    return seal(json.dumps(fields).encode()).hex()
 
 
 # --- A sweep with every run composed: nothing is begun before all of it is known to be valid.
@@ -104,26 +102,21 @@ class Plan:
 
     @property
     def distinct(self) -> tuple[PlannedRun, ...]:
-        """Each run once."""
         return tuple({run.name: run for run in self.runs}.values())
 
     @property
     def record(self) -> Path:
-        """Where the sweep is written down."""
         return self.out / "sweeps" / f"{self.sweep.name}.json"
 
     @property
     def event_log(self) -> EventLog:
-        """Where it is noted what happens."""
         return EventLog(self.record.parent / NAME, self.sweep.name)
 
     def folder(self, run: PlannedRun) -> RunFolder:
-        """The place of a run."""
         return RunFolder(self.out / "runs" / run.name)
 
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
-    """Compose every run."""
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MOST:
         raise Mistake(f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most")
@@ -137,8 +130,7 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
 
 def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[PlannedRun]:
     """Order runs so that no worker is left alone with a long one at the end."""
-    order = sorted(range(len(runs)), key=lambda k: -seconds[k])
-    return [runs[k] for k in order]
+    return [runs[k] for k in sorted(range(len(runs)), key=lambda k: -seconds[k])]
 
 
 # --- Where the runs of a sweep stand, and the record that says so (`ntkexp.records.sweep`).
@@ -159,28 +151,24 @@ def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
     """Find where every run stands: ask its folder, then the log, and last how it ended under this command."""
     found = {}
     for run in plan.distinct:
-        state = plan.folder(run).state
-        if state in {"done", "running"}:
-            found[run.name] = RunStatus("done" if state == "done" else "running")
-        elif run.name in failures:
-            found[run.name] = RunStatus("failed", failures[run.name])
-        else:
-            found[run.name] = RunStatus("unfinished", ended[run.name].reason if run.name in ended else "")
+        match plan.folder(run).state:
+            case "done" | "running" as state:
+                found[run.name] = RunStatus(state)
+            case _ if run.name in failures:
+                found[run.name] = RunStatus("failed", failures[run.name])
+            case _:
+                found[run.name] = RunStatus("unfinished", ended[run.name].reason if run.name in ended else "")
     return found
+
+
+def runs_to_do(plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool) -> list[PlannedRun]:
+    """The runs that are not finished; those that failed if they are to be tried again."""
+    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
+    return [run for run in plan.distinct if before[run.name].state in states]
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
     """Describe the sweep as it is written down."""
-    runs = (
-        SweepRun(
-            folder=plan.folder(run).path,
-            axes=run.point.values,
-            seed=run.point.seed,
-            state=statuses[run.name].state,
-            reason=statuses[run.name].reason,
-        )
-        for run in plan.runs
-    )
     sweep = plan.sweep
     return Sweep(
         path=plan.record,
@@ -190,11 +178,20 @@ def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
         seeds=sweep.seeds,
         base=sweep.base,
         fits=sweep.fits,
-        runs=tuple(runs),
+        runs=tuple(
+            SweepRun(
+                folder=plan.folder(run).path,
+                axes=run.point.values,
+                seed=run.point.seed,
+                state=statuses[run.name].state,
+                reason=statuses[run.name].reason,
+            )
+            for run in plan.runs
+        ),
     )
 
 
-# --- What a run will cost, from shapes alone: seconds of `ntkexp.path.budget`, bytes of `ntkexp.path.budget`.
+# --- What a run will cost, from shapes alone: seconds and bytes of `ntkexp.path.budget`.
 
 
 @dataclass(frozen=True)
@@ -213,26 +210,17 @@ class Estimator:
     known: dict[str, RunCost] = field(default_factory=dict)
 
     def __call__(self, experiment: Experiment) -> RunCost:
-        """The cost of a run."""
+        """The cost of a run, from one look at its data and its network on the processor."""
         parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.integration.passes)
         shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
         key = repr((*parts, *shape))
         if key not in self.known:
-            self.known[key] = estimate(experiment)
+            try:
+                here = experiment.model_copy(update={"device": "cpu"})
+                budget = survey(here).budget
+                tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
+                size = budget.fixed + budget.block * budget.per_point + tapes
+                self.known[key] = RunCost(effort(here, budget), size)
+            except Mistake as mistake:
+                self.known[key] = RunCost(0.0, 0.0, str(mistake))
         return self.known[key]
-
-
-def estimate(experiment: Experiment) -> RunCost:
-    """Estimate the cost of a run, from one look at its data and its network on the processor."""
-    try:
-        here = experiment.model_copy(update={"device": "cpu"})
-        budget = survey(here).budget
-        return RunCost(effort(here, budget), bytes_held(budget))
-    except Mistake as mistake:
-        return RunCost(0.0, 0.0, str(mistake))
-
-
-def bytes_held(budget: Budget) -> float:
-    """Count the bytes that a run holds."""
-    tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
-    return budget.fixed + budget.block * budget.per_point + tapes

@@ -36,12 +36,10 @@ from tests.bench import (
     training,
 )
 from tests.bench.asked import MORE, RACES, parse
-from tests.bench.cell import as_json, shown
+from tests.bench.cell import Machine, Table, as_json, measure, shown
 from tests.bench.figures import beside, counted, keep
 from tests.bench.figures import shown as compared
-from tests.bench.machine import Machine, measure
-from tests.bench.race import Race
-from tests.bench.table import Table
+from tests.bench.peers import Race
 
 CELLS = {chapter.__name__.rpartition(".")[2]: chapter for chapter in (kernels, steps, training, infinite, commands)}
 REPORTS: dict[str, Callable[..., list[Table]]] = {

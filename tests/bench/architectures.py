@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ntkexp.kernel.record.taping import plain_kernels
 
 
 class LastState(nn.Module):
@@ -67,3 +73,113 @@ NETWORKS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "transformer": (Encoder, (8, 8)),
     "lstm": (LastState, (8, 4)),
 }
+
+
+# The network of the benchmarks: 64-w-w-w-C, three hidden layers, ReLU, with biases, float64.
+
+
+INPUTS, HIDDEN = 64, 3
+
+
+def mlp_of(width: int, outputs: int) -> nn.Module:
+    """With PyTorch's own initialisation, from a fixed seed."""
+    torch.manual_seed(0)
+    sizes = [INPUTS, *[width] * HIDDEN, outputs]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after, dtype=torch.float64), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def points(count: int, seed: int) -> Tensor:
+    """Gaussian inputs."""
+    return torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# How many operations are needed at least, of N inputs with C outputs, counted from a module's layers.
+#
+# A tangent kernel takes
+#
+# forward     what the module's own forward takes
+# backward    C times that, but for the first layer, whose inputs need no gradients
+# Gram        per layer with i inputs, o outputs and u uses an example, by factors or multiplied out, for half of all
+#             pairs since the kernel is symmetric: u² (i + C² o), or C² i o after C u i o per example
+#
+# and the features of a step a forward, and two ways back for each output: at a point and along the segment. The
+# readout's
+# way back is its weights.
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with weights: its uses per example, and per group inputs and outputs."""
+
+    uses: int
+    inputs: int
+    outputs: int
+    groups: int
+
+    def forward(self, examples: int) -> float:
+        """Operations of all its products."""
+        return 2.0 * examples * self.uses * self.inputs * self.outputs * self.groups
+
+    def gram(self, examples: int, outputs: int, pairs: float) -> float:
+        """Operations of its part of the kernel of so many pairs of examples."""
+        both = float(outputs) ** 2
+        factored = 2 * pairs * self.uses**2 * (self.inputs + both * self.outputs)
+        rows = 2 * examples * outputs * self.uses * self.inputs * self.outputs
+        return self.groups * min(factored, rows + 2 * pairs * both * self.inputs * self.outputs)
+
+
+def operations(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
+    """Operations of the tangent kernel, and numbers that it has to write."""
+    layers, examples = layers_of(module, inputs), len(inputs)
+    with plain_kernels(), FlopCounterMode(display=False) as counter:
+        outputs = module(inputs)[0].numel()
+    forward = float(counter.get_total_flops())
+    passes, pairs = forward + outputs * (forward - layers[0].forward(examples)), examples * (examples + 1) / 2
+    return passes + sum(layer.gram(examples, outputs, pairs) for layer in layers), float((examples * outputs) ** 2)
+
+
+def forward_and_back(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
+    """Operations forward, and back to all activations for one output; gradients of weights take as many as forward."""
+    with plain_kernels():
+        with FlopCounterMode(display=False) as forward:
+            outputs = module(inputs)
+        with FlopCounterMode(display=False) as backward:
+            torch.autograd.grad(outputs.sum(), list(module.parameters()))
+    there = float(forward.get_total_flops())
+    return there, backward.get_total_flops() - there - layers_of(module, inputs)[-1].forward(len(inputs))
+
+
+def of_features(module: nn.Module, inputs: Tensor, outputs: int) -> float:
+    """Operations of the features of a step."""
+    forward, backward = forward_and_back(module, inputs)
+    return forward + 2 * outputs * backward
+
+
+def of_training(module: nn.Module, train: Tensor, others: int) -> float:
+    """Operations of a step of training with the path kernel of one output, at the training examples or elsewhere."""
+    (forward, backward), layers = forward_and_back(module, train), layers_of(module, train)
+    gradient, read = forward, others or len(train)
+    grams = sum(layer.gram(len(train) + others, 1, read * len(train)) for layer in layers)
+    return forward * (1 + others / len(train)) + backward * (1 + read / len(train)) + gradient + grams
+
+
+def layers_of(module: nn.Module, inputs: Tensor) -> list[Layer]:
+    """The layers in the order in which they are called."""
+    found: list[Layer] = []
+
+    def note(layer: nn.Module, _: object, result: Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+        uses = result.numel() // len(inputs) // weight.shape[0]
+        found.append(Layer(uses, weight[0].numel(), weight.shape[0] // groups, groups))
+
+    affine = [each for each in module.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    hooks = [each.register_forward_hook(note) for each in affine]
+    with torch.no_grad(), plain_kernels():
+        module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return found

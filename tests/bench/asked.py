@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tests.bench.infinite_cases import CASES, QUICK
-from tests.bench.race import SECONDS
+from tests.bench.infinite import CASES, QUICK
+from tests.bench.peers import SECONDS
 
 MORE = {
     "plot": ("reading",),

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from math import nan
+from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ntkexp.config.compose import compose
+from ntkexp.data.images import Digits
+from ntkexp.effects.curvature import at_once
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_network, draw_problem
+from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.model.functional import weights_of
-from ntkexp.removal.rerun import Rerun, again, retrain
-from ntkexp.run.loop import go
+from ntkexp.optimizer.base import Memory
+from ntkexp.removal.rerun import AT_ONCE, Rerun, again, gradient, moved, retrain, trained
+from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
-from tests.bench.attribution_asked import AbstractAsked
-from tests.bench.attribution_effects import effects
-from tests.bench.attribution_scores import damping_of, end_of, influence, last_product, tracin
+from ntkexp.stream import stream
+from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
+from tests.bench.attribution_scores import damping_of, effects, end_of, influence, last_product, tracin
 from tests.bench.backward import Deaf
+from tests.bench.peers import PACKAGES
 
 DAMPING = 0.1  # of influence functions, in mean eigenvalues; .01 did worse
 MODELS = 5  # that TRAK, and `5 effects`, average over
@@ -100,7 +109,7 @@ class Case:
         """What examples added to outputs by exact secants, taken off, times the slope of what is asked at the end."""
         with tempfile.TemporaryDirectory() as folder:
             state = begin(prepare(self.experiment), Deaf(folder).trajectory)
-            go(state, Deaf(folder))
+            train_steps(state, Deaf(folder))
             for _ in state.steps_back():
                 pass
             added = state.accumulator.integrals["secant"].parts[1][-self.size.read :]
@@ -149,3 +158,238 @@ class Case:
             "threads": torch.get_num_threads(),
             "seconds": seconds,
         }
+
+
+# What the attribution bench keeps: a cell is what a score says of a training, or a truth, as soon as it is known.
+#
+# Its file is named by all that it depends on, as far as that can be told: words, sizes, seed, versions of other
+# programs.
+# Whoever changes what a score or a truth computes raises `VERSION`, or begins another folder.
+
+
+VERSION = 1
+PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
+"""Other programs, and the scores that they are asked for."""
+
+
+class Told(NamedTuple):
+    """What is kept, the seconds of a processor that it took, and those of a clock."""
+
+    found: Any
+    seconds: float
+    took: float
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells in a folder."""
+
+    folder: Path
+
+    def path(self, case: Case, name: str) -> Path:
+        """The file of a cell."""
+        made_by = (VERSION, torch.__version__, {program: PACKAGES[program][-1] for program in PEERS})
+        digest = sha256(repr((made_by, case, name)).encode()).hexdigest()[:16]
+        return self.folder / f"{name.replace(' ', '_')}-{digest}.pt"
+
+    def read(self, case: Case, name: str) -> Told | None:
+        """A cell, if it is there."""
+        path = self.path(case, name)
+        return Told(**torch.load(path)) if path.exists() else None
+
+    def whole(self, case: Case, names: tuple[str, ...]) -> Mapping[str, Told] | None:
+        """All of these cells of a training, if all are there."""
+        found = {name: told for name in names if (told := self.read(case, name)) is not None}
+        return found if len(found) == len(names) else None
+
+    def keep(self, case: Case, name: str, told: Told) -> None:
+        """Write a cell; whoever is killed meanwhile leaves none."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(case, name)
+        part = path.with_suffix(".part")
+        torch.save(told._asdict(), part)
+        os.replace(part, path)
+
+
+# The truth that scores are held against: trainings without somebody, which all scores of a case share.
+#
+#     one run     the same start, order and step sizes; batches are means of whoever is left in them
+#     fresh       half of the examples, drawn anew for every training, each from a start and in an order of its own
+#
+# Of the first is kept what changes, of the second what comes out: the outputs, and −ℓ, which is what dattri measures.
+
+
+FIRST = 100 * MODELS  # of the fresh trainings, whose seeds no score has seen
+
+
+def leavers(case: Case) -> dict[str, Float[Tensor, "group train"]]:
+    """Who leaves the run: 1 for those, 0 for the others."""
+    size, generator = case.size, stream("left out", case.seed)
+    order = torch.randperm(size.train, generator=generator)[: size.alone]
+    alone = torch.eye(size.train, dtype=torch.float64)[order.sort().values]
+    shares = {f"{share} %": max(1, size.train * share // 100) for share in (5, 50)} if size.groups else {}
+    return {"one": alone} | {name: drawn(size.groups, many, size.train, generator) for name, many in shares.items()}
+
+
+def halves(case: Case) -> Float[Tensor, "training train"]:
+    """Who is left out of each fresh training."""
+    size = case.size
+    return drawn(size.fresh, size.train // 2, size.train, stream("left out", case.seed, 1))
+
+
+def drawn(groups: int, many: int, train: int, generator: torch.Generator) -> Float[Tensor, "group train"]:
+    """So many groups of one size."""
+    return (torch.rand(groups, train, generator=generator, dtype=torch.float64).argsort(1).argsort(1) < many).double()
+
+
+def changes(case: Case) -> dict[str, Tensor]:
+    """What is asked changes by so much when groups are left out of the run; and its outputs as they were, as `end`."""
+    rerun, found = case.rerun, dict[str, Tensor]()
+    for who, left in leavers(case).items():
+        ends = trained(rerun, torch.cat([rerun.everyone[None], rerun.everyone - left]))
+        with torch.no_grad():
+            asked = torch.stack([case.of(end) for end in ends])
+            found["end"] = rerun.outputs(ends[0], case.read)
+        found[who] = asked[1:] - asked[0]
+    return found
+
+
+def fresh(case: Case) -> dict[str, Tensor]:
+    """The outputs, and −ℓ, of trainings on halves, [training, point]."""
+    ends = fresh_ends(case, 1 - halves(case))
+    with torch.no_grad():
+        outputs = [case.rerun.outputs(end, case.read) for end in ends]
+        losses = [case.rerun.loss.value(each, case.targets) for each in outputs]
+    return {"output": torch.stack(outputs)[:, :, 0], "-loss": -torch.stack(losses)}
+
+
+def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Tensor, "training weight"]:
+    """Train from as many starts, each in an order of its own, with these weights of the examples."""
+    rerun, others = case.rerun, [case.rerun_from(FIRST + k) for k in range(len(weight))]
+    weights = torch.stack([rerun.flat.vector(other.start) for other in others])
+    memory: Memory = {}
+    for step in range(rerun.length):
+        rows = torch.stack([other.batch(step).rows for other in others])
+        left = weight.gather(1, rows)
+        share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # of nobody left there is no gradient
+        with torch.no_grad(), plain_kernels():
+            found = at_once(
+                lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=AT_ONCE
+            )
+        weights, memory = moved(rerun, step, weights, found, memory)
+    return weights
+
+
+# What is trained in the attribution bench: by name, the words of each training, its sizes, and what is asked of it.
+#
+# TWO_DIGITS    networks that tell two digits apart; for `one run` and `fresh seeds`
+# TSLOO         protocol of arXiv:2605.18814: an MLP 784-16-16-10 that sees images of 28 × 28 pixels once
+
+
+SEEDS = 3
+Words: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One row of the tables, from any seed."""
+
+    name: str
+    words: Words
+    size: Size
+    asked: AbstractAsked
+
+    def case(self, seed: int) -> Case:
+        """From this seed."""
+        return Case(self.words, self.size, self.asked, seed)
+
+
+class Network(NamedTuple):
+    """What learns, and by which step sizes, which leave a loss near 0.12 after 40 of them."""
+
+    words: Words
+    sgd: float
+    momentum: float
+    adam: float
+    far: float | None = None  # by Adam for twice as many steps; so large that effects fail, which was tried out
+
+    @property
+    def optimizers(self) -> dict[str, tuple[Words, int]]:
+        """Every optimizer in words, and how many times as many steps it takes."""
+        found: dict[str, tuple[Words, int]] = {
+            "SGD": (("optimizer=sgd", f"optimizer.step_size={self.sgd}"), 1),
+            "momentum": (("optimizer=momentum", f"optimizer.step_size={self.momentum}"), 1),
+            "Adam": (("optimizer=adam", f"optimizer.step_size={self.adam}"), 1),
+            "AdamW": (("optimizer=adamw", f"optimizer.step_size={self.adam}", "optimizer.weight_decay=1"), 1),
+        }
+        if self.far is not None:
+            found["far"] = (("optimizer=adam", f"optimizer.step_size={self.far}"), 2)
+        return found
+
+
+MLP, CNN = ("model=mlp", "model.width=32"), ("model=cnn", "model.width=8")
+NETWORKS = {
+    "MLP, tanh": Network((*MLP, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
+    "MLP, relu": Network((*MLP, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.003, far=0.01),
+    "CNN, tanh": Network((*CNN, "model.activation=tanh"), sgd=0.3, momentum=0.03, adam=0.006),
+    "CNN, relu": Network((*CNN, "model.activation=relu"), sgd=0.3, momentum=0.03, adam=0.006),
+    "transformer": Network(("model=transformer", "model.width=8"), sgd=0.1, momentum=0.02, adam=0.007),
+}
+BRIEF = ("MLP, relu, SGD", "CNN, tanh, momentum", "transformer, AdamW")  # the trainings of `--quick`
+FEW = Size(train=60, read=12, steps=40, batch=16, groups=32, alone=60, fresh=100)
+QUICK = Size(train=12, read=3, steps=3, batch=16, groups=4, alone=12, fresh=4)
+
+
+def two_digits(*, quick: bool) -> list[Training]:
+    """Every network by every optimizer, or by few."""
+    size, found = QUICK if quick else FEW, list[Training]()
+    for network, kind in NETWORKS.items():
+        for optimizer, (words, longer) in kind.optimizers.items():
+            name = f"{network}, {optimizer}"
+            if not quick or name in BRIEF:
+                steps = size._replace(steps=size.steps * longer)
+                every = ("data=digits", *kind.words, *words)
+                found.append(Training(name, every, steps, OneOutput()))
+    return found
+
+
+STANDARD = ("init=standard", "init.W_std=0.57735")  # the variance of PyTorch's own start
+ADAMW = ("optimizer=adamw", "optimizer.betas=[0.9,0.95]", "optimizer.weight_decay=0")
+IMAGES = ("data=mnist", "data.classes=all", "data.standardise=none")  # between 0 and 1
+ONCE = Size(train=960, read=30, steps=15, batch=64, groups=0, alone=200, fresh=0)
+PAPER = Size(train=6000, read=500, steps=94, batch=64, groups=0, alone=200, fresh=0)
+QUICK_ONCE = Size(train=64, read=3, steps=2, batch=32, groups=0, alone=8, fresh=0)
+
+
+def tsloo(images: Path, size: Size, step_sizes: Sequence[float] = (1e-3, 1e-4, 1e-5)) -> list[Training]:
+    """Both activations with every step size, on images in this folder."""
+    found = []
+    for step in step_sizes:
+        for activation in ("tanh", "relu"):
+            network = ("model=mlp", "model.width=16", "model.depth=2", f"model.activation={activation}", *STANDARD)
+            rest = ("loss=cross_entropy", *ADAMW, f"optimizer.step_size={step}", *IMAGES, f"data.path={images}")
+            found.append(Training(f"{activation}, {step:.0e}", (*network, *rest), size, OwnLoss()))
+    return found
+
+
+def enlarged_digits(folder: Path) -> Path:
+    """This folder, with the digits of 8 × 8 pixels made 28 × 28 smoothly, in MNIST's format."""
+    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
+    if not (images.exists() and labels.exists()):
+        pictures, classes = Digits(classes="all").pictures()
+        large = interpolate(pictures.double() * (255 / Digits.white), size=(28, 28), mode="bilinear")
+        folder.mkdir(parents=True, exist_ok=True)
+        images.write_bytes(idx(large[:, 0].round()))
+        labels.write_bytes(idx(classes))
+    return folder
+
+
+def idx(numbers: Tensor) -> bytes:
+    """An array of bytes in MNIST's format.
+
+    >>> import torch
+    >>> idx(torch.tensor([7, 9])).hex(" ")
+    '00 00 08 01 00 00 00 02 07 09'
+    """
+    head = bytes([0, 0, 8, numbers.dim()]) + b"".join(length.to_bytes(4, "big") for length in numbers.shape)
+    return head + numbers.byte().numpy().tobytes()

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.bench.cell import Table
 from tests.bench.peers import ROOT
-from tests.bench.table import Table
 
 PAGE = ROOT / "docs" / "attribution.md"
 SECTION = re.compile(r"<!-- measured: (?P<name>[^>]*) -->\n.*?<!-- end -->", re.DOTALL)

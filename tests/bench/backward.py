@@ -18,12 +18,11 @@ from torch import Tensor
 
 from ntkexp.config.compose import compose
 from ntkexp.records.data import Trajectory
-from ntkexp.run.loop import AbstractListener, go, go_back
+from ntkexp.run.loop import AbstractListener, reverse_pass, train_steps
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import RunState, begin
-from tests.bench.stopwatch import milliseconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, milliseconds
 
 STEPS = 6
 
@@ -79,9 +78,9 @@ def measured(width: int, train: int, threads: int) -> tuple[float, float, float,
     with tempfile.TemporaryDirectory() as folder:
         listener = Deaf(folder)
         state, start = begin(setting, listener.trajectory), time.perf_counter()
-        go(state, listener)
+        train_steps(state, listener)
         before, turn = peak(), time.perf_counter()
-        go_back(state, listener)
+        reverse_pass(state, listener)
         end = time.perf_counter()
     return (turn - start) / STEPS, (end - turn) / STEPS, before, peak()
 

@@ -1,14 +1,133 @@
-"""A cell of the tables: what ours took, what each peer took in the same run, and what nothing could take less than."""
+"""Medians of alternating measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from math import inf
+from statistics import median
+from typing import Any, TypeAlias
 
-from tests.bench.machine import Machine
-from tests.bench.stopwatch import milliseconds
-from tests.bench.table import Table
+import torch
+
+Act: TypeAlias = Callable[[], object]
+
+
+def medians(acts: Mapping[str, Act], times: int, within: float = inf) -> dict[str, float]:
+    """The median seconds of each act; they take turns, after one round that does not count. No round begins after that
+    many seconds, but for the first.
+    """
+    for act in acts.values():
+        act()
+    end, rounds = time.perf_counter() + within, [{name: seconds(act) for name, act in acts.items()}]
+    while len(rounds) < times and time.perf_counter() < end:
+        rounds.append({name: seconds(act) for name, act in acts.items()})
+    return {name: median(each[name] for each in rounds) for name in acts}
+
+
+def seconds(act: Act) -> float:
+    """How long it takes once."""
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def milliseconds(value: float) -> str:
+    """As many digits as mean something.
+
+    >>> milliseconds(0.00123456), milliseconds(12.3456)
+    ('1.23', '12346')
+    """
+    return f"{1000 * value:.3g}" if value < 1 else f"{1000 * value:.0f}"
+
+
+# A table: as text for people, and as data for programs.
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are printed, under a title."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def text(self) -> str:
+        """Aligned to the right.
+
+        >>> print(Table("Speeds", ["w", "ms"], [["8", "0.25"]]).text, end="")
+        Speeds
+          w    ms
+          8  0.25
+        """
+        if not self.rows:
+            return f"{self.title}\n  nothing is measured yet\n"
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(self.header))]
+        text = ("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join([self.title, *(f"  {line}" for line in text)]) + "\n"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Cells that are numbers are numbers.
+
+        >>> Table("Speeds", ["of", "ms"], [["MLP", "0.25"]]).data
+        {'title': 'Speeds', 'header': ['of', 'ms'], 'rows': [['MLP', 0.25]]}
+        """
+        return {"title": self.title, "header": list(self.header), "rows": [[*map(value, row)] for row in self.rows]}
+
+
+def value(cell: str) -> float | str | None:
+    """A number where the cell is one, nothing where it is empty.
+
+    >>> [value(cell) for cell in ("8", "1e-3", "", "nan", ".98±.01")]
+    [8.0, 0.001, None, None, '.98±.01']
+    """
+    if cell in ("", "nan"):
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+# What this machine does at its best, measured in the run in which it is compared with: products and copies.
+
+
+SIZE = 1024  # of the matrices that are multiplied
+COPIED = 4_000_000  # numbers that are copied: more than caches hold
+QUICK = 64  # the size of both, where it is only asked whether all runs
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of float64: operations (a multiplication and an addition are two) and bytes per second."""
+
+    product: float  # seconds of a product of two square matrices
+    operations: float
+    bytes: float
+
+    def floor(self, operations: float, numbers: float) -> float:
+        """Seconds that nothing can beat that multiplies so often, and reads or writes so many numbers.
+
+        >>> Machine(product=1.0, operations=100.0, bytes=80.0).floor(operations=200.0, numbers=30.0)
+        3.0
+        """
+        return max(operations / self.operations, 8 * numbers / self.bytes)
+
+
+def measure(*, quick: bool) -> Machine:
+    """The machine with the threads that torch has now."""
+    size, copied, times = (QUICK, QUICK, 1) if quick else (SIZE, COPIED, 9)
+    square, long = (torch.randn(size, size, dtype=torch.float64), torch.randn(copied, dtype=torch.float64))
+    into = torch.empty_like(long)
+    found = medians({"product": lambda: torch.mm(square, square), "copy": lambda: into.copy_(long)}, times)
+    return Machine(found["product"], 2 * size**3 / found["product"], 2 * 8 * copied / found["copy"])
+
+
+# A cell of the tables: what ours took, what each peer took in the same run, and what nothing could take less than.
 
 
 @dataclass(frozen=True)

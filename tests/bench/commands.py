@@ -7,10 +7,8 @@ import sys
 import tempfile
 from functools import partial
 
-from tests.bench.cell import Cell
-from tests.bench.machine import Machine
-from tests.bench.race import Race
-from tests.bench.stopwatch import medians
+from tests.bench.cell import Cell, Machine, medians
+from tests.bench.peers import Race
 
 TITLE = "Whole commands, the start of Python and the import of torch included"
 TINY = ("model.width=8", "data.train=16", "data.probe=4", "data.test=4", "steps=2", "data.seed=0", "--quiet")

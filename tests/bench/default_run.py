@@ -7,11 +7,10 @@ from functools import partial
 from itertools import islice
 
 from ntkexp.config.compose import compose
-from ntkexp.path.integrals import Integrals, Tally, integrals_at_zero
+from ntkexp.path.integrals import Integrals, integrals_at_zero
 from ntkexp.path.points import StepBlock
 from ntkexp.run.setting import Setting, prepare
-from tests.bench.stopwatch import medians, milliseconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, medians, milliseconds
 
 RULES = ("secant", "left", "gauss")
 TINY = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8")
@@ -39,4 +38,4 @@ def walk(setting: Setting, integrals: dict[str, Integrals], steps: int) -> None:
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
             for each in integrals.values():
-                each.add(step, block, Tally())
+                each.add(step, block)

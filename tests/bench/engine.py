@@ -19,8 +19,7 @@ from ntkexp.engine.local import Local, cores
 from ntkexp.progress import Silent
 from ntkexp.run.execute import execute
 from ntkexp.sweep.jobs import RunJob
-from tests.bench.stopwatch import milliseconds, seconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, milliseconds, seconds
 
 TINY = (
     *("model.width=8", "data.train=8", "data.probe=4", "data.test=4", "steps=2"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.table import Table
+from tests.bench.cell import Table
 
 FILE = Path(__file__).with_name("figures.json")
 HEADER = ("cell", "tag", "tagged", "now", "ratio")

@@ -23,9 +23,8 @@ from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.store.memory import LoopInMemory
 from ntkexp.foreign_loop.store.replay import FIRST, ReplayedSteps
 from tests.bench.architectures import cnn
+from tests.bench.cell import Table, milliseconds
 from tests.bench.language import Block
-from tests.bench.stopwatch import milliseconds
-from tests.bench.table import Table
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 

@@ -13,13 +13,10 @@ from torch.func import functional_call, jacrev, vmap
 from ntkexp.kernel.read.program_cache import TRIALS
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.library import tangent_kernel
-from tests.bench.architectures import Encoder, cnn
-from tests.bench.cell import Cell
-from tests.bench.count import operations
-from tests.bench.machine import Machine
-from tests.bench.network import INPUTS, mlp
-from tests.bench.race import SECONDS, Race
-from tests.bench.stopwatch import Act, medians
+from tests.bench.architectures import INPUTS, Encoder, cnn, operations
+from tests.bench.architectures import mlp_of as mlp
+from tests.bench.cell import Act, Cell, Machine, medians
+from tests.bench.peers import SECONDS, Race
 
 TITLE = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
 SIDE = 14  # of images

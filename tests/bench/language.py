@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.library import tangent_kernel
-from tests.bench.table import Table
+from tests.bench.cell import Table
 
 
 class Block(nn.Module):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from ntkexp.library import tangent_kernel
-from tests.bench.architectures import NETWORKS
-from tests.bench.network import mlp, points
+from tests.bench.architectures import NETWORKS, points
+from tests.bench.architectures import mlp_of as mlp
+from tests.bench.cell import Act, Table, medians, milliseconds
 from tests.bench.steps import acts
-from tests.bench.stopwatch import Act, medians, milliseconds
-from tests.bench.table import Table
 from tests.bench.training import with_path_kernel
 
 HEADER = ("what", "float64, ms", "float32, ms", "ratio")

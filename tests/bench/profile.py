@@ -11,11 +11,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from ntkexp.library import tangent_kernel
-from tests.bench.architectures import NETWORKS, Encoder, cnn
-from tests.bench.network import INPUTS, mlp
+from tests.bench.architectures import INPUTS, NETWORKS, Encoder, cnn
+from tests.bench.architectures import mlp_of as mlp
+from tests.bench.cell import Act, Table, seconds
 from tests.bench.steps import acts
-from tests.bench.stopwatch import Act, seconds
-from tests.bench.table import Table
 
 TITLE = "Shares of operations: the six that take longest, and what is left"
 SHOWN = 6

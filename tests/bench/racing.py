@@ -1,4 +1,4 @@
-"""What programs in a race say, in an environment that has nothing of ours: `tests.bench.race` reads it."""
+"""What programs in a race say, in an environment that has nothing of ours: `tests.bench.peers` reads it."""
 
 from __future__ import annotations
 

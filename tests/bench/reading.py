@@ -18,8 +18,7 @@ from ntkexp.records.data import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, colour, heading, house_style
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, begin
-from tests.bench.stopwatch import seconds
-from tests.bench.table import Table
+from tests.bench.cell import Table, seconds
 
 SHARED = ("model.activation=tanh", "path.error_samples=0", "path.probes=[probe]")
 QUICK = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8", "steps=20")

@@ -24,12 +24,12 @@ import torch
 
 from ntkexp.config.compose import compose
 from ntkexp.on_disk import is_on_disk
-from ntkexp.run.loop import go
+from ntkexp.run.loop import train_steps
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.backward import Deaf
-from tests.bench.table import Table
+from tests.bench.cell import Table
 
 TITLE = "Scale: one thread"
 SIZES = {
@@ -139,7 +139,7 @@ def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
         setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
         listener = Timed(folder)
         state = begin(setting, listener.trajectory, listener.scratch)
-        go(state, listener)
+        train_steps(state, listener)
         sums = [found.contributions for found in state.accumulator.integrals.values()]
         disk = sum(each.nbytes for each in sums if is_on_disk(each)) / 1e9
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

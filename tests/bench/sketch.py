@@ -20,7 +20,7 @@ from ntkexp.library import reader_of
 from ntkexp.path.points import total, unit
 from ntkexp.shapes import Weights
 from tests.bench.architectures import Encoder, cnn
-from tests.bench.table import Table
+from tests.bench.cell import Table
 
 RATE = 0.3
 HEADER = ("network", "C", "k", "K̂", "closing", "𝒮", "closing", "Σ𝒮", "closing", "bar/error")

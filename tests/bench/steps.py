@@ -11,12 +11,9 @@ import torch
 
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.library import reader_of
-from tests.bench.architectures import NETWORKS
-from tests.bench.cell import Cell
-from tests.bench.count import of_features
-from tests.bench.machine import Machine
-from tests.bench.race import Race
-from tests.bench.stopwatch import Act, medians
+from tests.bench.architectures import NETWORKS, of_features
+from tests.bench.cell import Act, Cell, Machine, medians
+from tests.bench.peers import Race
 
 TITLE = "A training step with secant features, N = 64"
 EXAMPLES = 64

@@ -15,17 +15,15 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
-from ntkexp.path.integrals import Integrals, Tally
+from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import Points, StepBlock
 from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
 from ntkexp.schedule import Constant
-from tests.bench.cell import Cell
-from tests.bench.count import of_training
-from tests.bench.machine import Machine
-from tests.bench.network import mlp, points
-from tests.bench.race import Race
-from tests.bench.stopwatch import medians
+from tests.bench.architectures import mlp_of as mlp
+from tests.bench.architectures import of_training, points
+from tests.bench.cell import Cell, Machine, medians
+from tests.bench.peers import Race
 
 STEP_SIZE = 0.05
 TITLE = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512, N = Q = 256"
@@ -92,4 +90,4 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, steps: 
     integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
     for step in descent.walk(weights):
         for place in places:
-            integrals.add(step, StepBlock(read, step.segment, place), Tally())
+            integrals.add(step, StepBlock(read, step.segment, place))

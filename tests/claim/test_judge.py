@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,16 @@ import pytest
 from ntkexp.claim.claim import Look
 from ntkexp.claim.expectation import Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import RULES, Finding, join_parts, judge_interval, judge_look, judge_part, try_rule
+from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
-from ntkexp.cli.commands.claims import table
+from ntkexp.data.synthetic import Integers
+from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
+from ntkexp.model.scalar import LookupTable, RadialBasis, ScalarLinear
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import CHANCE, Estimate
+from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
@@ -160,11 +164,11 @@ def test_minutes_are_those_of_the_work_however_busy_the_machine_is(
     assert record.told["cpu_minutes"] == record.cpu_minutes
     looks = [record.minutes_of(name) for name in found.looks]  # the control looks at the trials of the claim
     assert looks == [len(look.trials) * 0.75 / 60 for look in found.looks.values()]
-    assert f" {record.cpu_minutes:.1f}" in table([record])
+    assert f" {record.cpu_minutes:.1f}" in format_claims([record])
     found.trials[0].timings.unlink()
     uncounted = judged(found)
     assert math.isnan(uncounted.cpu_minutes)  # rather than too little
-    assert table([uncounted]).rstrip().endswith("–")
+    assert format_claims([uncounted]).rstrip().endswith("–")
 
 
 def test_children_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +274,57 @@ def test_rows_of_a_trial_beside_runs_have_no_state(state: str, verdict: str) -> 
     )
     look = Look({}, None, (0, 1), Column(column="error"), (Identity(),))
     assert judge_look(look, Measured(table, {}))[1].verdict == verdict
+
+
+# Trials of scalar functions, against what is known of them by hand.
+
+
+def curve(**fields: Any) -> pd.DataFrame:
+    return pd.DataFrame(ScalarCurve(**fields).rows(0)).set_index(["start", "ascended", "x"])
+
+
+def test_a_step_on_a_table() -> None:
+    rows = curve(model=LookupTable(), delta=1.0)
+    here = [rows[name]["given", 0, 10] for name in ("before", "after", "kernel")]
+    assert here == [32.0, pytest.approx(35.6), 1.0]
+    elsewhere = rows[rows["place"] == "elsewhere"]
+    assert (elsewhere[["moved", "kernel"]].to_numpy() == 0).all()
+
+
+def test_a_wrong_formula_has_an_error() -> None:
+    """Of a line, k(10, 10) = 101, and the formula without its constant is off by 1 everywhere."""
+    errors = curve(model=ScalarLinear(), product=1.0)["error"]
+    assert [errors.min(), errors.max()] == pytest.approx([1 / 101, 1 / 101])
+
+
+def test_what_is_drawn_is_another_start() -> None:
+    rows = curve(model=ScalarLinear())
+    assert rows.loc[("given", 0, 0), "before"] == 1.0
+    assert rows.loc[("drawn", 0, 0), "before"] != 1.0
+
+
+def test_ascent_is_counted() -> None:
+    """A line whose f(10) rises by k(10, 10) = 101 a step."""
+    rows = curve(model=ScalarLinear(), ascended=(0, 3))["before"]
+    assert rows["given", 3, 10] - rows["given", 0, 10] == pytest.approx(303)
+
+
+def test_an_observation_elsewhere_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"trial\.observed=30 is not in -10 … 20"):
+        curve(model=ScalarLinear(), observed=30)
+
+
+@pytest.mark.parametrize(("column", "order"), [("error", 1), ("centred_error", 2)])
+def test_orders_of_finite_steps(column: str, order: int) -> None:
+    """Halving the step divides an error by 2^order, up to the next order, which is a share of the step."""
+    trial = FiniteSteps(
+        model=RadialBasis(),
+        init=Standard(W_std=1.0, b_std=0.0),
+        data=Integers(),
+        step_sizes=(0.02, 0.01),
+        points=31,
+        observed=1,
+        scatter=0.1,
+    )
+    errors = pd.DataFrame(trial.rows(0))[column]
+    assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.02)

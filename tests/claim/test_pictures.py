@@ -7,21 +7,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 from ntkexp.claim.claim import CONTROL, MAIN, SECOND
 from ntkexp.claim.conduct import draw
-from ntkexp.claim.expectation import Equality
-from ntkexp.claim.papers import AccuracyTable, ChangeByWidth, InterpolationPeak, ScalarStep, ScalarTraining
+from ntkexp.claim.expectation import Equality, Order
+from ntkexp.claim.judge import judge_part
+from ntkexp.claim.papers import (
+    AccuracyTable,
+    ChangeByWidth,
+    InterpolationPeak,
+    PathFact,
+    ScalarStep,
+    ScalarTraining,
+    StoredExamples,
+    TimeShare,
+    WeightRank,
+)
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, PublishedNumber
-from ntkexp.claim.quantity import Measured
-from ntkexp.claim.read import claim_of, read_claim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, PublishedNumber, drawable
+from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
+from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Exhibit, Judgement, read_exhibit
-from tests.claim.subject import CLAIM, changed_claim
+from ntkexp.report.run import Run
+from tests.claim.subject import CLAIM, SLOPE, changed_claim, planned
 
 LOOK = Judgement(
     verdict="supported", figure=1.0, low=1.0, high=1.0, p=None, more_seeds=None, expected="", seeds=(0, 1), draws="",
@@ -179,3 +193,225 @@ def test_a_number_whose_rows_are_left_out_is_not_found() -> None:
 def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(Mistake, match=r"picture.*ScalarStp.*did you mean 'ScalarStep'"):
         claim_of("mine", changed_claim(picture={"_target_": "ntkexp.claim.papers.ScalarStp"}), Builder())
+
+
+# The picture of a claim that says nothing of its picture.
+
+
+def test_an_order_of_which_one_side_has_no_numbers_is_not_drawn() -> None:
+    table = pd.DataFrame({"alpha": [1, 2, 1, 2], "seed": [0, 0, 1, 1], "value": [1.0, math.nan, 2.0, math.nan]})
+    order = Order(along="alpha", above=2, below=1, margin=0.1)
+    assert judge_part(order, table).verdict == "undecided"
+    assert drawable(order, table) is None
+    assert drawable(order, table.fillna(5.0)) is not None
+
+
+def test_the_part_that_decides_is_drawn_first_and_colours_are_told() -> None:
+    """Of five parts, each a bound of its own, three are drawn, whichever decides."""
+    bounds = [
+        {"_target_": "ntkexp.claim.expectation.Bound", "limit": n, "side": "upper", "margin": 0} for n in range(5)
+    ]
+    table = pd.DataFrame({"seed": [0, 1], "value": [1.0, 2.0]})
+    found = judged(changed_claim(expectation=bounds, control={"seeds": 3}), table)
+    for decides in range(5):
+        main = replace(LOOK, expected=found.claim.looks[MAIN].words(decides))
+        decided = replace(found, record=replace(found.record, looks={**found.record.looks, MAIN: main}))
+        titles = [axes.get_title() for axes in found.claim.picture.figure(decided).axes]
+        assert titles[0] == f"≤ {decides} ± 0"
+        assert len(titles) == 3
+    said = "Here: blue is the claim's own look, orange the second; of 5 parts that are expected, 3 are drawn."
+    assert found.claim.picture.caption(found) == said
+
+
+# What claims measure of a path, on a run of two examples that is written down by hand.
+
+
+PARTS = np.array([[3.0, -1.0], [1.0, -2.0], [0.5, 0.25], [4.0, -1.0]])[:, None]
+"""𝒮 of the points: two training examples, two probes."""
+
+KERNEL = np.array([[4.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.5]])[:, None, :, None]
+
+
+def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> Run:
+    """A run whose stores are in memory."""
+    metrics = pd.DataFrame({"step": [0, 1, 2], "time": [0.0, 1.0, 3.0], "loss": [2.0, 1.5, 1.0]})
+    metrics["step_size"], metrics["contribution_mass"] = [1.0, 2.0, np.nan], [3.0, 1.0, np.nan]
+    run = Run(Path("run"), {"path": {"probes": ["train", "probe"]}}, metrics, ())
+    dims = ("probe", "out", "example")
+    gradient = np.array([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]])[..., None]
+    vars(run).update(
+        contributions=xr.Dataset({"contribution": (dims, parts, {"rule": "secant", "error_bar": 1e-3})}),
+        kernels=xr.Dataset(
+            {
+                "path_secant": (("probe", "out", "train", "out_"), KERNEL),
+                "output_gradient": (("snapshot", "train", "out_"), gradient),
+                "step": ("snapshot", np.array([0, 1, 2])),
+            }
+        ),
+        predictions=xr.DataArray(
+            np.array([[1.0, -1.0, 1.0, -1.0]])[..., None],
+            dims=("machine", "probe", "out"),
+            coords={"machine": ["f_T"]},
+        ),
+        data={
+            "classes": np.array(["a", "b"]),
+            "train_index": np.arange(2),
+            "probe_index": np.arange(2),
+            "train_inputs": np.array([[0.0], [1.0]]),
+            "probe_inputs": np.array([[0.1], [0.9]]),
+            "train_targets": np.array([[1.0], [-1.0]]),
+        },
+    )
+    return run
+
+
+def values(quantity: AbstractQuantity, run: Run) -> pd.DataFrame:
+    table = pd.DataFrame({"runs": ["runs"], "run": ["run"], "seed": [0], "drift": [0.5]})
+    return quantity.of(Measured(table, {"run": run}))
+
+
+def test_a_fact_of_the_path() -> None:
+    assert values(PathFact(fact="error_bar"), run_of())["value"].tolist() == [1e-3]
+    with pytest.raises(Mistake, match=r"quantity\.fact=error_bra: a path has error_bar; did you mean"):
+        values(PathFact(fact="error_bra"), run_of())
+
+
+def test_a_rule_that_was_not_read_has_no_number() -> None:
+    assert values(PathFact(fact="error_bar", rule="left"), run_of())["value"].isna().all()
+
+
+def test_tenths_of_the_time() -> None:
+    """Three quarters of the mass in the first third: 3/4 · 3/10 of it in each of the first three tenths."""
+    shares = values(TimeShare(), run_of()).set_index("tenth")["value"]
+    assert shares[[1, 3]].tolist() == pytest.approx([0.225, 0.225])
+    assert shares[10] == pytest.approx(0.25 / (20 / 3))
+    assert shares.sum() == pytest.approx(1)
+
+
+def test_coefficients_are_ranked_beside_the_misfit() -> None:
+    """Means of |𝒮/𝒦| over the probes are 5/4 and 9/8; ∫|ℓ′| is 2 and 1.5: both rank the first example higher."""
+    assert values(WeightRank(), run_of())["value"].tolist() == [1.0]
+    assert values(WeightRank(lag=1), run_of())["value"].tolist() == [-1.0]
+
+
+def test_stored_examples() -> None:
+    """The largest contributor to both probes is the first, with label +; predicted are + and −."""
+    quantity = StoredExamples(
+        shares=("same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"), top=1
+    )
+    found = values(quantity, run_of()).set_index("quantity")["value"].to_dict()
+    assert found == {
+        "same_class": 0.5,
+        "nearest_input": 1.0,
+        "nearest_kernel": 0.0,  # 1/√4 against 1/√1, and 2/√4 against 0.5/√1
+        "same_example": 0.0,
+        "top_share": pytest.approx((2 / 3 + 4 / 5) / 2),
+        "chance": 0.5,
+    }
+
+
+def test_several_outputs_are_refused() -> None:
+    two = run_of()  # of which one was read
+    vars(two)["predictions"] = two.predictions.isel(out=[0, 0])
+    for quantity in (StoredExamples(), WeightRank()):
+        with pytest.raises(Mistake, match="run has 2 outputs"):
+            values(quantity, two)
+
+
+def test_several_quantities_keep_their_names() -> None:
+    both = Together(names=("a", "b"), parts=(PathFact(fact="error_bar"), Column(column="drift")))
+    assert values(both, run_of()).set_index("quantity")["value"].to_dict() == {"a": 1e-3, "b": 0.5}
+
+
+def test_names_are_each_its_own() -> None:
+    with pytest.raises(ValueError, match="give each of the 1 parts a name of its own"):
+        Together(names=("a", "b"), parts=(Column(column="drift"),))
+
+
+# A claim says everything beforehand, and what it lacks is said in one line before anything is run.
+
+
+NO_MARGIN = {key: value for key, value in SLOPE.items() if key != "margin"}
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"runs": None}, "the claim has no runs; give it `runs` with axes and base, or a `trial`"),
+    ({"expectation": NO_MARGIN}, "expectation.margin is missing; it takes a number > 0"),
+    ({"expectation": []}, r"expectation=\[\]: nothing is expected, so nothing can be judged; give a rule or several"),
+    ({"control": {"expectation": []}}, r"control: expectation=\[\]: nothing is expected"),
+    ({"seeds": 1}, "seeds=1: one seed says nothing of chance; give two or more"),
+    ({"second": {"seeds": 1}}, "second: seeds=1: one seed"),
+    ({"second": {"seeds": True}}, "second: seed=true"),
+    (
+        {"second": {"seeds": [1, 8]}},
+        "second: seed 1 is one of the claim itself; give others, or how many, as seeds: 20",
+    ),
+    ({"control": None}, "control is missing: a claim says it before it is measured"),
+    ({"contrl": {}}, "contrl: a claim has no such key; .*; did you mean 'control'"),
+    ({"control": {"expectations": {}}}, "control.expectations: there is no such key; .* did you mean 'expectation'"),
+    ({"quick": {"axes": {"model.widht": [1]}}}, "quick.axes.model.widht: .* did you mean 'model.width'"),
+    ({"expectation": {"_target_": "ntkexp.claim.expectation.Slop"}}, "did you mean 'Slope'"),
+    ({"expectation": SLOPE | {"margn": 1}}, "expectation.margn: Slope has no such key; .* did you mean"),
+    ({"source": {"section": "2"}}, "source.paper is missing"),
+    ({"runs": {"mlp": 3}}, "runs: they take axes and base"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), MISTAKES, ids=[said[:30] for _, said in MISTAKES])
+def test_what_is_no_claim_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Mistake, match=said) as caught:
+        claim_of("mine", changed_claim(**changes), Builder())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_claim_is_answered_with_the_nearest() -> None:
+    with pytest.raises(Mistake, match="did you mean 'kernel_stays'"):
+        read_claim("kernel_stay", Builder())
+
+
+def test_a_quantity_that_is_no_column_is_refused_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="'drfit' is no number of a run; did you mean 'drift'"):
+        planned(changed_claim(quantity="drfit"), tmp_path)
+
+
+@pytest.mark.parametrize("name", claim_names(Builder().choices))
+@pytest.mark.parametrize("size", ["quick", "default", "full"])
+def test_every_claim_that_is_shipped_can_be_read(name: str, size: Any) -> None:
+    claim = read_claim(name, Builder(), size)
+    assert claim.looks.keys() == {MAIN, CONTROL, SECOND}
+    assert not set(claim.looks[MAIN].seeds) & set(claim.looks[SECOND].seeds)
+    assert claim.looks[CONTROL].fields != claim.looks[MAIN].fields
+    assert "papers" not in str(claim.fields)  # a trial or a quantity may move to another file, and is the same claim
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"expectation": SLOPE | {"margin": 0.3}}, {"refutes": "nothing"}, {"seeds": 3}, {"second": {"seeds": [8, 9]}}],
+)
+def test_whoever_changes_a_word_has_another_claim(changes: dict[str, Any]) -> None:
+    assert claim_of("mine", changed_claim(**changes), Builder()).digest != claim_of("mine", CLAIM, Builder()).digest
+
+
+def test_circumstances_make_no_other_claim() -> None:
+    elsewhere = CLAIM["runs"] | {"base": [*CLAIM["runs"]["base"], "memory_gb=2"]}
+    assert (
+        claim_of("mine", changed_claim(runs=elsewhere), Builder()).digest == claim_of("mine", CLAIM, Builder()).digest
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "seeds"),
+    [
+        (None, "default", (1000, 1001)),
+        (4, "default", (1000, 1001, 1002, 1003)),
+        (4, "quick", (1000, 1001)),
+        ("7..9", "default", (7, 8, 9)),
+    ],
+)
+def test_the_second_look_has_as_many_seeds_as_it_asks_for(given: object, size: Any, seeds: tuple[int, ...]) -> None:
+    second = CLAIM["second"] | ({} if given is None else {"seeds": given})
+    assert claim_of("mine", changed_claim(second=second), Builder(), size).looks[SECOND].seeds == seeds
+
+
+def test_a_size_is_that_of_all_looks() -> None:
+    claim = claim_of("mine", CLAIM, Builder(), "quick")
+    assert {look.runs["runs"].axes["model.width"] for look in claim.looks.values()} == {(4, 8)}
+    assert claim.looks[SECOND].runs["runs"].base[-2:] == ("data=sphere", "threads=1")

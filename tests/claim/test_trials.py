@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -9,14 +11,35 @@ import pytest
 import torch
 
 from ntkexp.claim.conduct import TrialJob
-from ntkexp.claim.papers import ConvolutionalAccuracy, KernelTimes, LayerProducts, LeftOutKernel, LimitRegression
+from ntkexp.claim.papers import (
+    AfterKernel,
+    ConvolutionalAccuracy,
+    FirstKernels,
+    FirstOutputs,
+    Fluctuations,
+    KernelMovement,
+    KernelTimes,
+    LayerProducts,
+    LeftOutKernel,
+    LimitRegression,
+    SilentAlignment,
+    SummedOutputs,
+    TrainingBesideKernels,
+    WidthSweep,
+)
+from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.claim.papers.leaving_out import draw_groups, retraining
+from ntkexp.data import Sphere, Teacher
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
 from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
+from ntkexp.model import DeepLinear
+from ntkexp.model.functional import weights_of
 from ntkexp.model.networks import CNN, CNTK, MLP
 from ntkexp.records.atomic import sealed_text, write_atomically
+from ntkexp.records.sweep import Level
+from ntkexp.stream import stream
 
 INIT = NTK(W_std=1.4, b_std=0.3)
 IMAGES = Digits(train=6, probe=0, test=4)
@@ -99,3 +122,208 @@ def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
 def test_several_outputs_are_no_score() -> None:
     with pytest.raises(Mistake, match="choose data of one output"):
         retraining([*WORDS, "loss=cross_entropy"], seed=0)
+
+
+# Trials about wide networks measure what is known of them.
+
+
+WIDE_INIT = NTK(W_std=2**0.5, b_std=0.1)
+DATA = Sphere(train=4, probe=0, test=4)
+
+
+def number(row: Mapping[str, Level], name: str) -> float:
+    """What a row says under a name."""
+    found = row[name]
+    assert isinstance(found, float)
+    return found
+
+
+def test_first_outputs_have_the_covariance_of_the_limit_at_any_width() -> None:
+    trial = FirstOutputs(model=MLP(width=4, depth=1), init=WIDE_INIT, data=DATA, widths=(2, 16), networks=500, points=4)
+    narrow, wide = trial.rows(0)
+    for row in (narrow, wide):
+        # Four standard errors of a variance: √((2 + excess)/500), of which the narrow network's excess is 7.5.
+        assert row["variance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)
+        assert row["covariance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)  # a mean over pairs
+    assert number(narrow, "excess_kurtosis") > 2 * number(wide, "excess_kurtosis")
+
+
+def test_one_output_is_its_own_sum() -> None:
+    trial = SummedOutputs(model=MLP(width=4, depth=1), init=WIDE_INIT, data=DATA, widths=(4, 8), outputs=1, points=3)
+    assert [row["error"] for row in trial.rows(0)] == [0.0, 0.0]
+
+
+def test_the_wider_the_less_first_steps_from_zero_differ() -> None:
+    """Antisymmetric networks start at zero, and one step moves each by its own kernel."""
+    init = WIDE_INIT.model_copy(update={"antisymmetric": True})
+    trial = Fluctuations(model=MLP(width=4, depth=1), init=init, data=DATA, widths=(4, 64), networks=4, steps=1)
+    narrow, wide = trial.rows(0)
+    assert number(narrow, "fluctuation") > number(wide, "fluctuation") > 0
+
+
+def test_first_kernels_of_linear_units_vary_as_they_should() -> None:
+    """With f = v·Wx/√(h d), K(x, x) = a (|v|²/h + |Wx|²/(h |x|²)): both terms have mean a and variance 2a²/h."""
+    plain = NTK(W_std=1.0, b_std=0.0)
+    model = MLP.model_validate({"width": 1, "depth": 1, "activation": "linear"})
+    trial = FirstKernels(model=model, init=plain, data=DATA, widths=(16, 64), networks=80, points=1)
+    for row in trial.rows(0):
+        width = int(str(row["width"]))
+        # Four standard errors of a sample variance: √((2 + excess)/80), the excess of a sum of h squares being 12/h.
+        assert number(row, "variance") * width == pytest.approx(1, abs=4 * ((2 + 12 / width) / 80) ** 0.5)
+        assert number(row, "distance") ** 2 >= number(row, "variance") * (1 - 1 / 80) * (1 - 1e-12)
+
+
+def test_what_is_linear_in_its_weights_trains_as_its_kernels_say_and_moves_none() -> None:
+    flat = MLP(width=1, depth=0)
+    beside = TrainingBesideKernels(model=flat, init=WIDE_INIT, data=DATA, widths=(1, 2), networks=2, steps=7)
+    assert {row["kernel"] for row in beside.rows(0)} == {"start", "limit"}
+    assert max(number(row, "gap") for row in beside.rows(0)) < 1e-13  # sums of a few numbers, rounded
+    moving = KernelMovement(model=flat, init=WIDE_INIT, data=DATA, widths=(1,), alphas=(1.0, 2.0), networks=2, steps=7)
+    assert [row["movement"] for row in moving.rows(0)] == [0.0, 0.0]
+
+
+def test_what_has_several_outputs_is_refused() -> None:
+    three = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
+    trial = TrainingBesideKernels(model=MLP(depth=0), init=WIDE_INIT, data=three, widths=(1, 2), networks=1, steps=1)
+    with pytest.raises(Mistake, match="drawn of one output, and the data has 3"):
+        trial.rows(0)
+
+
+def test_smooth_kernels_of_scaled_outputs_move_as_one_over_the_scale() -> None:
+    init = WIDE_INIT.model_copy(update={"centred": True})
+    smooth = MLP.model_validate({"width": 4, "depth": 1, "activation": "tanh"})
+    trial = KernelMovement(model=smooth, init=init, data=DATA, widths=(4,), alphas=(1e3, 2e3), networks=2, steps=5)
+    near, far = (number(row, "movement") for row in trial.rows(0))
+    assert near / far == pytest.approx(2, rel=0.05)  # up to terms of the order 1/α, with their factors
+
+
+# Networks that are trained to the end, width by width, against least squares.
+
+
+SWEEP_INIT = NTK(W_std=1.5, b_std=0.1)
+
+
+def test_what_is_linear_ends_in_least_squares() -> None:
+    source = Teacher(train=12, probe=0, test=6, dimension=3)
+    row = WidthSweep(model=MLP(width=1, depth=0), init=SWEEP_INIT, data=source, widths=(1, 2, 3)).rows(0)[0]
+    data = source.split(0)
+    x = torch.cat([data.train.inputs, torch.ones(12, 1, dtype=torch.float64)], 1)
+    missed = x @ torch.linalg.lstsq(x, data.train.target).solution - data.train.target
+    expected = missed.square().mean() / data.test.target.var(correction=0)
+    assert row["parameters"] == 4
+    # The last damping is 1e-12 of a problem whose eigenvalues are about one.
+    assert number(row, "train_error") == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_more_parameters_than_targets_leave_nothing() -> None:
+    source = Teacher(train=6, probe=0, test=4, dimension=2)
+    rows = WidthSweep(
+        model=MLP(width=1, depth=1, activation="tanh"), init=SWEEP_INIT, data=source, widths=(1, 4, 8)
+    ).rows(0)
+    assert number(rows[2], "train_error") < 1e-12 < number(rows[0], "train_error")
+    assert number(rows[0], "condition") == 1e12 > number(rows[2], "condition")
+
+
+def test_classes_are_refused() -> None:
+    trial = WidthSweep(
+        model=MLP(width=1, depth=1), init=SWEEP_INIT, data=Digits(train=4, probe=0, test=2), widths=(1, 2, 3)
+    )
+    with pytest.raises(Mistake, match="choose data of one real value"):
+        trial.rows(0)
+
+
+# Trials of what happens to a kernel while a network learns, against what is known of it.
+
+
+WIDE_INIT = NTK(W_std=2**0.5, b_std=0.1)
+DIGITS = Digits(train=6, probe=0, test=20)
+
+
+def test_what_is_linear_has_one_kernel_and_follows_it() -> None:
+    trial = AfterKernel(model=MLP(width=8, depth=0), init=WIDE_INIT, data=DIGITS, widths=(8,), trains=(6,), until=1e-6)
+    network, before, after = trial.rows(0)
+    assert after["loss"] == before["loss"]
+    # What is missed, √(2·10⁻⁶), is magnified by modes that are learned last.
+    assert number(network, "loss") == pytest.approx(number(after, "loss"), rel=0.1)
+    assert [row["beyond"] for row in (network, before, after)] == [0.0, 0.0, 0.0]
+
+
+def test_a_rich_kernel_is_another_one_after_training() -> None:
+    rich, lazy = (
+        AfterKernel(
+            model=MLP(width=16, depth=1), init=WIDE_INIT, data=DIGITS, widths=(16,), trains=(6,), alpha=alpha
+        ).rows(0)
+        for alpha in (0.1, 1000.0)
+    )
+    apart = [abs(number(rows[1], "loss") - number(rows[2], "loss")) for rows in (rich, lazy)]
+    assert apart[1] < 1e-4
+    assert apart[0] > 1e-2
+
+
+def test_a_network_that_has_not_learned_has_no_kernel_after_training() -> None:
+    trial = AfterKernel(model=MLP(width=8), init=WIDE_INIT, data=DIGITS, widths=(8,), trains=(6,), steps=1)
+    assert all(math.isnan(number(row, name)) for row in trial.rows(0) for name in ("error", "beyond", "loss"))
+
+
+def test_an_after_kernel_of_other_than_two_classes_is_refused() -> None:
+    trial = AfterKernel(model=MLP(width=8), init=WIDE_INIT, data=Circle(train=4, probe=0, test=2))
+    with pytest.raises(Mistake, match="choose data of two classes"):
+        trial.rows(0)
+
+
+def silent(**changes: float) -> list[Mapping[str, Level]]:
+    """The rows of a network without activations, at sizes that take a moment."""
+    trial = SilentAlignment(
+        names=("linear",),
+        models=(DeepLinear(width=32, depth=1),),
+        init=NTK(W_std=1, b_std=0),
+        data=Digits(train=6, probe=0, test=5),
+    )
+    return list(trial.model_copy(update=changes).rows(0))
+
+
+@pytest.mark.slow
+def test_from_almost_nothing_the_kernel_of_a_linear_network_ends_as_one_direction_beside_white() -> None:
+    """Of W and a that grow from zero as aβᵀ, K = ‖β‖ (X Xᵀ + X β̂ β̂ᵀXᵀ), whose alignment is 2/√(M − 1 + 4)."""
+    found = silent(small=1e-5)[2]
+    assert (found["inputs"], found["start"]) == ("whitened", "small")
+    # Weights grow three hundredfold, so that the start is a share of 10⁻⁵ of the kernel; 1 % of the loss is left.
+    assert number(found, "alignment_end") == pytest.approx(2 / math.sqrt(6 - 1 + 4), abs=1e-3)
+    assert number(found, "turned") == pytest.approx(1, abs=0.02)
+
+
+def test_whatever_is_linear_is_regression_with_its_last_kernel_in_the_span_of_the_examples() -> None:
+    assert all(number(row, "gap") < 1e-9 for row in silent())  # 1e-12 of ridge, times the condition number
+
+
+def test_what_has_not_come_to_its_end_has_no_turn() -> None:
+    assert all(math.isnan(number(row, "turned")) for row in silent(steps=2))
+
+
+def test_a_step_is_no_longer_than_its_stride() -> None:
+    module = MLP(width=8, depth=1).module(WIDE_INIT, (3,), 1, stream("weights", 0)).eval()
+    x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
+    path = ScaledNetwork(module, 0.01).learn(weights_of(module), LearnedTask(x, x[:, 0]), 5, 0.4, 0.0, stride=0.02)
+    moved = [
+        float(length([step.after[name] - step.before[name] for name in step.before]) / length(step.before.values()))
+        for step in path
+    ]
+    assert max(moved) == pytest.approx(0.02, rel=1e-9)  # a quotient of rounded sums
+
+
+def test_a_linear_model_learns_alike_at_every_scale() -> None:
+    """Its kernel does not move, and the scale cancels in every step."""
+    x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
+    module = MLP(width=4, depth=0).module(WIDE_INIT, (3,), 1, stream("weights", 0)).eval()
+
+    def outputs(alpha: float) -> torch.Tensor:
+        network = ScaledNetwork(module, alpha)
+        *_, last = network.learn(network.start, LearnedTask(x, x[:, 0]), 25, 0.2, until=0.0)
+        return network.outputs(last.after, x)
+
+    torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
+
+
+def test_a_model_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="a name of its own"):
+        SilentAlignment(names=("one", "two"), models=(MLP(),), init=WIDE_INIT, data=DIGITS)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import errno
 import json
 import os
+import re
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
+import ntkexp
+from ntkexp.cli.commands.sweep import compose_plan
+from ntkexp.cli.main import app
+from ntkexp.cli.options import ADVICE, options, with_advice
+from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.report.page.picture import command_of
 from ntkexp.report.progress import Bar, ProgressLines, listener
+from ntkexp.report.run import load_run
+from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
+from tests.torture.kind.kills import no_pictures
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +261,156 @@ def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) ->
         lines.step(step, 1.0, None)
     lines.stop()
     assert len(capsys.readouterr().out.splitlines()) == 1 + 5
+
+
+# Words of the command line stay in the command line: elsewhere a mistake has a kind, from which the advice follows.
+
+
+PACKAGE = Path(ntkexp.__file__).parent
+LIBRARY = ("kernel", "library", "limit", "closed_form.py")
+
+
+def commands(command: object) -> Iterator[object]:
+    yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from commands(inner)
+
+
+def named_options() -> set[str]:
+    found = {word for each in commands(typer.main.get_command(app)) for given in getattr(each, "params", ())
+             for word in given.opts}  # fmt: skip
+    return {word for word in found if word.startswith("--")}
+
+
+def keys() -> set[str]:
+    """Every key of a configuration that lies in a group, such as `model.width`."""
+    choices = Choices(folders(None))
+    inner = {
+        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
+    }
+    return inner | {key for key in choices.common() if "." in key}
+
+
+def texts(place: Path) -> Iterator[tuple[Path, str]]:
+    """Every text in the code of a file or folder."""
+    for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield file, node.value
+
+
+def test_no_option_is_named_outside_the_command_line() -> None:
+    known = named_options()
+    assert {"--out", "--force", "--memory-gb", "--retry-failed"} <= known
+    elsewhere = [found for found in texts(PACKAGE) if PACKAGE / "cli" not in found[0].parents]
+    named = [(file.name, word) for file, text in elsewhere for word in re.findall(r"--[a-z][a-z-]*", text)
+             if word in known]  # fmt: skip
+    assert len(elsewhere) > 1000
+    assert not named
+
+
+@pytest.mark.parametrize("place", LIBRARY)
+def test_the_library_knows_no_configuration(place: str) -> None:
+    known = keys()
+    assert {"model.width", "path.pieces", "data.train"} <= known
+    found = list(texts(PACKAGE / place))
+    named = [(file.name, word) for file, text in found for word in re.findall(r"\b[a-z]+\.[a-z_]+\b", text)
+             if word in known]  # fmt: skip
+    assert found
+    assert not named
+
+
+@pytest.mark.parametrize("kind", ADVICE, ids=lambda kind: kind.__name__)
+def test_advice_names_an_option_that_there_is(kind: type[Mistake]) -> None:
+    made = kind("what is wrong", "my_net.py") if kind is Untrusted else kind("what is wrong")
+    said = with_advice(made).removeprefix("what is wrong")
+    named = re.findall(r"--[a-z][a-z-]*", said)
+    assert named
+    assert set(named) <= named_options()
+    assert str(made) == "what is wrong"
+
+
+def test_arguments_are_spelled_as_options() -> None:
+    mistake = WrongArgument("steps=3 goes with step_size=…: so many steps of one size", "steps", "step_size")
+    assert with_advice(mistake) == "--steps=3 goes with --step-size=…: so many steps of one size"
+    assert (
+        with_advice(WrongArgument("of 2 outputs; write outputs=all", "outputs")) == "of 2 outputs; write --outputs=all"
+    )
+    assert with_advice(Mistake("steps=3: a key")) == "steps=3: a key"
+
+
+# The command that stands beside results repeats them: the same experiment, in the same place.
+
+
+NET = """
+from torch import nn
+
+def build(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, outputs))
+"""
+FEW = "_target_: ntkexp.data.Digits\nclasses: [3, 8]\ntrain: 8\nprobe: 4\ntest: 4\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module in a place that a shell would take apart, and with choices of its own."""
+    made = tmp_path_factory.mktemp("home")
+    (made / "my nets").mkdir()
+    (made / "my nets" / "small_for_repeating.py").write_text(NET)
+    (made / "mine" / "data").mkdir(parents=True)
+    (made / "mine" / "data" / "few.yaml").write_text(FEW)
+    return made
+
+
+@pytest.fixture
+def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder, to work in; runs draw nothing there."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ntkexp.run.execute.painter", no_pictures)
+    return folder
+
+
+WORDS = (
+    "data=few",
+    "model=module",
+    "model.path=my nets/small_for_repeating.py:build",
+    "steps=1",
+    "threads=1",
+    "path.error_samples=0",
+)
+OPTIONS = ("--trust", "my nets/small_for_repeating.py", "--config-dir=mine", "--out", "my outputs")
+
+
+def test_the_printed_command_finds_the_run_again(command: Command, home: Path) -> None:
+    assert command("train", *WORDS, *OPTIONS, "--quiet").status == 0
+    (folder,) = (home / "my outputs" / "runs").iterdir()
+    printed = command_of(load_run(folder))
+    said = json.loads((folder / "provenance.json").read_text())
+    assert (said["command"], said["folder"]) == (printed, str(home))
+    again = command(*shlex.split(printed)[1:])
+    assert (again.status, again.err.rpartition("/runs/")[2].split()[:3]) == (0, [folder.name, "is", "finished;"])
+    assert list((home / "my outputs" / "runs").iterdir()) == [folder]
+
+
+def test_a_run_that_goes_on_is_still_repeated_by_what_began_it(home: Path) -> None:
+    begun = RunFolder(home / "run")
+    begun.path.mkdir()
+    assert not begun_by(begun)
+    begun.begin([], "an identity")
+    begun.write_sealed("provenance.json", {"command": "ntkexp train seed=3 --trust=net.py"})
+    assert begun_by(begun) == "ntkexp train seed=3 --trust=net.py"
+    begun.write("provenance.json", "{")
+    assert not begun_by(begun)
+
+
+def test_the_command_of_a_sweep_means_the_same_runs(home: Path) -> None:
+    def plans(words: list[str], options: list[str]) -> list[str]:
+        given = dict(option.split("=", 1) for option in options)
+        plan = compose_plan(words, Path(given["--out"]), [given["--trust"]], Path(given["--config-dir"]))
+        return [plan.sweep.command, str(plan.out), *(run.name for run in plan.distinct)]
+
+    first = plans([*WORDS, "seed=0,1"], options(Path("my outputs"), ["my nets/small_for_repeating.py"], Path("mine")))
+    words = shlex.split(first[0])[2:]
+    split = next(k for k, word in enumerate(words) if word.startswith("--"))
+    assert plans(words[:split], words[split:]) == first
+    assert len(first) == 4

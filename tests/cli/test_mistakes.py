@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Command
+from tests.report.synthetic import digits, write_run
 
 MISTAKES = [
     # unknown keys, with the nearest one
@@ -215,3 +223,167 @@ def test_no_message_shows_what_came_from_the_environment(
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert "hunter" not in err
     assert "NTKEXP_PASSWORD" in err
+
+
+# What may not be read or written is the user's to put right: one line and status 2, by every command.
+
+
+COMMANDS = (
+    ("train", "--quiet", "--out={place}"),
+    ("train", "--quiet", "--config-dir={place}"),
+    ("train", "--quiet", "data=table", "data.target=y", "data.path={place}/x.csv"),
+    ("sweep", "model.width=8,9", "--quiet", "--out={place}"),
+    ("config", "--config-dir={place}"),
+    ("resume", "{place}"),
+    ("report", "--out={place}"),
+    ("report", "{place}"),
+    ("explain", "{place}"),
+    ("compare", "{place}", "{place}"),
+    ("runs", "--out={place}"),
+    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.probe=2", "data.test=2"),
+    ("kernel", "tangent", "--quiet", "--run={place}"),
+    ("kernel", "predict", "--quiet", "{place}/k.zarr"),
+    ("kernel", "ensemble", "--quiet", "--out={place}"),
+    ("kernel", "study", "tables", "--quiet", "--out={place}"),
+)
+
+
+@pytest.fixture
+def denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that may not be entered, also by whoever may do everything."""
+    place = tmp_path / "denied"
+
+    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def act(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and Path(path).is_relative_to(place):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return call(path, *arguments, **options)
+
+        return act
+
+    for module, name in ((os, "stat"), (os, "scandir"), (os, "listdir"), (os, "mkdir"), (os, "open"), (io, "open")):
+        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
+    return place
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    return write_run(tmp_path_factory.mktemp("runs") / "one", digits(counts=(8, 4, 4), steps=2))
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_one_rule(words: tuple[str, ...], denied: Path, command: Command) -> None:
+    status, out, err = command(*(word.format(place=denied) for word in words))
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("ntkexp: ")
+    assert str(denied) in err
+    assert "ermission denied" in err or "cannot be" in err, err
+
+
+NOWHERE = ("/proc/x", "/proc/x/y", "/proc", "/dev/null/x", "a" * 300, "d/" * 2000 + "x")
+"""Places in which nobody may make a file, whatever the rights; in /proc the system says that no such file exists."""
+
+FAST = ("/proc/x", "d/" * 2000 + "x")
+
+WRITING = (
+    ("train", "--quiet", "--out={place}"),
+    ("sweep", "--quiet", "model.width=8,9", "--out={place}"),
+    ("report", "{run}", "--out={place}"),
+    ("report", "{run}", "--format=csv", "--out={place}/a.csv"),
+    ("explain", "{run}", "--picture={place}/x.svg"),
+    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.probe=2", "data.test=2"),
+    ("kernel", "tangent", "--quiet", "--run={run}", "--out={place}/k.zarr"),
+)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("words", WRITING, ids=" ".join)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, id=place[:10], marks=() if place in FAST else pytest.mark.slow) for place in NOWHERE]
+)
+def test_a_place_where_no_file_can_be(
+    words: tuple[str, ...], place: str, written: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command(*(word.format(place=place, run=written) for word in words))
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("ntkexp: ")
+
+
+@pytest.mark.parametrize("place", ["", "/", "."])
+def test_a_kernel_file_is_no_folder_that_is_there(
+    place: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command("kernel", "limit", "--quiet", f"--out={place}", "data.train=4", "data.probe=2")
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "choose another place with --out" in err
+
+
+# What is read is a file: a pipe that nobody writes to, or a device without an end, is refused before it is opened.
+
+
+READ = (  # every option and key that reads a file, with the name that it has to have
+    ("t.csv", "config", "data=table", "data.target=y", "data.path={file}", "--cost"),
+    ("t.csv", "train", "--out={place}/o", "data=table", "data.target=y", "data.path={file}"),
+    ("t.parquet", "train", "--out={place}/o", "data=table", "data.target=y", "data.path={file}"),
+    ("t.txt", "train", "--out={place}/o", "model=transformer", "model.causal=true", "data=text", "data.path={file}"),
+    ("train-images-idx3-ubyte", "train", "--out={place}/o", "data=mnist", "data.path={place}"),
+    ("data_batch_1", "train", "--out={place}/o", "data=cifar10", "data.path={place}"),
+    ("n.py", "train", "--out={place}/o", "--trust={file}"),
+    ("n.py", "train", "--out={place}/o", "model=module", "model.path={file}"),
+    ("config.yaml", "config", "--config-dir={place}"),
+    ("model/m.yaml", "config", "--config-dir={place}", "model=m"),
+    ("sweep/m.yaml", "sweep", "m", "--out={place}/o", "--config-dir={place}"),
+    ("claim/m.yaml", "claims", "m", "--out={place}/o", "--config-dir={place}"),
+    ("study/m.yaml", "kernel", "study", "m", "--out={place}/o", "--config-dir={place}"),
+    ("s.json", "sweep", "width", "--out={place}/o", "--engine=dask:{file}"),
+    ("k.zarr", "kernel", "predict", "{file}"),
+    ("r", "explain", "{file}"),
+    ("r", "resume", "{file}"),
+    ("r", "report", "{file}"),
+    ("r", "compare", "{file}", "{file}"),
+    ("r", "kernel", "tangent", "--run={file}"),
+    ("r/config.json", "resume", "{place}/r"),
+    ("r/DONE.json", "explain", "{place}/r"),
+    ("r", "attribute", "{file}", "--model={file}:f"),
+)
+
+
+@pytest.fixture
+def _impatient() -> Iterator[None]:
+    """Whoever opens a pipe here would wait for ever."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits for what never comes")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("words", READ, ids=" ".join)
+def test_a_pipe_that_nobody_writes_to(words: tuple[str, ...], tmp_path: Path, command: Command) -> None:
+    file = tmp_path / words[0]
+    file.parent.mkdir(exist_ok=True)
+    os.mkfifo(file)
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    status, _, err = command(*(word.format(file=file, place=tmp_path) for word in words[1:]))
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("ntkexp: ")
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/tty", "/proc/kmsg"])
+def test_a_device_without_an_end(device: str, tmp_path: Path, command: Command) -> None:
+    (tmp_path / "t.csv").symlink_to(device)
+    given = f"data.path={tmp_path}/t.csv"
+    status, _, err = command("train", f"--out={tmp_path}", "data=table", "data.target=y", given)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "t.csv" in err

@@ -27,7 +27,6 @@ SCALAR = {"lookup_table", "scalar_linear", "reparametrised_linear", "radial_basi
 
 
 def choices(folder: str) -> list[str]:
-    """The YAMLs of a choice."""
     return Choices(tuple(FOLDERS)).options(folder)
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.build import Builder, build, component, keys
+from ntkexp.config.build import Builder, build, component_class, keys
 from ntkexp.config.choices import NO_CHOICES, Choices, folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
 from ntkexp.config.field_types import KEYS, OPTIONS, bases
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import parsed, read
+from ntkexp.experiment import identity as module
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
+from ntkexp.records import folder
 
 FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)
 PLACES = dict(keys(resolve([]).tree, Experiment, Builder()))
@@ -30,14 +35,14 @@ COMMANDS: tuple[list[str], ...] = (
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_file_names_a_component_and_all_of_its_keys(file: Path) -> None:
     tree = read(file)
-    kind = component(tree.pop("_target_"), Component, "")
+    kind = component_class(tree.pop("_target_"), Component, "")
     assert set(tree) == set(kind.model_fields)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_option_is_of_its_groups_kind(file: Path) -> None:
     place = next(field for key, field in PLACES.items() if key.split(".")[-1] == file.parent.name)
-    assert issubclass(component(read(file)["_target_"], Component, ""), bases(place.annotation))
+    assert issubclass(component_class(read(file)["_target_"], Component, ""), bases(place.annotation))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -185,3 +190,209 @@ def test_every_alias_is_of_something_that_there_is_and_is_no_key_itself() -> Non
     for group, table in OPTIONS.items():
         assert set(table.values()) <= set(options[group])
         assert not set(options[group]) & table.keys()
+
+
+# YAML from anywhere: plain data, or one line that says where it is none; never a crash, a hang, or code that runs.
+
+
+LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, after in zip("abcdefghi", "bcdefghij", strict=True)
+)
+CHAIN = "k0: &k0 [x]\n" + "".join(f"k{k}: &k{k} [*k{k - 1}]\n" for k in range(1, 1000))
+BROKEN = {
+    "a number of 5,000 digits": ("x: " + "9" * 5000, "line 1 .* is no int"),
+    "anchors that explode": (LAUGHS, "line 6 .* its anchors and .{4} make more than 100000 entries"),
+    "anchors in a chain": (CHAIN, "line 50 .* its anchors and .{4} make more than 50 levels"),
+    "an anchor in itself": ("a: &a [*a]", "its anchors and .{4} make more than"),
+    "an anchor that is merged with itself": ("a: &a\n  <<: *a", "its anchors and .{4} make more than|unhashable|merg"),
+    "a book of references": ("\nx: " + "a" * 10_000 + "${x}", "line 2 .* make more than 100000 entries"),
+    "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* make more than 100000 entries"),
+    "very deep lists": ("x: " + "[" * 3000, "more than 50 lists and mappings lie in each other"),
+    "very deep mappings": ("\n".join(" " * k + "a:" for k in range(200)), "more than 50 lists and mappings"),
+    "an object of Python's": (
+        "x: !!python/object/apply:os.system [exit]",
+        "os.system is no kind of value here",
+    ),
+    "a set": ("axes: {model.width: !!set {8, 9}}", "line 1 .*!!set is no kind of value here; write it as"),
+    "bytes": ("x: !!binary aGk=", "!!binary is no kind of value here"),
+    "pairs": ("x: !!omap [a: 1]", "!!omap is no kind of value here"),
+    "a date that is asked for": ("x: [!!timestamp 2020-01-02]", "!!timestamp is no kind of value here"),
+    "a tag of somebody's": ("x: !mine 1", "!mine is no kind of value here"),
+    "no whole number": ("\nx: !!int 1x", "line 2 .*'1x' is no int"),
+    "no truth value": ("x: !!bool maybe", "'maybe' is no bool"),
+    "half a character": ('x: "\\ud800"', "is no str"),
+    "a character that no text has": ("x: \0", "it is not plain text"),
+    "a list as a key": ("? [a]\n: b", "found unhashable key"),
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A folder for --config-dir."""
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN.values(), ids=BROKEN)
+def test_what_is_no_plain_data_is_said_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(text.encode())
+    with pytest.raises(Mistake, match=words) as caught:
+        read(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_dates_are_text_as_they_are_to_hydra() -> None:
+    assert parsed("{a: 2020-13-45, b: 2020-01-02}") == {"a": "2020-13-45", "b": "2020-01-02"}
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "2020-01-02", "${", "{a: {null: 1}}"])
+def test_a_value_of_another_kind_is_refused(value: str, written: Path) -> None:
+    (written / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.MLP\nwidth: {value}\n")
+    with pytest.raises(Mistake, match=r"model\.width=.*it takes a whole number|: \S.*width") as caught:
+        compose(["model=mine"], written)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 2000, "&a [*a]", "9" * 5000])
+def test_files_that_others_name_are_read_as_carefully(value: str, written: Path) -> None:
+    (written / "model" / "mine.yaml").write_text("defaults: [nest, _self_]\n_target_: ntkexp.model.MLP\n")
+    (written / "model" / "nest.yaml").write_text(f"width: {value}\n")
+    with pytest.raises(Mistake, match=r"nest\.yaml, line 1 cannot be read as YAML"):
+        compose(["model=mine"], written)
+
+
+def test_hydra_imports_nothing_that_a_file_names(
+    written: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path_factory.mktemp("packages")
+    (place / "leaves_a_mark.py").write_text(f"open({str(place / 'mark')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(place)
+    shipped = (Path(__file__).parents[2] / "configs" / "config.yaml").read_text()
+    (written / "config.yaml").write_text(f"{shipped}\nhydra:\n  searchpath: [pkg://leaves_a_mark]\n")
+    with pytest.raises(Mistake, match=r"config\.yaml: settings of Hydra have no effect here"):
+        compose([], written)
+    assert not (place / "mark").exists()
+
+
+def test_a_list_of_defaults_is_a_list(written: Path) -> None:
+    (written / "config.yaml").write_text("defaults: 3\n")
+    with pytest.raises(Mistake, match=r"'defaults' takes a list"):
+        compose([], written)
+
+
+PIECES: tuple[str, ...] = (
+    "a",
+    "b:",
+    ": ",
+    "- ",
+    "\n",
+    "  ",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "&x ",
+    "*x",
+    "!!int ",
+    "!!",
+    "!x ",
+    "'",
+    '"',
+    "|",
+)
+PIECES += (
+    "#",
+    "?",
+    "%",
+    "@",
+    "\t",
+    "<<: ",
+    "\0",
+    "é",
+    "\u2028",
+    "1",
+    "-",
+    "0x",
+    ".",
+    "e9",
+    "---",
+    "...",
+    "~",
+    "=",
+    "2020-13-45",
+)
+
+
+def test_whatever_is_written_is_data_or_one_line(tmp_path: Path) -> None:
+    chance, file = random.Random(0), tmp_path / "a.yaml"
+    refused = 0
+    for _ in range(400):
+        file.write_text("".join(chance.choices(PIECES, k=chance.randrange(1, 25))), encoding="utf-8", newline="")
+        try:
+            assert isinstance(read(file), dict)
+        except Mistake:  # one line, as all of them
+            refused += 1
+    assert 100 < refused < 400
+
+
+# Two commands share an identity exactly if they compute the same thing.
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "same",
+    [
+        ["device=cuda"],
+        ["threads=2"],
+        ["memory_gb=1"],
+        ["checkpoint_seconds=0"],
+        ["model.width=512", "loss=squared"],
+        ["init.alpha=1"],
+        ["path.rule=['secant','left']"],
+    ],
+    ids=" ".join,
+)
+def test_circumstances_and_spelling_do_not_count(same: list[str]) -> None:
+    assert identity(compose(same)) == identity(compose([]))
+
+
+def test_everything_else_counts() -> None:
+    commands = ["seed=1", "model.width=64", "loss=hinge", "init.alpha=2", "path.rule=[left,secant]", "dtype=float32"]
+    assert len({identity(compose([command])) for command in [*commands, "steps=300"]}) == len(commands) + 1
+
+
+def test_results_of_another_version_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(compose([]))
+    monkeypatch.setattr(module, "results_version", folder.results_version + 1)
+    assert identity(compose([])) != before
+
+
+def test_a_data_file_counts_by_its_contents(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    command = ["data=table", f"data.path={file}", "data.target=y"]
+    with pytest.raises(Mistake, match="there is no such file"):
+        identity(compose(command))
+    file.write_text("x,y\n1,2\n")
+    before = identity(compose(command))
+    assert identity(compose(command)) == before
+    file.write_text("x,y\n1,3\n")
+    assert identity(compose(command)) != before
+
+
+def test_the_source_of_a_component_from_elsewhere_counts(tmp_path: Path) -> None:
+    file = tmp_path / "identified_net.py"
+    text = "from ntkexp.model.networks import MLP\n\nclass Net(MLP):\n    pass\n"
+    file.write_text(text)
+    experiment = compose(["model._target_=identified_net.Net"], trust=[str(file)])
+    before = identity(experiment)
+    file.write_text(text + "# changed\n")
+    assert identity(experiment) != before
+
+
+def test_a_folder_is_named_by_what_a_person_looks_for() -> None:
+    experiment = compose(["model.width=8", "seed=5"])
+    assert re.fullmatch(r"mlp-w8-s5-[0-9a-f]{12}", folder_name(experiment))
+    assert folder_name(experiment).endswith(identity(experiment)[:12])

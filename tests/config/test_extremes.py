@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from resource import RUSAGE_SELF, getrusage
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import pytest
 import torch
 from annotated_types import Ge, Gt, Le, Lt
+from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 import ntkexp
 from ntkexp.component import Component
-from ntkexp.config.compose import compose, refuse_growth
-from ntkexp.config.field_types import flat
+from ntkexp.config.build import build
+from ntkexp.config.choices import shipped
+from ntkexp.config.compose import compose
+from ntkexp.config.field_types import flat, kinds
+from ntkexp.config.plain_yaml import read, refuse_reference_growth
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import identity
+from ntkexp.experiment.problem import draw_network
+from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
+from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture
+from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.budget import refuse_endless
 from ntkexp.run.setting import prepare
+from ntkexp.schedule import AbstractSchedule
 from tests.cli.conftest import Command, command
+from tests.config.components import CONFIGS, REQUIRED, choices, configured
 
 __all__ = ["command"]
 
@@ -32,7 +50,6 @@ SMALL = ("data.train=12", "data.probe=6", "data.test=6", "threads=1", "path.coun
 
 
 def components() -> Iterator[type[Component]]:
-    """Every component of the package."""
     for module in walk_packages(ntkexp.__path__, "ntkexp."):
         if module.name.split(".")[1] in {"data", "model", "init", "loss", "optimizer", "schedule", "path", "layer"}:
             import_module(module.name)
@@ -183,9 +200,226 @@ def test_references_that_double_again_and_again_are_counted_and_not_followed(pai
 )
 def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], refused: str) -> None:
     with pytest.raises(Mistake, match=refused) if refused else nullcontext():
-        refuse_growth(tree)
+        refuse_reference_growth(tree)
 
 
 def test_an_override_that_would_be_read_for_minutes() -> None:
     with pytest.raises(Mistake, match=r"path\.schedule is given 28002 letters, and an override is read up to 5000"):
         compose([f"path.schedule=[{'1,' * 14_000}]"])
+
+
+# No code runs that a configuration, a run's folder or a file of data names, unless `--trust` admits it.
+#
+# Every text that a component of any YAML takes is tried with everything that could be code, and nothing leaves a mark.
+
+
+GROUPS = ("data", "model", "init", "loss", "optimizer", "schedule")
+SMALLEST = ("data.train=4", "data.probe=1", "data.test=1", "model.width=2")
+NEEDED = {"path": "nowhere", "target": "y"}
+"""For what a YAML leaves to the user."""
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A folder with code in every form, each of which leaves a mark."""
+
+    folder: Path
+
+    @property
+    def mark(self) -> Path:
+        return self.folder / "mark"
+
+    @property
+    def shell(self) -> str:
+        return f"touch {self.mark}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os  # noqa: PLC0415  the name that a pickle looks up
+
+        return os.system, (self.shell,)
+
+    def lay(self) -> None:
+        code = f"import pathlib\n\npathlib.Path({str(self.mark)!r}).touch()\n\n\nclass Net: pass\n\n\nbuild = Net\n"
+        for name in ("leaves_a_mark.py", "table.csv", "table.parquet", "data_batch_1", "conftest.py", "__init__.py"):
+            (self.folder / name).write_text(code)
+        for name in ("model.bin", "table.pkl", "data_batch_2"):
+            (self.folder / name).write_bytes(pickle.dumps(self))
+        (self.folder / "config.json").write_text(
+            '{"model_type": "own", "auto_map": {"AutoModel": "leaves_a_mark.Net"}}'
+        )
+
+    def texts(self) -> tuple[str, ...]:
+        """Whatever a text could make of it."""
+        names = ("leaves_a_mark", "leaves_a_mark.Net", "leaves_a_mark:build", "os.system", "ntkexp.__main__.main")
+        files = ("", "leaves_a_mark.py", "leaves_a_mark.py:build", "table.csv", "table.parquet", "table.pkl")
+        addresses = (f"file://{self.folder}/leaves_a_mark.py", "pkg://leaves_a_mark", f"local-dir:{self.folder}")
+        spelled = (f"!!python/object/apply:os.system ['{self.shell}']", "${oc.env:HOME}", "${hydra:runtime.cwd}")
+        python = ("__import__('leaves_a_mark')", "{{ cycler.__init__.__globals__.os.system('x') }}", f"$({self.shell})")
+        return (*names, *(str(self.folder / file) for file in files), *addresses, *spelled, *python)
+
+    def trees(self) -> tuple[dict[str, Any], ...]:
+        """Whatever a mapping could."""
+        targets = ("leaves_a_mark.Net", "os.system", "subprocess.run", "hydra.utils.call", "ntkexp.cli.main.main")
+        return (
+            *({"_target_": target, "command": self.shell, "args": self.shell} for target in targets),
+            {"_target_": "builtins.eval", "_args_": ["__import__('leaves_a_mark')"]},
+            {"trust_remote_code": True, "auto_map": "leaves_a_mark.Net", "checkpoint_path": str(self.folder)},
+        )
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
+    """A folder full of code, where the program is started and where Python looks for modules."""
+    found = Trap(tmp_path)
+    found.lay()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield found
+    sys.modules.pop("leaves_a_mark", None)  # or another test's import of it would run nothing
+
+
+@cache
+def usual() -> Experiment:
+    """The default experiment, small."""
+    return compose(SMALLEST)
+
+
+def option(group: str, name: str) -> Component:
+    """The component of an option, with what its file leaves open."""
+    open_keys = {key for key, value in read(shipped() / group / f"{name}.yaml").items() if value == "???"}
+    return configured(group, name, **{key: NEEDED[key] for key in open_keys - REQUIRED.get(name, {}).keys()})
+
+
+OPTIONS = [
+    pytest.param(group, name, marks=[pytest.mark.slow] if name in {"huggingface", "timm"} else [])
+    for group in GROUPS
+    for name in choices(group)
+]
+
+
+def places(component: Component, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Where a text or a mapping may stand, and every `_target_`."""
+    yield (*path, "_target_")
+    for name, field in type(component).model_fields.items():
+        value = getattr(component, name)
+        if any(kind in {str, Path} or isinstance(kind, str) for kind in kinds(field.annotation)):
+            yield (*path, name)
+        for position, part in enumerate(value if isinstance(value, tuple) else ()):
+            if isinstance(part, Component):
+                yield from places(part, (*path, name, position))
+        if isinstance(value, Component):
+            yield (*path, name)
+            yield from places(value, (*path, name))
+
+
+def changed(fields: dict[str, Any], path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """A copy with another value at one place."""
+    found = deepcopy(fields)
+    node: Any = found
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return found
+
+
+def tried(fields: dict[str, Any]) -> None:
+    """As far as it goes: built, its data read and its network made."""
+    try:
+        experiment = build(fields).model_copy(
+            update={"device": "cpu"}
+        )  # which `fix_circumstances` looks at before anything else
+        draw_network(experiment, experiment.data.split(0), 1)
+    except Mistake:
+        return
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=str)
+def test_no_text_of_a_component_is_code(group: str, name: str, trap: Trap) -> None:
+    component = option(group, name)
+    fields = usual().model_copy(update={group: component}).fields()
+    for path in places(component, (group,)):
+        for payload in (*trap.texts(), *trap.trees()):
+            tried(changed(fields, path, payload))
+            assert not trap.mark.exists(), f"{path}: {payload}"
+
+
+def test_no_text_that_belongs_to_no_group_is_code(trap: Trap) -> None:
+    fields = usual().fields()
+    for path in places(usual(), ()):
+        if path[0] not in GROUPS:
+            for payload in (*trap.texts(), *trap.trees()):
+                with suppress(Mistake):
+                    build(changed(fields, path, payload))
+                assert not trap.mark.exists(), f"{path}: {payload}"
+
+
+def test_the_trap_springs(trap: Trap) -> None:
+    """Else nothing would be shown."""
+    compose([*SMALLEST, "model=module", "model.path=leaves_a_mark.py:build"], trust=["leaves_a_mark.py"])
+    assert trap.mark.exists()
+    trap.mark.unlink()
+    pickle.loads((trap.folder / "table.pkl").read_bytes())
+    assert trap.mark.exists()
+
+
+# Every YAML builds a component of its choice, and states every field and its default.
+
+
+KINDS: dict[str, type[Component]] = {
+    "init": AbstractInit,
+    "loss": AbstractLoss,
+    "model": AbstractArchitecture,
+    "optimizer": AbstractOptimizer,
+    "schedule": AbstractSchedule,
+}
+EVERY = [(folder, name) for folder in KINDS for name in choices(folder)]
+
+
+@pytest.mark.parametrize(("folder", "name"), EVERY)
+def test_a_yaml_states_every_field(folder: str, name: str) -> None:
+    made = configured(folder, name)
+    assert isinstance(made, KINDS[folder])
+    stated = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
+    assert isinstance(stated, dict)
+    assert stated.keys() == made.fields().keys()
+
+
+@pytest.mark.parametrize(("folder", "name"), EVERY)
+def test_the_yaml_and_the_class_have_the_same_defaults(folder: str, name: str) -> None:
+    made = configured(folder, name)
+    defaults = {
+        key: field.get_default(call_default_factory=True)
+        for key, field in type(made).model_fields.items()
+        if not field.is_required()
+    }
+    assert {key: getattr(made, key) for key in defaults} == defaults
+
+
+# On a GPU a run may use most of the GPU's memory, unless it is told how much; elsewhere it is as it was.
+
+
+CARDS = {None: 80e9, 1: 16e9}  # the current one, and another
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two of them, which is told of by what torch says."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e9, CARDS[device]))
+
+
+@pytest.mark.usefixtures("cards")
+@pytest.mark.parametrize(
+    ("words", "room"),
+    [(("device=cuda",), 64.0), (("device=cuda:1",), 12.8), (("device=cuda", "memory_gb=3"), 3.0), ((), 4.0)],
+)
+def test_a_run_may_use_most_of_its_card(words: tuple[str, ...], room: float) -> None:
+    asked = compose(words)
+    assert asked.room_gb == pytest.approx(room, rel=1e-12)
+    assert identity(asked) == identity(compose([]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_where_there_is_no_card_it_is_as_on_the_processor() -> None:
+    assert compose(["device=cuda"]).room_gb == 4.0

@@ -58,8 +58,6 @@ def cifar_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a CSV."""
-
     def write(text: str, name: str = "table.csv") -> Path:
         (tmp_path / name).write_text(text, encoding="utf-8", newline="")
         return tmp_path / name
@@ -69,8 +67,6 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def refusal() -> Callable[[AbstractSource], str]:
-    """The one line with which a source refuses."""
-
     def refuse(source: AbstractSource) -> str:
         with pytest.raises(Mistake) as caught:
             source.split()

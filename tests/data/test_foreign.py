@@ -36,12 +36,10 @@ CSV = "a,y\n" + "".join(f"{k},{k / 7}\n" for k in range(8))
 
 
 def table(path: Path) -> Table:
-    """All of a small table."""
     return Table(path=path, target="y", train=4, probe=2)
 
 
 def bytes_of(write: Callable[[io.BytesIO], object]) -> bytes:
-    """What is written to a file."""
     buffer = io.BytesIO()
     write(buffer)
     return buffer.getvalue()
@@ -54,14 +52,12 @@ def zipped(buffer: io.BytesIO) -> None:
 
 
 def database() -> bytes:
-    """A database with a table."""
     connection = sqlite3.connect(":memory:")
     connection.execute("create table t (a)")
     return connection.serialize()
 
 
 def parquet(columns: dict[str, Any]) -> bytes:
-    """A Parquet file."""
     table = import_module("pyarrow").table(columns)
     return bytes_of(lambda buffer: import_module("pyarrow.parquet").write_table(table, buffer))
 

@@ -1,15 +1,115 @@
-"""docs/architecture.md and its picture, as far as they say what the import contracts and the docstrings say.
-
-python -m tests.docs.architecture     writes both; a test asserts that they are as they would be written
-"""
+"""The chapters of the package as the import contracts in pyproject.toml and the chapters' own docstrings have them."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from tests.docs.chapters import Chapter, floors
-from tests.docs.picture import picture
 from tests.docs.readme import ROOT
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A folder, or a single file."""
+
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        """Where its docstring stands."""
+        return self.path / "__init__.py" if self.path.is_dir() else self.path
+
+    @property
+    def sentence(self) -> str:
+        """The first paragraph of its docstring."""
+        text = ast.get_docstring(ast.parse(self.file.read_text(encoding="utf-8"))) or ""
+        return " ".join(text.partition("\n\n")[0].split()).rstrip(".:;") + "."
+
+
+def floors(contract: str) -> list[list[Chapter]]:
+    """The chapters that a contract names, floor by floor, the lowest first."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (found,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == contract]
+    (container,) = found["containers"]
+    folder = ROOT / container.replace(".", "/")
+    layers = [re.split(r"[|:]", layer) for layer in reversed(found["layers"])]
+    return [[chapter(folder / name.strip()) for name in layer] for layer in layers]
+
+
+def chapter(module: Path) -> Chapter:
+    """The chapter that a module's path leads to."""
+    return Chapter(module if module.is_dir() else module.with_suffix(".py"))
+
+
+# The picture of the package, docs/chapters.svg: a box for each part, the highest layer on top; files are dashed.
+
+
+WIDTH, HEIGHT, GAP, MARGIN = 680, 26, 8, 12
+LETTER = 7.4  # the width of a letter, with some room
+STYLE = """\
+text { font: 12px ui-monospace, Menlo, Consolas, monospace; text-anchor: middle; fill: #222 }
+.folder { fill: #e8f1f8; stroke: #0072b2 }
+.file { fill: #fff; stroke: #888; stroke-dasharray: 3 2 }
+path { stroke: #ccc }
+"""
+
+
+def picture(house: list[list[Chapter]]) -> str:
+    """The whole picture, from floors of which the lowest is the first."""
+    rows = [(number, row) for number, floor in enumerate(reversed(house)) for row in broken(floor)]
+    height = 2 * MARGIN + len(rows) * (HEIGHT + GAP) - GAP
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '
+        f'aria-label="The parts of ntkexp, layer above layer">\n<style>\n{STYLE}</style>\n'
+        f'<rect width="100%" height="100%" fill="#fff"/>\n{"".join(drawn(rows))}</svg>\n'
+    )
+
+
+def broken(floor: list[Chapter]) -> list[list[Chapter]]:
+    """The chapters of a floor in rows that are no wider than the picture."""
+    rows: list[list[Chapter]] = [[]]
+    for chapter in floor:
+        if sum(map(room, [*rows[-1], chapter])) > WIDTH - 2 * MARGIN:
+            rows.append([])
+        rows[-1].append(chapter)
+    return rows
+
+
+def room(chapter: Chapter) -> float:
+    """The width of a box and of the gap beside it."""
+    return LETTER * len(chapter.path.name) + 2 * GAP + GAP
+
+
+def drawn(rows: list[tuple[int, list[Chapter]]]) -> Iterator[str]:
+    """The rows, each with the number of its floor, with a line where a floor ends."""
+    above = 0
+    for place, (floor, chapters) in enumerate(rows):
+        top = MARGIN + place * (HEIGHT + GAP)
+        if floor != above:
+            yield f'<path d="M{MARGIN} {top - GAP / 2:.1f}H{WIDTH - MARGIN}"/>\n'
+        yield from boxes(chapters, top)
+        above = floor
+
+
+def boxes(chapters: list[Chapter], top: float) -> Iterator[str]:
+    """Boxes side by side, in the middle of the picture."""
+    left = (WIDTH - sum(map(room, chapters)) + GAP) / 2
+    for chapter in chapters:
+        width = room(chapter) - GAP
+        kind = "folder" if chapter.path.is_dir() else "file"
+        yield f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="4"/>\n'
+        yield f'<text x="{left + width / 2:.1f}" y="{top + 17}">{chapter.path.name}</text>\n'
+        left += width + GAP
+
+
+# docs/architecture.md and its picture, as far as they say what the import contracts and the docstrings say.
+#
+# python -m tests.docs.architecture     writes both; a test asserts that they are as they would be written
+
 
 PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "chapters.svg"
@@ -18,14 +118,14 @@ SECTION = re.compile(r"(?<=<!-- contract: )(.*?)( -->\n\n).*?(?=\n<!-- end -->)"
 
 
 def page() -> str:
-    """The page, with what stands between its marks written anew."""
+    """The page, with its generated tables."""
     text = PAGE.read_text(encoding="utf-8")
     return SECTION.sub(lambda found: f"{found[1]}{found[2]}{table(floors(found[1]))}", text)
 
 
 def table(house: list[list[Chapter]]) -> str:
-    """The chapters in an order in which they can be read: each imports from floors above it in the table alone."""
-    rows = ["| floor | chapter | |", "|--:|---|---|"]
+    """The parts of the package, the lowest layer first."""
+    rows = ["| layer | part | |", "|--:|---|---|"]
     for number, floor in enumerate(house, start=1):
         rows += [f"| {number} | {link(chapter)} | {chapter.sentence} |" for chapter in floor]
     return "\n".join(rows) + "\n"

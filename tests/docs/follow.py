@@ -37,7 +37,6 @@ def sentence(body: Body) -> str:
 
 
 def refusal(step: int, name: str, said: str) -> str:
-    """What is said of it."""
     of = " of the examples seen" if said == GRADIENT else ""
     return f"refused: step {step}, `{name}` {said}" if name else f"refused: step {step}: {said}{of}"
 

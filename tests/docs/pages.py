@@ -1,23 +1,106 @@
-"""The pages in docs/, taken apart block by block, and carried out in order in a folder.
-
-    python, yaml with a name in its first line    is written to a file of this name
-    python                                        runs; where a text follows, it is what was printed
-    sh                                            each line runs in a shell
-    text                                          is shown only
-
-Sweeps that come with the package would take minutes: they are given `SHORTER` as well.
-"""
+"""Commands that documents show, run as processes: each succeeds, warns of nothing, and keeps to its memory."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from tests.docs.process import printed
+import typer
+
+from ntkexp.cli.main import app
+from ntkexp.config.compose import compose
 from tests.docs.readme import ROOT
+
+PROGRAM = 1.0
+"""Gigabytes beyond `memory_gb`: Python with torch takes 0.3 before it does anything, and work is cut by estimates."""
+
+
+def printed(command: list[str], folder: Path) -> str:
+    """What a command prints on stdout, in a folder with `ntkexp` in `.venv/bin`, where the README puts it."""
+    install(folder / ".venv" / "bin" / "ntkexp")
+    paths = {"PATH": f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, (command, ended.stderr)
+    assert "arning" not in ended.stderr, (command, ended.stderr)
+    return ended.stdout
+
+
+def install(program: Path) -> None:
+    """Put the program there, each of whose processes dies where it takes more memory than it should, workers too."""
+    kilobytes = int((compose([]).room_gb + PROGRAM) * 1e9 / 1024)
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nulimit -d {kilobytes}\nexec "{sys.executable}" -m ntkexp "$@"\n')
+    program.chmod(0o755)
+
+
+# The commands as the app itself has them, each with its arguments, its options and what help says of them.
+
+
+HEADER = ("option", "default", "meaning")
+
+
+def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A command, or the commands of a group and of the groups in it, by the words that call them."""
+    inside = getattr(command, "commands", {})
+    if not inside:
+        yield path, command
+    for name, other in inside.items():
+        yield from walk(other, f"{path} {name}")
+
+
+ALL = dict(walk(typer.main.get_command(app), "ntkexp"))
+
+
+def options() -> set[str]:
+    """Every option of every command, and of the program itself."""
+    common = {"--help", "--version", "--install-completion", "--show-completion"}
+    return common | {word for command in ALL.values() for each in command.params for word in each.opts}
+
+
+def called(path: str) -> str:
+    """A command with its arguments.
+
+    >>> called("ntkexp resume")
+    'ntkexp resume RUN'
+    """
+    return " ".join([path, *(each.metavar for each in ALL[path].params if not is_option(each))])
+
+
+def rows(path: str) -> Iterator[tuple[str, str, str]]:
+    """The options of a command."""
+    for each in filter(is_option, ALL[path].params):
+        word = f"{each.opts[0]} {each.metavar}" if each.metavar else each.opts[0]
+        yield f"`{word}`", default(each.default), each.help
+
+
+def is_option(parameter: Any) -> bool:
+    """Whether a parameter is an option, which begins with dashes, and no argument."""
+    return bool(parameter.opts[0].startswith("--"))
+
+
+def default(value: object) -> str:
+    """What an option is if it is not given; nothing where it is then left out."""
+    said = value.value if isinstance(value, Enum) else value
+    return "" if said is None or said is False else f"`{said}`"
+
+
+# The pages in docs/, taken apart block by block, and carried out in order in a folder.
+#
+#     python, yaml with a name in its first line    is written to a file of this name
+#     python                                        runs; where a text follows, it is what was printed
+#     sh                                            each line runs in a shell
+#     text                                          is shown only
+#
+# Sweeps that come with the package would take minutes: they are given `SHORTER` as well.
+
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # which has its own test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -56,13 +139,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """One file."""
-
     path: Path
 
     @cached_property
     def text(self) -> str:
-        """All of it."""
         return self.path.read_text(encoding="utf-8")
 
     @property

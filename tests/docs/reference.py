@@ -20,7 +20,7 @@ from ntkexp.config.choices import Choices, dotted, folders, title
 from ntkexp.config.field_types import takes
 from ntkexp.config.plain_yaml import read, spelled
 from ntkexp.sweep.definition import values
-from tests.docs import commands
+from tests.docs import pages as commands
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"
@@ -64,7 +64,6 @@ def of_class(kind: type[Component], tree: Mapping[str, Any], prefix: str = "") -
 
 
 def section(group: str) -> str:
-    """A group with its options."""
     usual = CHOICES.defaults().get(group)
     default = f" If nothing is said, it is `{usual}`." if usual else ""
     options = "\n".join(option(group, name) for name in CHOICES.options(group))
@@ -80,7 +79,6 @@ def base(group: str) -> type[Component]:
 
 
 def option(group: str, name: str) -> str:
-    """An option with its keys."""
     file = CHOICES.file(group, name)
     kind = component(read(file))
     found = list(rows(file, f"{group}.", {f"{group}.{key}": field for key, field in kind.model_fields.items()}))

@@ -13,7 +13,7 @@ import pytest
 from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import resolve
-from tests.docs.commands import ALL, options
+from tests.docs.pages import ALL, options
 from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
 CI = ROOT / ".ci" / "run"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from torch import Tensor
-from torch.func import jacrev
+from torch.func import jacrev, vjp
 
-from ntkexp.effects.trajectory import TrainedStep
-from tests.effects.trainings import OPTIMIZERS, trained
+from ntkexp.effects.sweep import MEANS, AbstractMean, Infinitesimal, MeanName, sweep_from
+from ntkexp.effects.trajectory import TakenBatch, TrainedStep, flat_like
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.path.step import Step
+from tests.effects.test_effects import OPTIMIZERS, Trained, Weighted, distance, end_gradient, outputs, trained
 
 EPS = torch.finfo(torch.float64).eps
 SUM = 64  # numbers in the longest sum of a gradient, that over pixels: each may round it by ε of their magnitudes
@@ -57,3 +63,106 @@ def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> N
         assert ((after - expected).abs() <= bound).all()
         if update.denominator is not None:
             assert ((memory - update.denominator.mean).abs() <= known).all()
+
+
+# A mean without an example is known exactly, so effects foretell at once what one step does to it.
+
+
+SMALL = 1e-4  # a step size
+ROUNDING = 1e-13  # of sums of a few numbers near 1
+
+
+def batch_of(examples: list[int], *, is_mean: bool = True) -> TakenBatch:
+    shares = torch.full((len(examples),), 3.0 / len(examples), dtype=torch.float64)  # of a loss that counts threefold
+    return TakenBatch(examples=torch.tensor(examples), shares=shares, losses=lambda weights: weights, is_mean=is_mean)
+
+
+@pytest.mark.parametrize("mean", MEANS.values(), ids=MEANS)
+@given(examples=some.lists(some.integers(0, 4), min_size=1, max_size=7), is_mean=some.booleans())
+@settings(max_examples=40, deadline=None)
+def test_rows_of_an_example_add_up_to_what_its_leaving_does(
+    mean: AbstractMean, examples: list[int], *, is_mean: bool
+) -> None:
+    """However often it was drawn, and where it was alone."""
+    batch = batch_of(examples, is_mean=is_mean)
+    along = torch.cos(torch.tensor(examples, dtype=torch.float64))[None]  # γ·∇ℓ, the same for the same example
+    found = mean.removals(along, batch)[0]
+    everyone = torch.ones(1, len(examples), dtype=torch.float64)
+    for example in set(examples):
+        there = (batch.examples != example).double()[None]
+        change = (mean.shares(batch, there) - mean.shares(batch, everyone)) @ along[0]
+        assert abs(found[batch.examples == example].sum() - change) < ROUNDING
+
+
+def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
+    sweep = sweep_from(found.trajectory, vectors, mean)
+    for _ in sweep.steps_back():
+        continue
+    return sweep.effects
+
+
+@pytest.mark.parametrize("mean", [pytest.param("fixed", marks=pytest.mark.slow), "renormalised"])
+def test_trainings_in_batches_of_four_change_by_the_effect(mean: MeanName, tmp_path: Path) -> None:
+    """Where steps are so small that what follows is linear, and only the mean is not."""
+    found = trained(tmp_path, "optimizer=sgd", "optimizer.batch=4", f"optimizer.step_size={SMALL}")
+    told = effects(found, MEANS[mean], end_gradient(found))
+    actual = torch.stack([outputs(found, walk(found, mean, k)[-1].end) for k in range(told.shape[1])], dim=1)
+    actual -= outputs(found, found.end)[:, None]
+    assert distance(told, actual) < 100 * SMALL  # of second order, in 7 steps
+
+
+def walk(found: Trained, mean: MeanName, left_out: int) -> list[Step]:
+    """The steps without an example."""
+    weights = torch.ones(found.trajectory.examples, dtype=torch.float64)
+    weights[left_out] = 0.0
+    again = vars(found.setting.descent) | {"renormalises": mean == "renormalised"}
+    return list(Weighted(**again, example_weights=weights).walk(found.setting.problem.weights))
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_in_batches_of_four_the_derivative_is_a_quarter_too_small(mean: MeanName, tmp_path: Path) -> None:
+    """Of one step without clipping, outputs that are linear in the weights feel what a mean without an example does."""
+    found = trained(tmp_path, "optimizer=momentum", "optimizer.batch=4", "optimizer.step_size=0.2", "steps=1")
+    flat = found.trajectory.flat
+    every = torch.eye(flat.size, dtype=torch.float64)
+    told, derivative = effects(found, MEANS[mean], every), effects(found, Infinitesimal(MEANS[mean]), every)
+    actual = torch.zeros_like(told)
+    for example in range(found.trajectory.examples):
+        (step,) = walk(found, mean, example)
+        actual[:, example] = flat.vector(step.end) - flat.vector(found.end)
+    assert distance(told, actual) < 1e-12  # a step of rounding 1e-16, beside changes of a thousandth
+    factor = 4 / 3 if mean == "renormalised" else 1.0
+    assert distance(factor * derivative, told) < ROUNDING
+
+
+# Weights by name are views of one vector; what comes back to them is put together once, however many they are.
+
+
+class Counting(DispatchMode):
+    """Counts the numbers in tensors that operations make."""
+
+    made: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and not found._is_view():
+            self.made += found.numel()
+        return found
+
+
+def made_on_the_way_back(names: int) -> float:
+    """Numbers for each weight, where every weight is squared and all are summed."""
+    flat = flat_like({str(k): torch.zeros(5) for k in range(names)})
+
+    def squared(vector: Tensor) -> Tensor:
+        return torch.stack([weight @ weight for weight in flat.weights(vector).values()]).sum()
+
+    back = vjp(squared, torch.ones(flat.size))[1]
+    counting = Counting()
+    with counting:
+        back(torch.tensor(1.0))
+    return counting.made / flat.size
+
+
+def test_many_names_cost_no_more_on_the_way_back_than_few() -> None:
+    assert made_on_the_way_back(40) < 1.1 * made_on_the_way_back(4)  # and not as many vectors as there are names

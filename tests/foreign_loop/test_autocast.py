@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ntkexp.foreign_loop.calls import forbidden_kernels
 from ntkexp.foreign_loop.replayed_module import casts_sentence
 from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.mistake import Mistake
@@ -110,6 +112,45 @@ def test_under_casts_the_model_gives_the_same_to_the_bit(kind: type[nn.Sequentia
     else:
         with pytest.raises(Mistake, match=r"gave other outputs|is not that of the 6 examples seen"):
             trace.attribute()
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["in memory", "on disk"])
+def test_a_loop_may_choose_how_attention_is_computed(stored: bool, tmp_path: Path) -> None:
+    """Other kernels cast otherwise, so a call is replayed by those that it was made with."""
+
+    def body(given: Loop, batch: Tensor) -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            brain(given, batch)
+
+    found = followed(attentive(nn.Sequential), body, to=tmp_path / "run" if stored else None).contributions(Gallery())
+    assert found["gradient_error"].max() < 1e-6
+
+
+class Noting(nn.Identity):
+    """Notes by which kernels nothing may be computed when it is called, and when it is gone back through."""
+
+    noted: ClassVar[list[frozenset[str]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.noted.append(forbidden_kernels())
+        if x.requires_grad:
+            x.register_hook(lambda _: self.noted.append(forbidden_kernels()))  # type: ignore[no-untyped-call]  # torch's own
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:TF32")  # torch warns of its own default
+def test_a_call_is_replayed_by_its_kernels() -> None:
+    def body(given: Loop, batch: Tensor) -> None:
+        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            loops.plain(given, batch)
+
+    given = loops.loop(loops.sgd)
+    given.model.insert(1, Noting())
+    trace = followed(given, body)
+    step, _ = next(trace.steps.forwards())
+    Noting.noted.clear()
+    trace.called.gradient(step.calls, [step.start])
+    assert Noting.noted == [frozenset({"mkldnn", "math", "cudnn", "mem_efficient"})] * 2
 
 
 def test_under_casts_a_small_penalty_is_refused() -> None:

@@ -5,6 +5,7 @@ Here they take turns in one process, and gradients are averaged by hand; process
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop.example_names import SeenCall
@@ -27,8 +29,9 @@ from ntkexp.foreign_loop.store.shards import Processes
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from tests.foreign_loop import loops
+from tests.foreign_loop import loops, processes
 from tests.foreign_loop.loops import EXAMPLES, Loop, Maker, loop
+from tests.foreign_loop.processes import WORLD, network
 
 STEPS = 4
 CLOSE = 1e-11  # of gradients that are summed in another order, relative to all that was added
@@ -94,7 +97,6 @@ class Follow(ExitStack):
         return self
 
     def begin(self, rank: int, **others: Any) -> Trace:
-        """Begin to follow one rank."""
         given, ours = self.ranks.loops[rank], Processes(rank, self.ranks.world, self.store)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ntkexp.foreign_loop.follow.current_processes", lambda: ours)
@@ -106,14 +108,13 @@ class Follow(ExitStack):
         self.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "DECISIONS", type(shards.DECISIONS)())
     monkeypatch.setattr(shards, "PATIENCE", 0.01)
 
 
 def one_process(ranks: Ranks, steps: int = STEPS, **options: Any) -> Trace:
-    """The trace of one process that does the same."""
     one = loop(ranks.optimizers)
     with follow(one.model, one.optimizers, queries=one.queries, **options) as trace:
         for index in range(steps):
@@ -137,6 +138,7 @@ def trained(ranks: Ranks, to: Path, **options: Any) -> Trace:
     return seen.traces[0]
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.parametrize(
     "ranks",
     [Ranks(loops.adamw, 2, clip=0.2, parts=2), pytest.param(Ranks(loops.several, 3), marks=pytest.mark.slow)],
@@ -152,6 +154,7 @@ def test_ranks_leave_the_trace_of_one_process(ranks: Ranks, tmp_path: Path) -> N
         assert found["gradient_factor"].to_numpy() == pytest.approx(1 / ranks.world, rel=1e-10)  # rounding of sums
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.2, 1e9])
 def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
@@ -167,6 +170,7 @@ def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
     agree(trained(ranks, tmp_path / "run", loss=loss), one_process(ranks, loss=loss), effects=True)
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.slow
 def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path: Path) -> None:
     ranks, y = Ranks(loops.momentum, 3, clip=0.2), loop(loops.momentum).y
@@ -184,10 +188,10 @@ def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path
 
 
 def both(given: Loop) -> tuple[Tensor, Tensor]:
-    """The data of a loop."""
     return given.x, given.y
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_a_rank_that_was_stopped_leaves_the_steps_of_all(tmp_path: Path) -> None:
     """Rank 1 dies after its second step, while rank 0 takes a third."""
     ranks = Ranks(loops.momentum, 2)
@@ -202,6 +206,7 @@ def test_a_rank_that_was_stopped_leaves_the_steps_of_all(tmp_path: Path) -> None
     assert len(later.steps) == 2
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     ranks, kept = Ranks(loops.adamw, 2), []
     with Follow(ranks, tmp_path / "run") as seen:
@@ -220,6 +225,7 @@ def test_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     agree(seen.traces[0], one_process(ranks))
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_one_that_ended_before_others_is_refused(tmp_path: Path) -> None:
     ranks = Ranks(loops.sgd, 2)
     with Follow(ranks, tmp_path / "run") as seen:
@@ -229,6 +235,7 @@ def test_one_that_ended_before_others_is_refused(tmp_path: Path) -> None:
         seen.traces[0].attribute()
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_ranks_whose_weights_part_are_refused(tmp_path: Path) -> None:
     """A step was taken on gradients that nobody had averaged."""
     ranks = Ranks(loops.adamw, 2)
@@ -239,6 +246,7 @@ def test_ranks_whose_weights_part_are_refused(tmp_path: Path) -> None:
         seen.traces[0].attribute()
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_a_shard_that_is_missing_is_refused(tmp_path: Path) -> None:
     trace = trained(Ranks(loops.sgd, 2), tmp_path / "run")
     rmtree(tmp_path / "run" / "trace" / "rank-1")
@@ -246,6 +254,7 @@ def test_a_shard_that_is_missing_is_refused(tmp_path: Path) -> None:
         trace.attribute()
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_a_rank_that_does_not_follow_is_noticed_at_the_first_step(tmp_path: Path) -> None:
     ranks = Ranks(loops.sgd, 2)
     stack = Follow(ranks, tmp_path / "run")
@@ -266,16 +275,19 @@ def begun(change: Callable[[Ranks], object], folder: Path, **others: Any) -> Non
         stack.begin(1, **others)
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_ranks_begin_at_the_same_weights(tmp_path: Path) -> None:
     with torch.no_grad(), pytest.raises(Mistake, match=r"rank 1 begins at other weights than rank 0 \('4\.bias'"):
         begun(lambda ranks: list(ranks.loops[1].model.parameters())[-1].add_(1), tmp_path / "run")
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_and_in_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"rank 1 follows into .*other, and rank 0 did not within"):
         begun(lambda _: None, tmp_path / "run", to=tmp_path / "other")
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_what_the_first_is_refused_all_are(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     stack = Follow(Ranks(loops.sgd, 2), tmp_path)
@@ -284,11 +296,13 @@ def test_what_the_first_is_refused_all_are(tmp_path: Path) -> None:
             stack.begin(rank)
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_without_a_folder_they_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"2 processes train together, .* to=…, the same in every process"):
         Follow(Ranks(loops.sgd, 2), tmp_path).begin(0, to=None)
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_the_first_attributes(tmp_path: Path) -> None:
     ranks = Ranks(loops.sgd, 2)
     with Follow(ranks, tmp_path / "run") as seen:
@@ -297,6 +311,7 @@ def test_the_first_attributes(tmp_path: Path) -> None:
         seen.traces[1].attribute()
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_statistics_of_all_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch itself takes them on a GPU only."""
     monkeypatch.setattr(nn.SyncBatchNorm, "forward", lambda _, x: x)
@@ -307,6 +322,7 @@ def test_statistics_of_all_processes_are_refused(monkeypatch: pytest.MonkeyPatch
             model.train()(torch.eye(2))
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 def test_a_call_around_others_is_none(tmp_path: Path) -> None:
     """Lightning's strategies put the step of training into the model's own forward."""
     given = loop(loops.sgd)
@@ -327,6 +343,7 @@ def test_a_call_around_others_is_none(tmp_path: Path) -> None:
     assert float(found["gradient_error"].max()) < CLOSE
 
 
+@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
 def test_what_a_library_broke_off_has_not_come_to_its_end(error: BaseException | None, tmp_path: Path) -> None:
     given = loop(loops.sgd)
@@ -336,3 +353,72 @@ def test_what_a_library_broke_off_has_not_come_to_its_end(error: BaseException |
     held.end(error)
     assert len(held.trace.steps) == 1
     assert find_trace(tmp_path / "run").ended.is_file() == (error is None)
+
+
+# Processes that train together, as they do it: what they leave is one trace, or says what was wrong.
+
+
+EXACT = 1e-12  # relative to the change that training made
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes leave."""
+    folder = tmp_path_factory.mktemp("played")
+    spawn(processes.play, (folder,), nprocs=WORLD)  # type: ignore[no-untyped-call]  # torch's own
+    return folder
+
+
+def trace_of(folder: Path) -> Trace:
+    """As another process finds it; no page is made."""
+    return replace(load_trace(find_trace(folder), network()), folder=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accumulated", "plain"])
+def test_parts_add_up_to_what_all_of_them_did(name: str, played: Path) -> None:
+    found, change = trace_of(played / name).attribute(), torch.load(played / f"{name}.pt").numpy()
+    assert abs(found["contribution"].sum("example") + found["decay"] - change).max() <= EXACT * abs(change).max()
+    assert found.sizes["step"] == 6
+    assert found.sizes["example"] == processes.EXAMPLES
+    if name == "plain":
+        assert found["gradient_factor"].to_numpy() == pytest.approx(1 / WORLD, rel=1e-10)  # rounding of sums
+
+
+@pytest.mark.slow
+def test_a_process_that_joins_early_is_refused(played: Path) -> None:
+    with pytest.raises(Mistake, match=r"step 4: rank 1 took no part in it, .* without join\(\)"):
+        trace_of(played / "joined").attribute()
+
+
+@pytest.mark.slow
+def test_gradients_that_were_compressed_are_refused(played: Path) -> None:
+    with pytest.raises(Mistake, match=r"step 0: the gradient that was consumed is not that of the 14 examples seen"):
+        trace_of(played / "compressed").attribute()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rank", "said"),
+    [
+        ("absent", 0, "rank 1 of 2 does not follow into"),
+        ("cut_apart", 1, r"the model is a FSDPSequential, whose weights are cut apart .*\(FSDP\)"),
+        ("cut_memory", 1, "ZeroRedundancyOptimizer cuts its memory apart"),
+    ],
+)
+def test_and_others_are_refused_in_the_loop(name: str, rank: int, said: str, played: Path) -> None:
+    with pytest.raises(Mistake, match=said):
+        raise Mistake((played / f"{name}-{rank}.txt").read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_the_steps_that_all_have_written(tmp_path: Path) -> None:
+    context = spawn(processes.die, (tmp_path,), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]  # torch's own
+    assert context is not None
+    for process in context.processes:
+        process.join()
+    assert context.processes[1].exitcode == -signal.SIGKILL
+    found = trace_of(tmp_path / "killed").attribute()
+    assert found.sizes["step"] == 4
+    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
+    assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())

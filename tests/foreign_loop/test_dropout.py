@@ -110,7 +110,6 @@ WAYS = (attending, turned, passing_over, noisy, masked, selfish, forgetting_one_
 
 
 def random_loop(optimizers: loops.Maker, forward: Forward = dropping, seed: int = 0) -> Loop:
-    """A loop of this model, from its seed on."""
     torch.manual_seed(seed)
     model = Net(forward).double()
     x, queries, y = torch.randn(EXAMPLES, 4).double(), torch.randn(3, 4).double(), torch.randint(3, (EXAMPLES,))

@@ -220,7 +220,6 @@ class FlatLines(nn.Linear):
 
 
 def followed_at(net: nn.Module, x: torch.Tensor, queries: torch.Tensor, steps: int = 2) -> Trace:
-    """Some steps of a net, followed."""
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with ntkexp.follow(net, optimizer, queries=queries) as trace:
         for _ in range(steps):

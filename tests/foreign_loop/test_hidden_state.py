@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
-from ntkexp.foreign_loop.attribution import AGREES
-from ntkexp.foreign_loop.clipping import Factors
+from ntkexp.foreign_loop.clipping import AGREES, Factors
 from ntkexp.foreign_loop.replayed_module import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
@@ -130,8 +129,6 @@ def test_a_parametrisation_that_is_registered_at_the_end_is_refused() -> None:
 
 
 class Counting(nn.Linear):
-    """Counts its calls."""
-
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:

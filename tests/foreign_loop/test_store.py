@@ -33,7 +33,6 @@ CLOSE = 1e-12  # of parts that are summed from replayed weights, relative to all
 
 
 def trained(given: Loop, body: Body, begin: int, end: int) -> None:
-    """Some steps of a loop."""
     for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
         if given.done >= begin:
             body(given, batch)
@@ -388,10 +387,14 @@ def test_a_signature_shows_the_size_of_an_error() -> None:
     torch.manual_seed(0)
     weight, signatures = torch.randn(37, 11, dtype=torch.float64), Signatures()
     errors = torch.randn(200, 37, 11, dtype=torch.float64)
-    shown = torch.stack([signatures.of_one(weight + each) - signatures.of_one(weight) for each in errors])
+
+    def signed(tensor: torch.Tensor) -> torch.Tensor:
+        return signatures.of({"w": tensor})["w"]
+
+    shown = torch.stack([signed(weight + each) - signed(weight) for each in errors])
     ratio = float(shown.square().sum() / errors.square().sum())
     assert 0.3 < ratio < 3  # the mean of the squares of 25 normal numbers
-    shift = (signatures.of_one(weight + 1e-6) - signatures.of_one(weight)).norm()
+    shift = (signed(weight + 1e-6) - signed(weight)).norm()
     assert shift > 1e-6
 
 

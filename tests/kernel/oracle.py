@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
 
@@ -41,3 +43,39 @@ def contracted(jacobian: dict[str, Float[Tensor, "n out size"]], step: Weights) 
     """J Δθ."""
     parts = [rows @ step[name].flatten() for name, rows in jacobian.items()]
     return torch.stack(parts).sum(0)
+
+
+# Jacobian applied to a step of weights, multiplied out: J Δθ.
+
+
+def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
+    """Σ over parameters of ⟨∂f/∂θ, Δθ⟩."""
+    parts = []
+    for block in features.blocks:
+        if isinstance(block, Factored):
+            bias, weight = block.dense().tensor_split([block.biases], dim=2)
+            if block.bias is not None:
+                parts.append(torch.einsum("ncio,o->nc", bias, block.bias.of(step[block.bias.name])))
+            if block.weight is not None:
+                parts.append(torch.einsum("ncio,io->nc", weight, block.weight.of(step[block.weight.name])))
+        else:
+            parts += [rows.rows @ step[rows.name].flatten()[: rows.size] for rows in block.by_name()]
+    return torch.stack(parts).sum(0)
+
+
+# Comparisons that say where, and by what ratio, two arrays differ.
+
+
+def agree(actual: Tensor, expected: Tensor, tolerance: float, scale: Tensor | float | None = None) -> None:
+    """|actual − expected| ≤ tolerance · scale everywhere; the scale is the largest expected entry, if none is given."""
+    assert actual.shape == expected.shape, f"{list(actual.shape)} against {list(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"{actual.dtype} against {expected.dtype}"
+    size = expected.abs().max() if scale is None else torch.as_tensor(scale)
+    error = (actual - expected).abs()
+    worst = int(error.argmax())
+    place = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), error.shape))
+    assert not error.isnan().any(), "there are entries that are no numbers"
+    assert bool((error <= tolerance * size).all()), (
+        f"at {place}: {actual.flatten()[worst]:.17g} against {expected.flatten()[worst]:.17g}, "
+        f"off by {float(error.max() / size.max()):.1e} where {tolerance:.1e} is allowed"
+    )

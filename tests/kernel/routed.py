@@ -19,7 +19,6 @@ POSITIONS, COUNTED = 4, 9  # of each example; of all five
 
 
 def counts(x: Tensor) -> Tensor:
-    """Which positions count."""
     return x[..., 0] > 0
 
 

@@ -13,22 +13,20 @@ from torch.nn.utils.parametrizations import orthogonal
 
 import ntkexp
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
-from tests.kernel.applied import applied
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree, applied
 from tests.kernel.problems import Formula
-from tests.kernel.samples import SAMPLES
-from tests.kernel.samples.algebra import ALGEBRA, matrix, regular
 from tests.kernel.samples.base import Sample, square
-from tests.kernel.samples.complex_numbers import OWN
+from tests.kernel.samples.shaped import matrix, regular
+from tests.kernel.test_rules import problem_of
 
 EPS = torch.finfo(torch.float64).eps
 GENERATOR = torch.Generator()
+SIZE = 0.6  # of the step
 
 
 def normal(*shape: int) -> Tensor:
@@ -36,21 +34,18 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
 
 
-def read(sample: Sample, size: float, dtype: torch.dtype = torch.float64) -> tuple[Reader, Tape, Tape, Weights]:
-    """A function of two products of inputs and weights at both ends of a step, and another direction."""
-    GENERATOR.manual_seed(1)
-    module = Formula(lambda x, w, v: sample(x @ w, x @ v), w=(4, 6), v=(4, 6)).to(dtype)
-    x, start, step, other = normal(5, 4), *({"w": normal(4, 6) / 2, "v": normal(4, 6) / 2} for _ in range(3))
-    reader = Reader(function_of(module), frozenset(start))
-    ends = [{name: (w + share * step[name]).to(dtype) for name, w in start.items()} for share in (0.0, size)]
-    before, after = (reader.record(weights, x.to(dtype)) for weights in ends)
-    return reader, before, after, {name: weight.to(dtype) for name, weight in other.items()}
-
-
 def secant(sample: Sample) -> Tensor:
     """J̄ applied to another direction than that of its step."""
-    reader, start, end, other = read(sample, 0.6)
-    return applied(reader.secant(start, end).jacobian, other)
+    problem = problem_of(sample)
+    return applied(problem.secant(SIZE)[0].jacobian, problem.other)
+
+
+def matrices(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
+    """What the matrices of a sample are at both ends of the step, and the other direction of them."""
+    problem = problem_of(sample)
+    _, start, end = problem.secant(SIZE)
+    before, after = (tape.outputs.view(-1, 3, 3) for tape in (start, end))
+    return before, after, sample(problem.x @ problem.other["w"], problem.x @ problem.other["v"])
 
 
 def by_hand(h: Tensor, k: Tensor, function: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
@@ -66,7 +61,6 @@ def cosines(h: Tensor, k: Tensor) -> Tensor:
 
 
 def reflected(h: Tensor, k: Tensor) -> Tensor:
-    """One reflection after the other."""
     q = torch.eye(3, 2, dtype=h.dtype).expand(len(h), 3, 2)
     for n in (1, 0):
         v = square(h).mT[:, :, n : n + 1].tril(-n - 1) + torch.eye(3, dtype=h.dtype)[:, n : n + 1]
@@ -117,11 +111,7 @@ def test_a_rule_is_that_of_what_the_operation_is_made_of(name: str) -> None:
 
 def test_the_exponential_has_the_divided_difference_of_a_block_matrix() -> None:
     """exp [[A₁, V], [0, A₀]] has the change of exp beside its diagonal, of which the rule is the mean both ways."""
-    _, start, end, other = read(matrix, 0.6)
-    x = start.given
-    assert isinstance(x, Tensor)
-    a0, a1 = (tape.outputs.view(-1, 3, 3) for tape in (start, end))
-    v = matrix(x @ other["w"], x @ other["v"])
+    a0, a1, v = matrices(matrix)
     blocks = [torch.cat([torch.cat([a, v], 2), torch.cat([0 * v, b], 2)], 1) for a, b in ((a1, a0), (a0, a1))]
     expected = sum(linalg.matrix_exp(block)[:, :3, 3:] for block in blocks) / 2
     agree(secant(lambda h, k: linalg.matrix_exp(matrix(h, k))), expected.flatten(1), 1000 * EPS)
@@ -129,38 +119,13 @@ def test_the_exponential_has_the_divided_difference_of_a_block_matrix() -> None:
 
 def test_a_determinant_has_the_mean_derivative_along_the_step() -> None:
     """Found by autograd, at more Gauss nodes than a polynomial of degree two wants."""
-    _, start, end, other = read(matrix, 0.6)
-    x = start.given
-    assert isinstance(x, Tensor)
-    a0, a1 = (tape.outputs.view(-1, 3, 3) for tape in (start, end))
-    v, found = matrix(x @ other["w"], x @ other["v"]), torch.zeros(5, 1, dtype=torch.float64)
+    a0, a1, v = matrices(matrix)
+    found = torch.zeros(5, 1, dtype=torch.float64)
     for place, weight in ((-(0.6**0.5), 5 / 18), (0.0, 8 / 18), (0.6**0.5, 5 / 18)):
         point = torch.lerp(a0, a1, (1 + place) / 2).requires_grad_()
         (slope,) = torch.autograd.grad(linalg.det(point).sum(), point)
         found = found + weight * (slope * v).sum((1, 2))[:, None]
     agree(secant(lambda h, k: linalg.det(matrix(h, k))[:, None]), found, 100 * EPS)
-
-
-NAMES = (*sorted(ALGEBRA), "binary_cross_entropy", "binary_cross_entropy_with_logits", "logcumsumexp")
-KINDS = {name: SAMPLES[name] for name in NAMES} | {
-    f"complex {name}": OWN[name] for name in ("_fft_c2r", "_fft_r2c", "abs", "angle", "bmm", "div", "exp", "mul", "sgn")
-}
-
-
-@pytest.mark.sample(10)
-@pytest.mark.parametrize("name", KINDS)
-def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
-    reader, start, end, other = read(KINDS[name], 0.6)
-    there, back = (applied(reader.secant(*ends).jacobian, other) for ends in ((start, end), (end, start)))
-    agree(there, back, 1000 * EPS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
-def test_in_single_precision_a_step_closes_to_its_rounding(name: str) -> None:
-    reader, start, end, _ = read(KINDS[name], 0.6, torch.float32)
-    scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
-    agree(reader.secant(start, end).push, end.outputs - start.outputs, 100 * torch.finfo(torch.float32).eps, scale)
 
 
 def test_values_that_meet_on_the_way_still_close() -> None:

@@ -6,20 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ntkexp.kernel.features import gram as chapter
 from ntkexp.kernel.features.adjoint import inner
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.gram import STRIP, Sizes, contributions, double_sum, gram, sizes, trace
-from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel.features.jacobian import Assembly, Jacobian
+from ntkexp.kernel.read import plan
+from ntkexp.kernel.read import sketched as sketched_reader
+from ntkexp.kernel.read.plan import Outputs, wanted
+from ntkexp.kernel.read.sketched import even_slices
 from ntkexp.kernel.secant.uses import View
-from ntkexp.library import reader_of
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
-from tests.kernel.compare import agree
-from tests.kernel.known import known
-from tests.kernel.problems import KINDS, Formula
+from tests.kernel import oracle
+from tests.kernel.oracle import agree
+from tests.kernel.problems import DENSE, KINDS, Formula, known, problem
+from tests.kernel.routed import ROUTED, routed
 
 EPS = torch.finfo(torch.float64).eps
 SHAPES = [(1, 8, 8, 1), (2, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
@@ -188,3 +193,228 @@ def test_factors_meet_rows_of_the_same_parameter(stride: tuple[int, int]) -> Non
 def test_an_empty_jacobian_has_no_kernel() -> None:
     with pytest.raises(Mistake, match="requires gradients"):
         gram(Jacobian((), 2, 1), Jacobian((), 2, 1))
+
+
+# Some outputs, or the trace over all of them.
+
+
+def diagonal(kernel: Tensor) -> Tensor:
+    """Σ_c K[x, c, x′, c]."""
+    return torch.einsum("qcnc->qn", kernel)[:, None, :, None]
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", [*KINDS, *DENSE])
+def test_the_trace_is_the_sum_of_the_diagonal_blocks(name: str) -> None:
+    network = known(name)
+    found = tangent_kernel(network.given.module, network.given.x, network.other, outputs="trace")
+    agree(found, diagonal(network.kernel[:, :, 5:]), 100 * EPS, network.kernel.abs().max())
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["gelu", "called twice", "convolution", "encoder, norm before", "lstm"])
+def test_the_trace_of_a_secant(name: str) -> None:
+    given = problem(name)
+    end, probes = given.end(0.3), given.inputs(2)
+    whole = secant_kernel(given.module, {}, end, probes, given.x)
+    agree(secant_kernel(given.module, {}, end, probes, given.x, outputs="trace"), diagonal(whole), 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.parametrize("name", ["tokens", "softmax", "running products"])
+def test_outputs_a_few_at_a_time_change_only_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = problem(name)
+    usual = tangent_kernel(given.module, given.x, outputs="trace")
+    monkeypatch.setattr(plan, "AT_ONCE", 1.0)
+    agree(tangent_kernel(given.module, given.x, outputs="trace"), usual, 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.parametrize("outputs", [[0], [1, 0], (1,), [1, 1]])
+@pytest.mark.parametrize("name", ["tanh", "softmax", "running products"])
+def test_some_outputs_are_those_blocks(name: str, outputs: list[int]) -> None:
+    given, chosen = problem(name), list(outputs)
+    expected = oracle.tangent(given.module, given.x, given.x)[:, chosen][:, :, :, chosen]
+    agree(tangent_kernel(given.module, given.x, outputs=outputs), expected, 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+def test_another_output_is_read_after_the_first() -> None:
+    """What was found of a structure holds for every output."""
+    given = problem("two heads")
+    expected = oracle.tangent(given.module, given.x, given.x)
+    for c in range(3):
+        agree(tangent_kernel(given.module, given.x, outputs=[c]), expected[:, [c]][:, :, :, [c]], 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+def test_a_thousand_outputs_fit() -> None:
+    """The closed form for one layer: ⟨a, a′⟩ + 1 per output. All blocks would be 23 GB."""
+    layer = nn.Linear(3, 1000).double()
+    x = torch.randn(54, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = 1000 * (x @ x.t() + 1)[:, None, :, None]
+    agree(tangent_kernel(layer, x, outputs="trace"), expected, 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+def test_blocks_of_a_thousand_outputs_that_do_not_fit_are_refused_before_any_is_read() -> None:
+    layer, x = nn.Linear(3, 1000).double(), torch.zeros(1, 3, dtype=torch.float64).expand(20_000, 3)
+    with pytest.raises(
+        Mistake, match=r"^the kernel of 20000 × 20000 examples with 1000 outputs each takes 3\.2e\+06 GB"
+    ):
+        tangent_kernel(layer, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ("diagonal", ("outputs='diagonal'", "'all', 'trace'")),
+        ([2], ("outputs=[2]", "has 2, numbered from 0 to 1")),
+        ([-1], ("outputs=[-1]",)),
+        ([], ("outputs=[]",)),
+    ],
+)
+def test_outputs_that_there_are_not_are_refused_in_one_line(outputs: Outputs | str, words: tuple[str, ...]) -> None:
+    with pytest.raises(Mistake) as caught:
+        wanted(outputs, 2)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.parametrize("name", ["relu", "softmax", "running products"])
+def test_a_caller_without_gradients_gets_the_same(name: str) -> None:
+    given = problem(name)
+    expected = tangent_kernel(given.module, given.x)
+    with torch.no_grad():
+        assert torch.equal(tangent_kernel(given.module, given.x), expected)
+
+
+# A kernel that is read in batches is that of all examples at once.
+
+
+VIEW = View("v", (3, 4), (4, 1), 0)
+
+READ = ("relu", "tokens", "convolution", "convolution in two", "encoder, norm before", "two heads", "running products")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many batches as can be, of two examples or three."""
+    for name, value in (("AT_ONCE", 0), ("BATCH", 1), ("FEW", 1)):
+        monkeypatch.setattr(sketched_reader, name, value)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("outputs", ["all", "trace"])
+def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:
+    network = known(name)
+    module, x = network.given.module, network.given.x
+    expected = network.kernel[:, :, :5]
+    if outputs == "trace":
+        expected = torch.einsum("qcnc->qn", expected)[:, None, :, None]
+    agree(tangent_kernel(module, x, outputs=outputs), expected, 100 * EPS, network.kernel.abs().max())
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+def test_a_secant_kernel_takes_its_training_examples_in_batches() -> None:
+    network = known("convolution")
+    module, x = network.given.module, network.given.x
+    agree(secant_kernel(module, {}, {}, x[:2], x), network.kernel[:2, :, :5], 100 * EPS)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", ROUTED)
+def test_where_values_route_rows_batches_are_read_all_the_same(name: str) -> None:
+    given = routed(name)
+    expected = oracle.tangent(given.module, given.x, given.x)
+    agree(tangent_kernel(given.module, given.x), expected, 100 * EPS)
+
+
+class Tied(nn.Module):
+    """One convolution, before and behind another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.other, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.tied(self.other(self.tied(x).tanh()).tanh()).sum((2, 3)))
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("chosen", [(0,), (0, 1)])
+def test_rows_are_written_where_they_belong(chosen: tuple[int, ...]) -> None:
+    """Those of a weight that is used once; what another use adds is not written over the first."""
+    reader, weights = reader_of(Tied().double())
+    tape = reader.record(weights, torch.randn(4, 3, 8, 8, dtype=torch.float64))
+    expected = reader.assembled(tape, chosen)
+    room = {name: torch.zeros(9, len(chosen), weight.numel()).double() for name, weight in weights.items()}
+    found = reader.assembled(tape, chosen, room)
+    for block, other in zip(found.blocks, expected.blocks, strict=True):
+        agree(dense(block), dense(other), EPS)
+    assert room["other.weight"].any(2).any(1).tolist() == [True] * 4 + [False] * 5
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("total", "count"), [(5, 1), (5, 2), (6, 3), (7, 3)])
+def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
+    places = even_slices(total, count)
+    assert [k for place in places for k in range(total)[place]] == list(range(total))
+    assert {place.stop - place.start for place in places} <= {total // count, total // count + 1}
+
+
+def dense(block: Block) -> Tensor:
+    """The gradients, multiplied out."""
+    return torch.cat([rows.rows for rows in block.by_name()], 2)
+
+
+def part(examples: int, **changes: Block) -> Jacobian:
+    blocks: dict[str, Block] = {
+        "w": Rows(torch.full((examples, 1, 3), float(examples)), "w"),
+        "v": Factored(torch.ones(examples, 2, 3), torch.ones(examples, 1, 2, 4), VIEW, None, None),
+    }
+    return Jacobian(tuple((blocks | changes).values()), examples, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+def test_parts_lie_one_after_the_other() -> None:
+    whole = Assembly(5)
+    assert whole.add(part(2))
+    assert whole.add(part(3))
+    found = whole.jacobian
+    (rows, factored) = found.blocks
+    assert isinstance(rows, Rows)
+    assert isinstance(factored, Factored)
+    assert rows.rows[:, 0, 0].tolist() == [2, 2, 3, 3, 3]
+    assert (found.examples, found.outputs, factored.outputs.shape) == (5, 1, (5, 1, 2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "other",
+    [
+        part(3, u=Rows(torch.ones(3, 1, 1), "u")),
+        part(3, w=Rows(torch.ones(3, 1, 2), "w")),
+        part(3, v=Rows(torch.ones(3, 1, 12), "v")),
+    ],
+    ids=["another parameter", "more of a parameter", "another way"],
+)
+def test_parts_of_another_form_are_not_joined(other: Jacobian) -> None:
+    whole = Assembly(5)
+    assert whole.add(part(2))
+    assert not whole.add(other)

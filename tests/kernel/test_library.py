@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ntkexp
+from ntkexp import infinite_kernel, load_run, secant_kernel, tangent_kernel
+from ntkexp.foreign_loop.arguments import refuse_unusable
+from ntkexp.kernel.read.plan import FEW, threads_for, work
+from ntkexp.library import finite_step_kernel, reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree
 from tests.kernel.problems import problem
 
 EPS = torch.finfo(torch.float64).eps
@@ -225,3 +230,184 @@ def test_a_gradient_divided_by_how_often_a_batch_has_a_row_is_refused(kind: type
             kernel()
     module.table.weight.requires_grad_(False)
     agree(ntkexp.tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * EPS)
+
+
+# What the functions of the library cannot take is refused in one line, whatever it is.
+
+
+X = torch.arange(15.0, dtype=torch.float64).view(5, 3)
+NET = nn.Linear(3, 2).double()
+OWN = dict(NET.named_parameters())
+DENSE = {"layer": "Dense", "features": 1}
+
+INPUTS: dict[str, Any] = {
+    "another rank": torch.ones(5, 2, 3, dtype=torch.float64),
+    "another width": torch.ones(5, 4, dtype=torch.float64),
+    "another dtype": X.float(),
+    "no example": X[:0],
+    "one number": X[0, 0],
+    "not finite": X * nan,
+    "array": X.numpy(),
+    "lists": X.tolist(),
+    "list of rows": list(X),
+    "wrong name": {"z": X},
+    "sparse": X.to_sparse(),
+    "without numbers": X.to("meta"),
+    "number": 3.0,
+}
+
+SIDES: dict[str, Callable[[Any], object]] = {
+    "x2": lambda x: tangent_kernel(NET, X, x),
+    "x2, sketched": lambda x: tangent_kernel(NET, X, x, sketch=8),
+    "probes": lambda x: secant_kernel(NET, OWN, OWN, x, X),
+    "train": lambda x: secant_kernel(NET, OWN, OWN, X, x),
+    "x2, a finite step": lambda x: finite_step_kernel(NET, X, x, 0.1),
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_that_do_not_fit_are_refused(side: str, kind: str) -> None:
+    with pytest.raises(Mistake):
+        SIDES[side](INPUTS[kind])
+
+
+def gives(answer: Callable[[Tensor], object]) -> nn.Module:
+    """A module with a weight, which makes this of what a layer gives."""
+
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2).double()
+
+        def forward(self, x: Tensor) -> object:
+            return answer(self.layer(x))
+
+    return Given()
+
+
+MODULES: dict[str, Any] = {
+    "none": None,
+    "a function": torch.tanh,
+    "a class": nn.Linear,
+    "not yet initialised": nn.LazyLinear(2),
+    "wrapped": nn.DataParallel(NET),
+    "outputs without gradients": gives(Tensor.detach),
+    "outputs that are not finite": gives(lambda h: h * inf),
+    "gradients that are not finite": gives(lambda h: (0 * h).sqrt()),
+    "whole numbers": gives(lambda h: (h > 0).long()),
+    "no outputs": gives(lambda h: h[:, :0]),
+    "an error": gives(lambda h: h[:, 7]),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+def test_modules_without_a_kernel_are_refused(kind: str) -> None:
+    with pytest.raises(Mistake):
+        tangent_kernel(MODULES[kind], X)
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "sketch": lambda: tangent_kernel(NET, X, sketch=10**400),
+    "step size": lambda: finite_step_kernel(NET, X, X, nan),
+    "W_std": lambda: infinite_kernel([DENSE | {"W_std": 1e200}], X),
+    "b_std": lambda: infinite_kernel([DENSE | {"b_std": 1e308}], X),
+    "memory_gb": lambda: infinite_kernel([DENSE], X, memory_gb=nan),
+    "endless memory": lambda: infinite_kernel([DENSE], X, memory_gb=inf),
+    "threads": lambda: infinite_kernel([DENSE], X, threads=0),
+    "a run": lambda: load_run(None),  # type: ignore[arg-type]
+    "following with no memory": lambda: refuse_unusable(NET, [object()], None, None, None, None, nan),
+    "following into a number": lambda: refuse_unusable(NET, [object()], None, None, None, 3),
+}
+
+
+@pytest.mark.parametrize("argument", CALLS)
+def test_arguments_that_cannot_be_are_refused(argument: str) -> None:
+    with pytest.raises(Mistake):
+        CALLS[argument]()
+
+
+def test_sequences_of_other_lengths_have_a_kernel() -> None:
+    """As many axes and outputs, however long."""
+    layer = nn.Linear(3, 2).double()
+    net = nn.Sequential(layer, nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten())
+    long, short = torch.ones(4, 7, 3, dtype=torch.float64), torch.ones(5, 2, 3, dtype=torch.float64)
+    assert tangent_kernel(net, long, short).shape == (4, 2, 5, 2)
+
+
+# Small kernels take one thread and large ones all; torch is left with as many as it had.
+
+
+ALL = 3
+
+
+@pytest.fixture
+def several() -> Iterator[None]:
+    """More than one thread, whatever the tests run with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(ALL)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(("operations", "threads"), [(0, 1), (FEW, 1), (2 * FEW, ALL)])
+def test_threads_are_chosen_by_size_for_a_while(operations: float, threads: int) -> None:
+    with threads_for(operations):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == ALL
+
+
+@pytest.mark.usefixtures("several")
+def test_products_are_counted() -> None:
+    """Forward and C pull-backs of both sides, and the Gram of what the products give."""
+    module, x = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double(), torch.ones(4, 3).double()
+    convolution = nn.Conv1d(2, 3, 2).double()
+    for net, given, numbers, forward in (
+        (module, x, 5 + 2, 3 * 5 + 5 * 2),
+        (convolution, torch.ones(4, 2, 6).double(), 3 * 5, 3 * 5 * 2 * 2),
+    ):
+        reader, weights = reader_of(net)
+        tape = reader.record(weights, given)
+        assert work(tape).of_kernel((4, 4), 2) == 2 * 3 * 4 * forward * 2 + 2 * 4 * 4 * 2**2 * numbers
+
+
+# Whatever precision torch was told to multiply in, kernels are made of full numbers, and it is told the same after.
+
+
+PRECISIONS: tuple[Literal["high", "medium"], ...] = ("high", "medium")
+
+
+@pytest.fixture(params=PRECISIONS)
+def short(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A precision below that of float32: some processors multiply in bfloat16 then, many GPUs in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+def kernels(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """A kernel by each function of the library."""
+    spec: list[dict[str, Any]] = [
+        {"layer": "Dense", "features": 1},
+        {"layer": "ReLU"},
+        {"layer": "Dense", "features": 1},
+    ]
+    weights = dict(module.named_parameters())
+    end = {name: 1.1 * weight for name, weight in weights.items()}
+    return [
+        ntkexp.tangent_kernel(module, x),
+        ntkexp.secant_kernel(module, weights, end, x, x),
+        *ntkexp.infinite_kernel(spec, x, engine="torch"),
+    ]
+
+
+def test_a_lower_precision_of_products_moves_no_bit(short: str) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), torch.randn(64, 64)
+    found = kernels(module, x)
+    assert torch.get_float32_matmul_precision() == short
+    torch.set_float32_matmul_precision("highest")
+    assert all(torch.equal(one, other) for one, other in zip(found, kernels(module, x), strict=True))

@@ -23,11 +23,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
-from tests.kernel.applied import applied
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree, applied
 from tests.kernel.problems import Formula
 from tests.kernel.samples import COMPLEX_SAMPLES, SAMPLES
 from tests.kernel.samples.base import Sample
+from tests.kernel.samples.shaped import ALGEBRA, OWN
 
 EPS = torch.finfo(torch.float64).eps
 NAMES = sorted(RULES)
@@ -70,7 +70,6 @@ class Sampled:
 
     @cached_property
     def reader(self) -> Reader:
-        """Of the module."""
         return Reader(function_of(self.module), frozenset(self.start))
 
     def tape(self, size: float) -> Tape:
@@ -89,6 +88,11 @@ class Sampled:
         """Δθ as the tapes have it: rounding of θ₀ + Δθ belongs to the step, not to the rule."""
         return {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
 
+    @property
+    def other(self) -> Weights:
+        """Another direction than that of the step."""
+        return {name: weight.flip(0) for name, weight in self.direction.items()}
+
     @cached_property
     def jacobians(self) -> Weights:
         """The oracle's, at the start."""
@@ -96,23 +100,27 @@ class Sampled:
 
 
 def fresh(name: str) -> Sampled:
-    """Of the sample of this name."""
     return problem_of(SAMPLES[name])
 
 
-def problem_of(sample: Sample) -> Sampled:
+def problem_of(sample: Sample, dtype: torch.dtype = torch.float64) -> Sampled:
     """Random inputs and weights for a function."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    module = Formula(lambda x, w, v: sample(x @ w, x @ v), w=(4, 6), v=(4, 6)).double()
-    start = {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2}
+    module = Formula(lambda x, w, v: sample(x @ w, x @ v), w=(4, 6), v=(4, 6)).to(dtype)
+    start, x, direction = (
+        {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2},
+        normal(5, 4).to(dtype),
+        {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2},
+    )
+    start, direction = ({name: weight.to(dtype) for name, weight in each.items()} for each in (start, direction))
     with torch.no_grad():
         for parameter, weight in start.items():
             module.get_parameter(parameter).copy_(weight)
-    return Sampled(module, normal(5, 4), start, {"w": normal(4, 6) / 2, "v": normal(4, 6) / 2})
+    return Sampled(module, x, start, direction)
 
 
 sampled = cache(fresh)
@@ -162,10 +170,9 @@ def test_on_a_point_the_replay_is_the_jacobian(name: str) -> None:
 def test_tiny_steps_lose_no_digits(name: str) -> None:
     """A quotient Δσ/Δz at Δz = 1e-10 would keep six digits; slopes without cancellation differ from σ′ by σ″Δz."""
     problem = sampled(name)
-    other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
-    expected = oracle.contracted(problem.jacobians, other)
+    expected = oracle.contracted(problem.jacobians, problem.other)
     reading, _, _ = problem.secant(TINY)
-    agree(applied(reading.jacobian, other), expected, 1e-8)
+    agree(applied(reading.jacobian, problem.other), expected, 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +191,32 @@ def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     change, scale = end.outputs - start.outputs, torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
     agree(reading.push, change, 100 * EPS, scale)
     agree(applied(reading.jacobian, problem.step(start, end)), change, 100 * EPS, scale)
-    other = {parameter: weight.flip(0) for parameter, weight in problem.direction.items()}
-    expected = oracle.contracted(problem.jacobians, other)
-    agree(applied(problem.reader.secant(start, start).jacobian, other), expected, 100 * EPS)
-    agree(applied(problem.secant(TINY)[0].jacobian, other), expected, 1e-8)
+    expected = oracle.contracted(problem.jacobians, problem.other)
+    agree(applied(problem.reader.secant(start, start).jacobian, problem.other), expected, 100 * EPS)
+    agree(applied(problem.secant(TINY)[0].jacobian, problem.other), expected, 1e-8)
+
+
+MEANS = (*sorted(ALGEBRA), "binary_cross_entropy", "binary_cross_entropy_with_logits", "logcumsumexp")
+OF_COMPLEX = ("_fft_c2r", "_fft_r2c", "abs", "angle", "bmm", "div", "exp", "mul", "sgn")
+BOTH_WAYS = {name: SAMPLES[name] for name in MEANS} | {f"complex {name}": OWN[name] for name in OF_COMPLEX}
+"""Rules that are a mean of both ends, or of both orders."""
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
+    problem = problem_of(BOTH_WAYS[name])
+    reading, start, end = problem.secant(0.6)
+    back = problem.reader.secant(end, start)
+    agree(applied(reading.jacobian, problem.other), applied(back.jacobian, problem.other), 1000 * EPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_in_single_precision_a_step_closes_to_its_rounding(name: str) -> None:
+    reading, start, end = problem_of(BOTH_WAYS[name], torch.float32).secant(0.6)
+    scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
+    agree(reading.push, end.outputs - start.outputs, 100 * torch.finfo(torch.float32).eps, scale)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules import elementwise, smooth
-from ntkexp.kernel.secant.rules.elementwise import NEAR
-
-SLOPES = elementwise.SLOPES | elementwise.POWER_SLOPES | smooth.SLOPES
+from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES
+from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.mistake import Mistake
+from tests.kernel import oracle
+from tests.kernel.oracle import agree
+from tests.kernel.problems import KINDS, Problem, problem
+from tests.kernel.routed import ROUTED, batch, routed
 
 EPS = torch.finfo(torch.float64).eps
 TINY = torch.finfo(torch.float64).tiny  # below it numbers have fewer digits
@@ -74,7 +81,6 @@ def absolute(z: float, slope: float) -> float:
 
 
 def scaled(z: float, slope: float) -> float:
-    """The same, multiplied by z."""
     return 8 * (1 + z)
 
 
@@ -119,6 +125,9 @@ KNOWN: dict[str, Known] = {
     "log": Known(mpmath.log, lambda z: 1 / z, relative, positive=True),
     "log10": Known(mpmath.log10, lambda z: 1 / z / mpmath.log(10), relative, positive=True),
     "log1p": Known(mpmath.log1p, lambda z: 1 / (1 + z), relative, positive=True),
+    "log_sigmoid_forward": Known(
+        lambda z: -mpmath.log1p(mpmath.exp(-z)), lambda z: logistic(-z), lambda z, slope: 100 * slope
+    ),
     "log2": Known(lambda z: mpmath.log(z, 2), lambda z: 1 / z / mpmath.log(2), relative, positive=True),
     "pow": Known(lambda z: z**4, lambda z: 4 * z**3, lambda z, slope: 16 * z**3, args=(4,)),
     "reciprocal": Known(lambda z: 1 / z, lambda z: -1 / z**2, relative, positive=True),
@@ -186,10 +195,10 @@ def test_the_slope(variant: str, z0: float, distance: float, sign: int) -> None:
 
 
 def test_every_derivative_belongs_to_a_slope() -> None:
-    assert set(elementwise.DERIVATIVES) <= set(SLOPES)
+    assert set(DERIVATIVES) <= set(SLOPES)
 
 
-@pytest.mark.parametrize("name", elementwise.DERIVATIVES)
+@pytest.mark.parametrize("name", DERIVATIVES)
 @given(st.floats(-40, 40))
 @example(0.0)
 @settings(max_examples=30, derandomize=True)
@@ -198,7 +207,7 @@ def test_the_derivative(name: str, z: float) -> None:
     known = KNOWN[name]
     z = abs(z) + 1e-3 if known.positive else z
     value = torch.tensor(z, dtype=torch.float64)
-    found = float(elementwise.DERIVATIVES[name](value, getattr(torch.ops.aten, name)(value)))
+    found = float(DERIVATIVES[name](value, getattr(torch.ops.aten, name)(value)))
     with mp.workdps(DIGITS):
         expected = slope(known, mpf(z), mpf(z))
         error, size = float(abs(mpf(found) - expected)), float(abs(expected))
@@ -210,3 +219,136 @@ def slope(known: Known, z0: mpf, z1: mpf) -> mpf:
     if z0 == z1:
         return mpf(0) if z0 == 0 and known.function is abs else known.derivative(z0)
     return (known.function(z1) - known.function(z0)) / (z1 - z0)
+
+
+# Modules that compute in single precision inside.
+
+
+DOUBLE, SINGLE = (torch.finfo(kind).eps for kind in (torch.float64, torch.float32))
+
+
+class Cast(nn.Module):
+    """A norm in single precision, with sums and constants that are told to be in it."""
+
+    def __init__(self, shorter: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.kind = torch.float32 if shorter else torch.float64
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x).to(self.kind)
+        h = h * torch.rsqrt(h.square().mean(1, keepdim=True, dtype=self.kind) + 1e-3)
+        h = h * torch.arange(1, 7, dtype=self.kind) + torch.softmax(h, 1, dtype=self.kind)
+        outputs: Tensor = self.outer(h.to(x.dtype))
+        return outputs
+
+
+def cast(shorter: bool = True) -> Problem:
+    """With random weights, the same for both."""
+    generator = torch.Generator().manual_seed(0)
+    made = Cast(shorter).double()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return Problem(made, torch.randn(5, 4, generator=generator, dtype=torch.float64), generator)
+
+
+def test_without_casts_a_module_is_the_one_that_has_none() -> None:
+    """Kept, they cost what rounding to single precision does."""
+    expected = oracle.tangent(cast(False).module, cast().x, cast().x)
+    with pytest.warns(UserWarning, match=r"without its casts.*moves its outputs by \de-0[6789]"):
+        agree(tangent_kernel(cast().module, cast().x, casts="ignore"), expected, 100 * DOUBLE)
+    kept = tangent_kernel(cast().module, cast().x)
+    agree(kept, expected, 100 * SINGLE)
+    assert (kept - expected).abs().max() > 100 * DOUBLE * expected.abs().max()
+
+
+class Scaled(nn.Module):
+    """A gain as long as the weights, beside numbers that were cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.gain = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = x + self.inner(x).float() * self.gain
+        return outputs
+
+
+def test_a_gain_is_longer_than_what_it_multiplies() -> None:
+    module, x = Scaled().double(), cast().x
+    agree(tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * SINGLE)
+
+
+def test_without_casts_a_step_closes_to_double_precision() -> None:
+    given = cast()
+    end = given.end(0.3)
+    errors = {}
+    for casts in ("keep", "ignore"):
+        reader, own = reader_of(given.module, casts=casts)
+        start, after = reader.record(own, given.x), reader.record(end, given.x)
+        errors[casts] = (reader.secant(start, after).push - (after.outputs - start.outputs)).abs().max()
+        assert start.eps == {"keep": SINGLE, "ignore": DOUBLE}[casts]
+    size = given.module(given.x).detach().abs().max()
+    assert errors["ignore"] < 300 * DOUBLE * size
+    assert 300 * DOUBLE * size < errors["keep"] < 300 * SINGLE * size
+
+
+def test_casts_that_are_kept_are_warned_of_where_they_cost() -> None:
+    given = cast()
+    with pytest.warns(UserWarning, match=r"a secant closes to 1e-07 of its outputs; casts=ignore"):
+        secant_kernel(given.module, {}, given.end(0.1), given.x, given.x)
+
+
+def test_a_module_without_casts_is_the_same_either_way() -> None:
+    given = problem("tanh")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = secant_kernel(given.module, {}, {}, given.x, given.x)
+        assert torch.equal(secant_kernel(given.module, {}, {}, given.x, given.x, casts="ignore"), kept)
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(Mistake, match="casts='drop': give 'keep' or 'ignore'"):
+        with_casts(lambda weights, inputs: torch.zeros(1), "drop")  # type: ignore[arg-type]  # as a user may
+
+
+# Modules whose values decide which row goes where: what was found out on one batch is not believed of another.
+
+
+LONG = ("packed sequences", "top-2 experts", "masked scatter", "masked select", "segments", *KINDS)
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in [*ROUTED, *KINDS]]
+
+
+def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, and two batches of equal shape that it routes in different ways."""
+    given = problem(name) if name in KINDS else routed(name)
+    return given.module, given.x, given.inputs(5) if name in KINDS else batch(given.generator)
+
+
+@pytest.mark.sample(5)
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name: str) -> None:
+    module, a, b = batches(name)
+    other, _, _ = batches(name)  # of which nothing is known yet
+    whole = oracle.tangent(module, torch.cat([a, b]), torch.cat([a, b]))
+    agree(tangent_kernel(module, a), whole[:5, :, :5], 100 * EPS)
+    agree(tangent_kernel(module, b), whole[5:, :, 5:], 100 * EPS)
+    agree(tangent_kernel(module, a, b), whole[:5, :, 5:], 100 * EPS)
+    agree(tangent_kernel(other, b, a), whole[5:, :, :5], 100 * EPS)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
+    """f(end; x) − f(start; x) = −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ for a gradient step, in both orders on one module."""
+    module, a, b = batches(name)
+    start = {key: weight.detach() for key, weight in module.named_parameters()}
+    jacobian = oracle.jacobians(module, torch.cat([a, b]))
+    for probes, train, rows in ((a, b, slice(5, None)), (b, a, slice(0, 5))):
+        step = {key: -1e-3 * part[rows].sum((0, 1)).view(start[key].shape) for key, part in jacobian.items()}
+        end = {key: start[key] + step[key] for key in start}
+        predicted = -1e-3 * secant_kernel(module, start, end, probes, train).sum((2, 3))
+        before, after = (functional_call(module, weights, (probes,)).detach() for weights in (start, end))
+        agree(predicted, (after - before).view_as(predicted), 300 * EPS, before.abs().max())

@@ -17,8 +17,7 @@ from ntkexp.library import reader_of, tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision
 from tests.kernel import oracle
-from tests.kernel.applied import applied
-from tests.kernel.compare import agree
+from tests.kernel.oracle import agree, applied
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # what libraries warn of is their business
 

@@ -14,8 +14,8 @@ import pytest
 from ntkexp.records.kernel_file import open_matrix
 from tests.kernel_file.slurm import install
 from tests.kernel_file.test_fill import contents
-from tests.sweep.cluster import Cluster, dask_cluster
 from tests.sweep.commands import Ended, children, ended, running, workers
+from tests.sweep.test_clusters import Cluster, dask_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,6 @@ def begun(path: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def filled(path: Path, *words: str, **environment: str) -> Ended:
-    """The same to its end."""
     return ended(begun(path, *words, **environment))
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from math import acos, inf, pi, sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
 
+from ntkexp.config.compose import compose
+from ntkexp.init import NTK
+from ntkexp.kernel_file.kernel import EmpiricalKernel
+from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
+from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.mistake import Mistake
+from ntkexp.model.base import LearningTask
+from ntkexp.model.networks import CNTK, UCINtk
 from ntkexp.records.atomic import acquire
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.subjects import Products, filled, whole
@@ -127,3 +138,244 @@ def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
     monkeypatch.setattr("ntkexp.kernel_file.fill.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(Mistake, match=r"the kernel takes .* GB and there are 1e-06 GB free"):
         products(tmp_path / "k.zarr")
+
+
+# A kernel file of sketches: another file than the exact one, whose maker says how far it may be off.
+
+
+SMALL = ("data.train=9", "data.probe=4", "data.test=3", "model.width=16")
+
+
+def mean_of_two(*overrides: str) -> EmpiricalKernel:
+    """The mean over two networks."""
+    experiment = compose([*SMALL, *overrides])
+    return EmpiricalKernel(experiment, experiment.draw(), seeds=(0, 1))
+
+
+def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
+    exact, sketched = mean_of_two(), mean_of_two("kernel.sketch=500")
+    points = exact.experiment.draw().train.inputs
+    kernel, found = exact.among(points)["ntk"], sketched.among(points)["ntk"]
+    bar, size = (sum(each) / 2 for each in zip(*sketched.errors, strict=True))
+    assert 0 < float((found - kernel).norm()) <= bar < 0.5 * size
+    assert "kernel.sketch=500" in sketched.remark
+    assert exact.remark == ""
+    elsewhere = mean_of_two("kernel.sketch=500").remark
+    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it tells")
+    assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
+
+
+# Predictions from a file, against the formulas applied to the whole matrix.
+
+
+EXAMPLES = 70
+RIDGE = 0.3
+ALL = "data.classes=all"
+
+
+@pytest.fixture(scope="module", params=[(), (ALL,)], ids=["two classes", "ten"])
+def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Entries:
+    path = tmp_path_factory.mktemp("kernel") / "k.zarr"
+    return Entries(filled(path, Products.of(*request.param)))
+
+
+def kernels(entries: Entries) -> dict[str, Tensor]:
+    return whole(Products.of(*([ALL] if entries.targets.shape[1] > 1 else [])))
+
+
+def answered(entries: Entries, question: Question) -> dict[tuple[str, str], Answer]:
+    return {(each.kernel, each.solved.when): each for each in predict(entries, question, lambda text: None)}
+
+
+def everywhere(answer: Answer) -> Tensor:
+    return torch.cat([answer.predicted[split].mean for split in ("train", "probe", "test")])
+
+
+def regression(kernel: Tensor, targets: Tensor) -> Tensor:
+    R = kernel[:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64)
+    coefficients: Tensor = torch.linalg.solve(R, targets[:EXAMPLES])
+    return kernel @ coefficients
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("solver", ["eigen", "cholesky", "cg", None], ids=str)
+def test_every_solver_is_ridge_regression(entries: Entries, solver: Solver | None) -> None:
+    found = answered(entries, Question(ridge=RIDGE, solver=solver, memory_gb=4.0 if solver else 1e-5))
+    assert [kernel for kernel, _ in found] == ["ntk", "nngp"]
+    for name, kernel in kernels(entries).items():
+        expected = regression(kernel, entries.targets)
+        close = 1e-7 if solver in {"cg", None} else 1e-10  # its tolerance times the condition number, below a thousand
+        torch.testing.assert_close(everywhere(found[name, "t=∞"]), expected, rtol=close, atol=close)
+
+
+def test_scores_are_what_they_say(entries: Entries) -> None:
+    answer = answered(entries, Question(ridge=RIDGE))["ntk", "t=∞"]
+    places = entries.matrix.splits
+    outputs = regression(kernels(entries)["ntk"], entries.targets)
+    for row in answer.scores:
+        error = (outputs - entries.targets)[places[row.split]]
+        chosen = outputs[places[row.split]]
+        guess = (chosen[:, 0] > 0).long() if chosen.shape[1] == 1 else chosen.argmax(1)
+        right = guess == entries.labels[places[row.split]]
+        assert row.points == len(error)
+        assert row.accuracy == pytest.approx(float(right.double().mean()), abs=1e-15)
+        assert row.rmse == pytest.approx(float(error.square().mean().sqrt()), rel=1e-8)
+
+
+def test_deviations_are_those_of_the_processes(entries: Entries) -> None:
+    found, both = answered(entries, Question(ridge=RIDGE)), kernels(entries)
+    inverse = torch.linalg.inv(both["nngp"][:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64))
+    test = entries.matrix.splits["test"]
+    cross, own = both["nngp"][test], entries.own("nngp", test)
+    posterior = own - (cross @ inverse * cross).sum(1)
+    deviation = found["nngp", "t=∞"].predicted["test"].deviation
+    assert deviation is not None
+    torch.testing.assert_close(deviation.square(), posterior, rtol=1e-8, atol=1e-10)
+    R = both["ntk"][:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64)
+    A = torch.linalg.solve(R, both["ntk"][test].mH).mH
+    ensemble = own + (A @ both["nngp"][:EXAMPLES] * A).sum(1) - 2 * (A * cross).sum(1)
+    deviation = found["ntk", "t=∞"].predicted["test"].deviation
+    assert deviation is not None
+    torch.testing.assert_close(deviation.square(), ensemble, rtol=1e-8, atol=1e-10)
+
+
+def test_every_time_and_steps(entries: Entries) -> None:
+    kernel = kernels(entries)["ntk"]
+    flows = answered(entries, Question(times=(0.0, 20.0), ridge=RIDGE))
+    assert not everywhere(flows["ntk", "t=0"]).any()
+    steps = answered(entries, Question(steps=200, step_size=0.1, ridge=RIDGE))
+    coefficients = torch.zeros_like(entries.targets[:EXAMPLES])
+    R = kernel[:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64)
+    for _ in range(200):
+        coefficients += 0.1 / EXAMPLES * (entries.targets[:EXAMPLES] - R @ coefficients)
+    descended = everywhere(steps["ntk", "200 steps of 0.1"])
+    torch.testing.assert_close(descended, kernel @ coefficients, rtol=1e-9, atol=1e-10)
+    finer = everywhere(flows["ntk", "t=20"])
+    assert float((descended - finer).norm() / finer.norm()) < 0.05  # Euler's error at this step
+
+
+def test_the_best_ridge_is_one_that_leaves_little_out(entries: Entries) -> None:
+    chosen = answered(entries, Question(ridge=None))["ntk", "t=∞"]
+    assert chosen.scores[-1].split == "left out"
+    for ridge in (chosen.solved.ridge / 10, chosen.solved.ridge * 10):
+        other = answered(entries, Question(ridge=ridge, folds=0))["ntk", "t=∞"]
+        assert other.scores[-1].rmse >= chosen.scores[-1].rmse
+
+
+def test_a_singular_kernel_without_end_is_refused_with_advice(entries: Entries) -> None:
+    with pytest.raises(Mistake, match=r"the kernel is singular \(\d+ of 70 eigenvalues.*finite time, or a ridge > 0"):
+        answered(entries, Question(times=(inf,)))  # 64 pixels make a linear kernel of rank 64
+
+
+def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
+    square = 8 * EXAMPLES**2 / 1e9
+    assert Question(ridge=RIDGE).way_to_solve(entries) == "eigen"
+    assert Question(ridge=RIDGE, memory_gb=5 * square).way_to_solve(entries) == "cholesky"
+    assert Question(ridge=RIDGE, memory_gb=square).way_to_solve(entries) == "cg"
+    with pytest.raises(Mistake, match=r"memory_gb=.* or ask for t=∞ at one ridge"):
+        Question(times=(1.0,), memory_gb=square).way_to_solve(entries)
+    with pytest.raises(Mistake, match="solver=cg gives t=∞ at one ridge"):
+        Question(times=(1.0,), solver="cg").way_to_solve(entries)
+
+
+def test_a_file_that_is_not_finished_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "k.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        filled(path, Products.of(fails_after=5))
+    with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are there"):
+        Entries(open_matrix(path))
+
+
+def test_a_file_that_lost_a_tile_says_so(tmp_path: Path) -> None:
+    matrix = filled(tmp_path / "k.zarr", Products.of())
+    next((matrix.path / "ntk" / "c").rglob("0/0/0/0")).unlink()
+    with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are there"):
+        list(predict(Entries(open_matrix(matrix.path)), Question(ridge=RIDGE), lambda text: None))
+
+
+# The published kernels in their authors' own recursions, with loops over pixels, against the architectures here.
+
+
+Pairs = NDArray[np.float64]  # [row, column, row′, column′] of two images
+INIT = NTK(W_std=1, b_std=0)
+SIDE, CHANNELS = 4, 2
+
+
+def images() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, CHANNELS, SIDE, SIDE, generator=generator, dtype=torch.float64)
+
+
+def window(pairs: Pairs) -> Pairs:
+    """tr over the 3 × 3 windows around both pixels, those outside of the image being zero."""
+    found, places = np.zeros_like(pairs), range(SIDE)
+    for i, j, k, m in np.ndindex(*pairs.shape):
+        for a in (-1, 0, 1):
+            for b in (-1, 0, 1):
+                if i + a in places and j + b in places and k + a in places and m + b in places:
+                    found[i, j, k, m] += pairs[i + a, j + b, k + a, m + b]
+    return found
+
+
+def arcs(sigma: Pairs, left: Pairs, right: Pairs) -> tuple[Pairs, Pairs]:
+    """c E σ(u)σ(v) and c E σ′(u)σ′(v) with c = 2, of ReLU."""
+    value, slope = np.zeros_like(sigma), np.zeros_like(sigma)
+    for i, j, k, m in np.ndindex(*sigma.shape):
+        size = sqrt(left[i, j, i, j] * right[k, m, k, m])
+        rho = float(np.clip(sigma[i, j, k, m] / size, -1, 1))
+        slope[i, j, k, m] = (pi - acos(rho)) / pi
+        value[i, j, k, m] = size * (rho * (pi - acos(rho)) + sqrt(1 - rho * rho)) / pi
+    return value, slope
+
+
+def published(x: torch.Tensor, y: torch.Tensor, depth: int, *, pooling: bool, fixed: bool) -> float:
+    """Arora et al. 2019, section 4: K⁰ the products of pixels, Σ its windows, then with q = 3
+
+    K ← c/q² E σσ,  K̇ ← c/q² E σ′σ′,  Θ ← tr(K̇ ∘ Θ + K),  and at the last layer the sum over pixels of K̇ ∘ Θ + K.
+    """
+    pairs = {
+        name: np.einsum("cij,ckl->ijkl", one.numpy(), two.numpy())
+        for name, one, two in (("xy", x, y), ("xx", x, x), ("yy", y, y))
+    }
+    sigma = {name: window(each) for name, each in pairs.items()}
+    theta = np.zeros_like(sigma["xy"]) if fixed else sigma["xy"]
+    for layer in range(1, depth):
+        value, slope = arcs(sigma["xy"], sigma["xx"], sigma["yy"])
+        own = {name: arcs(sigma[name], sigma[name], sigma[name])[0] / 9 for name in ("xx", "yy")}
+        value, slope = value / 9, slope / 9
+        theta = slope * theta
+        if layer == depth - 1:
+            theta = theta if fixed else theta + value
+        else:
+            theta = window(theta + value)
+            sigma = {"xy": window(value), **{name: window(each) for name, each in own.items()}}
+    if pooling:
+        return float(theta.mean())
+    return float(np.einsum("ijij->", theta))
+
+
+@pytest.mark.parametrize("pooling", [False, True], ids=["flatten", "pooling"])
+@pytest.mark.parametrize("fixed", [False, True], ids=["all", "fixed"])
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_cntk(depth: int, pooling: bool, fixed: bool) -> None:
+    net = CNTK(depth=depth, pooling=pooling, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
+    x, place = images(), BlockPlace(slice(0, 1), slice(1, 2), same=False)
+    expected = published(x[0], x[1], depth, pooling=pooling, fixed=fixed)
+    assert float(compute(net, place, x, x).ntk) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("fixed", [0, 1, 3])
+def test_uci_ntk(fixed: int) -> None:
+    depth, (x, y) = 3, images().flatten(1).numpy()
+    sigma = {"xy": x @ y, "xx": x @ x, "yy": y @ y}
+    theta = 0.0 if fixed > 0 else sigma["xy"]
+    for layer in range(1, depth + 1):
+        size = sqrt(sigma["xx"] * sigma["yy"])
+        rho = sigma["xy"] / size
+        slope = (pi - acos(rho)) / (2 * pi)
+        value = size * (rho * (pi - acos(rho)) + sqrt(1 - rho * rho)) / (2 * pi)
+        sigma = {"xy": value, "xx": sigma["xx"] / 2, "yy": sigma["yy"] / 2}
+        theta = slope * theta + (value if layer >= fixed else 0.0)
+    net = UCINtk(depth=depth, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
+    found = compute(net, BlockPlace(slice(0, 1), slice(1, 2), same=False), images(), images()).ntk
+    assert float(found) == pytest.approx(theta, rel=1e-12)

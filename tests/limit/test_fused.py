@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -19,6 +20,7 @@ from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
 from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
+from ntkexp.limit.fused.functions import source_digest
 from ntkexp.limit.infinite_kernel import Engine, compute, engine_of, places
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
@@ -378,3 +380,18 @@ def test_blocks_are_parts_of_the_whole() -> None:
 def test_numba_is_loaded_when_it_is_needed() -> None:
     code = "import sys, ntkexp.limit.infinite_kernel; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What numba compiled is kept for the very files that it was compiled from.
+
+
+def test_a_change_of_any_file_is_another_place(tmp_path: Path) -> None:
+    """Numba itself looks at the file of a function alone, and would go on calling what others were."""
+    digests = set()
+    for change in ("one", "two"):
+        folder = tmp_path / change
+        folder.mkdir()
+        (folder / "caller.py").write_text("from called import called\n")
+        (folder / "called.py").write_text(f"called = '{change}'\n")
+        digests.add(source_digest(folder))
+    assert len(digests) == 2

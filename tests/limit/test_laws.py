@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import ntkexp
 from ntkexp.init import AbstractInit
-from ntkexp.layer.affine import AbstractAffine, Conv, Dense
+from ntkexp.layer.affine import AbstractAffine, Conv, Dense, Parametrisation
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
@@ -23,8 +24,9 @@ from ntkexp.layer.spec import affine, at_width
 from ntkexp.limit.infinite_kernel import Engine
 from ntkexp.model.base import AbstractLayered
 from tests.config.components import choices, configured
+from tests.limit import oracle
 from tests.limit.drawn import image_networks
-from tests.limit.test_torch_engine import points
+from tests.limit.test_engines import agree, points
 
 EPS = torch.finfo(torch.float64).eps
 Layers = tuple[AbstractLayer, ...]
@@ -288,3 +290,106 @@ def finite(layers: Layers, shape: tuple[int, ...], x: Tensor, seed: int) -> Tens
     """The tangent kernel of a network that was drawn."""
     module = build(layers, shape, torch.Generator().manual_seed(seed))
     return ntkexp.tangent_kernel(module, x)[:, 0, :, 0]
+
+
+# What holds of concatenations: means over all channels, in networks of finite and of infinite width.
+
+
+FIRST = Conv(features=4, W_std=1.4, b_std=0.2)
+ROUNDING = 1e-14  # of some ten operations
+
+
+def branch(features: int) -> Layers:
+    return ReLU(), Conv(features=features, W_std=1.3, b_std=0.3), Erf()
+
+
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+def test_a_branch_beside_its_like_is_the_branch(engine: Engine) -> None:
+    """Fresh weights of one distribution are as good as more of the same."""
+    end, x = (Conv(features=2, b_std=0.1), Abs(), GlobalAvgPool(), Dense(features=1)), points(3, (2, 4, 5))
+    twice = ntkexp.infinite_kernel((FIRST, Concatenation(branches=(branch(3), branch(3))), *end), x, engine=engine)
+    agree(twice, ntkexp.infinite_kernel((FIRST, *branch(6), *end), x, engine=engine), ROUNDING)
+
+
+@pytest.mark.parametrize("param", ["ntk", "standard"])
+def test_kernels_are_weighed_by_shares_of_channels(param: Parametrisation) -> None:
+    """1 : 3, whatever is linear in kernels afterwards: 8 channels, of which each branch alone would have all."""
+    weights = Conv(features=5, W_std=1.2, b_std=0.1, param=param)
+    end: Layers = (weights, AvgPool(window=2), weights, Flatten(), Dense(features=1, b_std=0.3, param=param))
+
+    def other(features: int) -> Layers:
+        return Abs(), Conv(features=features, window=1, W_std=0.8, param=param)
+
+    x, y = points(3, (2, 4, 5)), points(2, (2, 4, 5), 1)
+    both = ntkexp.infinite_kernel((FIRST, Concatenation(branches=(branch(2), other(6))), *end), x, y)
+    alone = [ntkexp.infinite_kernel((FIRST, *side, *end), x, y) for side in (branch(8), other(8))]
+    nngp, ntk = (0.25 * one + 0.75 * two for one, two in zip(*alone, strict=True))
+    agree(both, (nngp, ntk), ROUNDING)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_branches_of_vectors_and_the_sum_of_concatenations(same: bool) -> None:
+    """One branch asks for equal pixels, the other for all of them; one of the two that are added has fresh weights."""
+    inner = Concatenation(branches=((Flatten(),), (GlobalAvgPool(), Dense(features=5), ReLU())))
+    features = inner.shape((4, 2, 3))[0]
+    beside = Concatenation(branches=((Dense(features=1),), (Dense(features=features - 1, W_std=2.0),)))
+    layers = (FIRST, inner, Residual(branch=(beside,)), Dense(features=2, b_std=0.2), Erf(), Dense(features=1))
+    x = points(2, (2, 2, 3))
+    y = None if same else points(1, (2, 2, 3), 1)
+    agree(ntkexp.infinite_kernel(layers, x, y), oracle.kernels(layers, x, x if y is None else y, same))
+
+
+def test_channels_come_in_the_order_of_branches() -> None:
+    x = points(3, (2, 4))
+    module = build((Concatenation(branches=((), (ReLU(),))),), (2, 4), torch.Generator())
+    assert torch.equal(module(x), torch.cat([x, x.clamp(min=0)], dim=1))
+
+
+def test_shares_stay_at_another_width() -> None:
+    layers = (
+        Dense(features=4),
+        Concatenation(branches=((Dense(features=2),), (Dense(features=6),))),
+        Dense(features=1),
+    )
+    assert [layer.features for layer in affine(at_width(layers, 12))] == [8, 4, 12, 1]
+
+
+# Kernels that neural_tangents computed, in float64.
+#
+# Its tolerances: 1e-12 for closed forms; where an example meets itself its arc cosine is off by up to 3e-8; its
+# generic
+# activations are Gauss-Hermite sums of 120 nodes.
+
+
+CASES = sorted(Path(__file__).with_name("golden").glob("*.npz"))
+OFF, ON = {True: 1e-7, False: 1e-12}, {True: 1e-6, False: 1e-7}
+"""Relative tolerances off and on the diagonal, of generic activations and of closed forms."""
+
+
+def test_the_cases_are_there() -> None:
+    assert len(CASES) == 30
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+def test_kernels_are_those_of_the_reference(case: Path, engine: Engine) -> None:
+    with np.load(case) as held:
+        spec = str(held["spec"])
+        arrays = {name: torch.tensor(held[name]) for name in held.files if held[name].dtype == np.float64}
+    generic = "Generic" in spec
+    sides = {"12": ("x1", "x2"), "11": ("x1", None), "22": ("x2", None)}
+    for pair in sorted({name[-2:] for name in arrays if name.startswith("nngp")}):
+        one, two = sides[pair]
+        found = ntkexp.infinite_kernel(spec, arrays[one], None if two is None else arrays[two], engine=engine)
+        for name, kernel in zip(("nngp", "ntk"), found, strict=True):
+            compare(kernel, arrays[f"{name}_{pair}"], OFF[generic], ON[generic] if two is None else None)
+
+
+def compare(kernel: Tensor, expected: Tensor, off: float, on: float | None) -> None:
+    """Relative errors, entry by entry."""
+    error = (kernel - expected).abs() / expected.abs()
+    if on is not None:
+        assert float(error.diagonal().max()) <= on
+        error = error - torch.diag(error.diagonal())
+    assert float(error.max()) <= off

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import pi, sqrt
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkexp.cli.main import run
 from ntkexp.init import AbstractInit
-from ntkexp.layer.affine import Conv
+from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
-from ntkexp.layer.linear import AvgPool, BatchNorm, GlobalAvgPool, GroupNorm, LayerNorm, MaxPool
+from ntkexp.layer.linear import AvgPool, BatchNorm, Flatten, GlobalAvgPool, GroupNorm, LayerNorm, MaxPool
+from ntkexp.layer.pointwise import LeakyReLU
+from ntkexp.layer.spec import activation, activations
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
-from tests.config.components import choices, configured
-from tests.kernel.compare import agree
+from tests.config.components import OWN, choices, configured
+from tests.kernel.oracle import agree
+from tests.run.commands import TINY, only_run
+from tests.run.test_execute import full_disk
 
 EPS = torch.finfo(torch.float64).eps
 INITS = choices("init")
@@ -156,3 +162,93 @@ def test_what_does_not_fit_is_refused_in_one_line(
     with pytest.raises(Mistake, match=words) as caught:
         network(model, shape, 2, vocabulary=vocabulary, **changes)
     assert "\n" not in str(caught.value)
+
+
+# Layers: what shape they give, and that activations are the functions they are named after.
+
+
+ACTIVATIONS = {  # and none of those that other tests define, whichever are read first
+    name: layer for name, layer in activations().items() if type(layer).__module__.startswith("ntkexp.")
+}
+FORMULAS = {
+    "abs": lambda z: torch.maximum(z, -z),
+    "cos": lambda z: torch.sin(z + pi / 2),
+    "erf": torch.special.erf,
+    "gelu": lambda z: z * torch.special.ndtr(z),
+    "hermite": lambda z: (z * z - 1) / sqrt(2),
+    "leaky_relu": lambda z: z.clamp(min=0) + 0.1 * z.clamp(max=0),
+    "linear": lambda z: z,
+    "relu": lambda z: z.clamp(min=0),
+    "silu": lambda z: z / (1 + torch.exp(-z)),
+    "sin": torch.sin,
+    "tanh": lambda z: torch.special.expit(2 * z) * 2 - 1,
+}
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_every_activation_has_a_formula() -> None:
+    assert set(ACTIVATIONS) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_what_its_name_says(name: str) -> None:
+    z = 3 * inputs(5, 7)
+    module = build((ACTIVATIONS[name],), (7,), torch.Generator())
+    agree(module(z), FORMULAS[name](z), 10 * EPS)
+    assert not list(module.parameters())
+    assert activation(name) == ACTIVATIONS[name]
+
+
+def test_the_slope_of_a_leaky_relu_is_a_field() -> None:
+    assert torch.equal(LeakyReLU(slope=0.5).apply(torch.tensor([-2.0, 2.0])), torch.tensor([-1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ((Flatten(),), (1, 8, 8)),
+        ((Flatten(), Dense(features=5), ACTIVATIONS["tanh"]), (2, 3)),
+        ((ACTIVATIONS["relu"], Flatten(), Dense(features=4, b_std=1.0)), (3, 2)),
+    ],
+)
+def test_a_layer_gives_the_shape_that_it_says(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> None:
+    stated = shape
+    for layer in layers:
+        stated = layer.shape(stated)
+    assert build(layers, shape, torch.Generator().manual_seed(0))(inputs(3, *shape)).shape == (3, *stated)
+
+
+def test_a_dense_layer_refuses_examples_with_several_axes() -> None:
+    with pytest.raises(Mistake, match="put a Flatten before it"):
+        build((Dense(features=3),), (1, 8, 8), torch.Generator())
+
+
+def test_an_unknown_activation_is_refused_with_the_nearest() -> None:
+    with pytest.raises(Mistake, match=r"'rleu' is no activation; choose from .* did you mean 'relu'"):
+        activation("rleu")
+
+
+# The commands, with a module of the user's: resuming needs the trust again, a report needs none.
+
+
+TRUST = ("--trust", str(OWN))
+
+
+@pytest.mark.slow
+def test_a_run_is_begun_resumed_and_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = ("train", *TINY, "steps=3", "model=module", f"model.path={OWN}", f"--out={tmp_path}", "--quiet")
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, "results.csv")
+        assert run([*train, *TRUST]) == 1
+    folder = str(only_run(tmp_path))
+    capfd.readouterr()
+    assert run(["resume", folder]) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"runs only if you say so; add `--trust {OWN}`" in said
+    assert run(["resume", folder, *TRUST]) == 0
+    assert run(["report", folder]) == 0
+    assert "secant" in capfd.readouterr().out

@@ -16,7 +16,7 @@ from ntkexp.model import foreign
 from ntkexp.model.foreign import ELSEWHERE
 from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
-from tests.run.test_exactness import exact
+from tests.run.test_exactness import assert_exact
 
 FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=2", "model.width=8", "ladder.machine=[secant]")
 SUMS = ("data=modular_addition", "data.modulus=3")
@@ -58,8 +58,7 @@ REPEATED = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in MODELS])
 def test_a_model_is_trained_exactly(name: str) -> None:
-    for row in ran(*FEW, *MODELS[name]).rows("secant"):
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+    assert_exact(ran(*FEW, *MODELS[name]))
 
 
 @pytest.fixture(scope="module")
@@ -223,5 +222,4 @@ def test_a_language_model_in_a_file_of_ones_own_is_trained_exactly(written: Call
                 return self.model(input_ids=x).logits[:, -1]
         """)
     run = ran(*FEW, "model=module", f"model.path={file}", *SUMS, "loss=cross_entropy", trust=[str(file)])
-    for row in run.rows("secant"):
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+    assert_exact(run)

@@ -1,22 +1,91 @@
-"""Modules as strangers write them: what fits is exact, what does not is said in one line."""
+"""Files with a mistake in them, each with the words in which it has to be said."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
+from ntkexp.library import finite_step_kernel, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
-from ntkexp.run.setting import prepare
-from tests.model.unfit import UNFIT
-from tests.run.small import ran, small
-from tests.run.test_exactness import exact
+from ntkexp.model.functional import function_of
+from ntkexp.run.setting import prepare, survey
+from ntkexp.shapes import Weights
+from tests.kernel.oracle import agree
+from tests.run.small import Ran, ran, small
+from tests.run.test_exactness import assert_exact
+
+
+def built(module: str) -> str:
+    """A function that returns this, in its second line."""
+    return f"def build():\n    return {module}"
+
+
+def forward(*lines: str, arguments: str = "x") -> str:
+    """A module of one layer with these lines in its forward, from line 9 on."""
+    body = "".join(f"        {line}\n" for line in lines)
+    return (
+        "class build(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.layer = nn.Linear(64, 1)\n    def forward(self, {arguments}):\n{body}"
+    )
+
+
+UNFIT = {
+    "1 / 0": r"\.py, line 4: ZeroDivisionError: division by zero",
+    "raise SystemExit(3)": r"line 4: SystemExit",
+    "def build(": r"line 4: SyntaxError",
+    "import nowhere_to_be_found": r"line 4: ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+    "def biuld(): ...": r"there is no function build in the file; it has biuld; did you mean 'biuld'\?",
+    "x = 1": r"there is no function build in the file; it has no function",
+    "build = 3": r"build is a int, and a function is expected",
+    "build = nn.Linear(64, 1)": r"build is a module that no seed can draw anew",
+    "def build(hidden): ...": r"wants 'hidden', and can be given shape, outputs, width, seed, vocabulary; give it a",
+    "def build(): ...": r"returns a NoneType; let it return an nn\.Module",
+    built("nn.Linear(1, 'one')"): r":build, line 5: TypeError",
+    built("nn.Flatten()"): r"nothing to train: it has no parameters",
+    built("nn.Linear(8, 1).requires_grad_(False)"): r"none of its 2 parameters requires gradients",
+    built("nn.Linear(8, 1, dtype=torch.complex64)"): r"'weight' is complex",
+    "def build():\n    layer = nn.Linear(64, 1)\n    layer.bias.register_hook(torch.sign)\n    return layer": (
+        r"the parameter 'bias' has a hook, which a run would not call"
+    ),
+    built("nn.Linear(7, 1)"): r"shape \[1, 8, 8\], and the module says: RuntimeError: mat1 and mat2 shapes",
+    built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
+    built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",
+    built("nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten())"): (
+        r"layer '0' \(BatchNorm2d\) takes its statistics from the batch, even after module\.eval\(\)"
+    ),
+    "class build(nn.Sequential):\n    def __init__(self):\n"
+    "        super().__init__(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1))\n"
+    "    def train(self, mode=True):\n        return super().train(True)": (
+        r"layer '1' \(Dropout, p=0\.1\) is random in training mode, even after module\.eval\(\)"
+    ),
+    forward("return x.nonsense"): r"and the module says, line 9: AttributeError",
+    forward("return 1", arguments="x, y"): r"missing 1 required positional argument: 'y'",
+    forward("return self.layer(x.flatten(1) + torch.ones(3))"): r"and the module says, line 9: RuntimeError",
+    forward("return {'y': self.layer(x.flatten(1))}"): r"returns a dict; let it return one tensor",
+    forward("return self.layer(x.flatten(1)).long()"): r"gives torch\.int64, and real numbers are expected",
+    forward("return self.layer(F.dropout(x).flatten(1))"): r"dropout without training=self\.training",
+    forward("x = F.embedding((x[:, 0, 0, :4] > 1e9).long(), self.layer.weight, sparse=True)", "return x.sum((1, 2))"): (
+        r"there is a sparse gradient"
+    ),
+    forward("x -= 1", "return self.layer(x.flatten(1))"): r"overwrites its inputs",
+    forward("return self.layer(x.flatten(1)).detach()"): r"is there a detach, or no_grad\?",
+    forward("return self.layer((x - x.mean(0)).flatten(1))"): r"couples the examples",
+    forward("return self.layer(x.flatten(1)) / 0"): r"not finite.*; look at how the module draws its weights",
+    forward("return F.relu(self.layer(x.flatten(1)) - 1e3)"): r"are all units dead",
+}
+
+
+# Modules as strangers write them: what fits is exact, what does not is said in one line.
+
 
 FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "model.width=8", "ladder.machine=[secant]")
 Write = Callable[[str], Path]
@@ -107,8 +176,7 @@ READ = [
 def test_a_module_is_trained_exactly(name: str, reading: str, written: Write) -> None:
     file = written(FITTING[name])
     run = ran(*FEW, "model=module", f"model.path={file}:build", reading, trust=[str(file)])
-    for row in run.rows("secant"):
-        assert exact(row), f"{row.split}: {row.relative_error:.1e} with a floor of {row.floor:.1e}"
+    assert_exact(run)
 
 
 def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
@@ -126,8 +194,7 @@ def test_tied_tables_of_tokens_are_one_weight(written: Write) -> None:
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
     run = ran(*FEW, *model, trust=[str(file)])
     assert [weight.shape for weight in run.setting.problem.weights.values()] == [(3, 4), (4, 4), (4,)]
-    for row in run.rows("secant"):
-        assert exact(row)
+    assert_exact(run)
 
 
 @pytest.mark.parametrize("more", [(), ("path.effects=derivative",)], ids=["parts", "effects"])
@@ -144,8 +211,7 @@ def test_tokens_come_as_whole_numbers(sparse: bool, more: tuple[str, ...], writt
                 return self.last(self.table(x).flatten(1).relu())
         """)
     model = ("model=module", f"model.path={file}:build", "data=modular_addition", "data.modulus=3")
-    for row in ran(*FEW, *model, *more, trust=[str(file)]).rows("secant"):
-        assert exact(row)
+    assert_exact(ran(*FEW, *model, *more, trust=[str(file)]))
 
 
 def test_a_gradient_divided_by_how_often_a_batch_has_a_row_trains_no_run(written: Write) -> None:
@@ -222,3 +288,154 @@ def test_chance_that_no_seed_rules_is_found(written: Write) -> None:
         """)
     with pytest.raises(Mistake, match=r"draws another '1\.bias' when it is called again with the same seed"):
         prepare(experiment(file))
+
+
+# Modules whose values decide which row goes where, trained by a run: exact, and the same in blocks of any size.
+
+
+ROUNDING = 1e-12  # sums of products in another order, through six steps
+FEW_ROWS = (
+    *("data.train=12", "data.probe=6", "data.test=6", "steps=6", "path.count=2", "path.rule=[secant]"),
+    *("ladder.machine=[secant]", "model=module"),
+)
+ROWS = """
+    class build(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 4), nn.Linear(4, outputs)
+
+        def forward(self, x):
+            x = x[:, 0]
+            return self.outer(self.summed(x, x.mean(2) > 0.3))
+    """
+
+NETS = {
+    "sorted rows": f"""{ROWS}
+        def summed(self, x, mask):
+            order = x.sum((1, 2)).argsort()
+            return torch.tanh(self.inner(x[order])).sum(1)[order.argsort()]
+    """,
+    "packed padding": f"""{ROWS}
+        def summed(self, x, mask):
+            room = x.new_zeros(*x.shape[:2], 4)
+            room[mask] = torch.tanh(self.inner(x[mask]))
+            return room.sum(1)
+    """,
+    "lengths read by Python": f"""{ROWS}
+        def summed(self, x, mask):
+            parts = torch.tanh(self.inner(x[mask])).split(mask.sum(1).tolist())
+            return torch.stack([part.sum(0) for part in parts])
+    """,
+    "the last position that counts": f"""{ROWS}
+        def summed(self, x, mask):
+            return torch.tanh(self.inner(x))[torch.arange(len(x)), (mask.sum(1) - 1).clamp(min=0)]
+    """,
+    "experts": """
+    class build(nn.Module):
+        def __init__(self, outputs):
+            super().__init__()
+            self.router, self.experts = nn.Linear(64, 3), nn.ModuleList(nn.Linear(64, outputs) for _ in range(3))
+
+        def forward(self, x):
+            x = x.flatten(1)
+            chosen, mixed = self.router(x).argmax(1), x.new_zeros(len(x), self.experts[0].out_features)
+            for number, expert in enumerate(self.experts):
+                rows = (chosen == number).nonzero()[:, 0]
+                mixed = mixed.index_add(0, rows, torch.tanh(expert(x[rows])))
+            return mixed
+    """,
+}
+
+
+def in_blocks(file: Path, block: int | None) -> Ran:
+    """The run with memory for blocks of so many points, or of all."""
+    model = (*FEW_ROWS, f"model.path={file}:build")
+    if block is None:
+        return ran(*model, trust=[str(file)])
+    budget = survey(small(*model, trust=[str(file)])).budget
+    memory = (budget.fixed + (2 * block + 1) * budget.per_point) / 1e9
+    found = ran(*model, f"memory_gb={memory:.12f}", trust=[str(file)])
+    assert found.setting.points.block == block
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "sorted rows" else pytest.mark.slow) for name in NETS]
+)
+def test_a_run_is_exact_whatever_the_block(name: str, written: Callable[[str], Path]) -> None:
+    file = written(NETS[name])
+    whole, cut = in_blocks(file, None), in_blocks(file, 7)
+    for run in (whole, cut):
+        assert_exact(run)
+    agree(cut.outcome.evidence.kernel_end, whole.outcome.evidence.kernel_end, ROUNDING)
+    agree(cut.contributions("secant"), whole.contributions("secant"), ROUNDING)
+
+
+# A module as a function: it is afterwards what it was, and an example alone is what it is beside others.
+
+
+X = torch.tensor([[0.3, -1.0], [2.0, 0.5]], dtype=torch.float64)
+Read = Callable[[nn.Module, Weights], object]
+READERS: dict[str, Read] = {
+    "function": lambda module, weights: function_of(module)(weights, X),
+    "tangent": lambda module, weights: tangent_kernel(module, X, weights=weights),
+    "secant": lambda module, weights: secant_kernel(module, {}, weights, X, X),
+}
+
+
+def with_a_layer_twice() -> nn.Sequential:
+    """Its tensors have two names each."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh())
+        return nn.Sequential(layer, layer, nn.Linear(2, 1)).double().eval()
+
+
+def moved(module: nn.Module) -> Weights:
+    """Other weights."""
+    return {name: weight.detach() + 0.5 for name, weight in module.named_parameters()}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_layer_that_stands_twice_in_a_module_keeps_its_own_tensors(read: Read) -> None:
+    module = with_a_layer_twice()
+    before = [*module.parameters(), *module.buffers()]
+    read(module, moved(module))
+    assert all(one is other for one, other in zip([*module.parameters(), *module.buffers()], before, strict=True))
+
+
+class Tokens(nn.Module):
+    """Pixels of normalised images one after another, so that their gradient comes back with channels last."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, affine=affine)
+        self.head = nn.Linear(27, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.asinh(self.norm(self.patches(x))).flatten(2).transpose(1, 2)
+        outputs: Tensor = self.head(tokens.flatten(1))
+        return outputs
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_one_image_alone_has_the_kernel_that_it_has_beside_others(affine: bool) -> None:
+    """Where torch itself goes back wrongly."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        module, x = Tokens(affine).double().eval(), torch.randn(2, 1, 5, 5, dtype=torch.float64)
+    together = tangent_kernel(module, x)
+    agree(tangent_kernel(module, x[:1], x), together[:1], 1e-14)
+    agree(finite_step_kernel(module, x, x[:1], 1e-6), together[:, :, :1], 1e-4)  # up to the step
+
+
+def test_weights_go_wherever_they_are_held() -> None:
+    module = with_a_layer_twice()
+    bias = nn.Parameter(torch.tensor([0.3, -0.3], dtype=torch.float64))
+    linear, norm, _ = module[0].children()
+    linear.bias = norm.bias = bias
+    there = deepcopy(module)
+    with torch.no_grad():
+        for weight in there.parameters():
+            weight.add_(0.5)
+    assert torch.equal(function_of(module)(moved(module), X), there(X))

@@ -16,9 +16,8 @@ from ntkexp.library import ascend, finite_step_kernel, secant_kernel, tangent_ke
 from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import AbstractScalar
 from tests.config.components import SCALAR, configured
-from tests.init.test_init import init
 from tests.run.small import ran
-from tests.run.test_exactness import exact
+from tests.test_init import init
 
 X = torch.arange(-10.0, 21.0, dtype=torch.float64)[:, None]
 OBSERVED = X[20:21]
@@ -147,15 +146,6 @@ def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = finite_step_kernel(flat, x, x[:2], 0.5)
     torch.testing.assert_close(finite_step_kernel(module, x, x[:2], 0.5), expected, rtol=0, atol=0)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", sorted(SCALAR))
-def test_a_few_steps_are_exact(name: str) -> None:
-    run = ran(*ON_INTEGERS, f"model={name}", "optimizer.step_size=0.002", "steps=3", "ladder.machine=[secant]")
-    rows = {row.split: row for row in run.rows("secant")}
-    assert exact(rows["train"])
-    assert name == "lookup_table" or exact(rows["test"])
 
 
 @pytest.mark.parametrize("name", sorted(SCALAR))

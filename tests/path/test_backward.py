@@ -20,7 +20,6 @@ from ntkexp.path.points import StepBlock
 from ntkexp.path.recording import STRETCHES, halves_at_zero
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
 from tests.run.small import Memory, Ran, ran, small
 
 ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
@@ -69,7 +68,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
     memory = torch.zeros(train + 1, flat(setting.problem.weights).numel(), dtype=torch.float64)
     for step in setting.descent.walk(setting.problem.weights):
         theta, r = flat(step.segment.start), step.index
-        rows = torch.cat([dense(block, like) for block in step.right])
+        rows = torch.cat([dense(block, like) for block in step.view.right])
         own = torch.einsum("nc,ncp->np", step.output_gradient, rows) * (only in (None, r))
         sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
         decay = optimizer.weight_decay * theta * (only in (None, r))
@@ -87,7 +86,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
             moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
-            found[place] -= dense(block.features(piece), like) @ moved.t()
+            found[place] -= dense(block.jacobian(piece), like) @ moved.t()
     return found[..., :-1], found[..., -1]
 
 
@@ -167,39 +166,6 @@ def test_chunks_change_the_result_by_rounding() -> None:
 def in_chunks(setting: Setting, chunk: int) -> Setting:
     """The same, with so many points attributed at once."""
     return replace(setting, domain=replace(setting.domain, chunk=chunk))
-
-
-class Interrupted(Memory):
-    """Stops after so many steps back, with the state that a checkpoint holds."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-        self.saved: dict[str, Any] = {}
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        if done == self.after:
-            self.saved = state.state
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("after", [1, 9, 10])
-def test_an_interrupted_way_back_goes_on_to_the_same_bits(after: int) -> None:
-    """Within a chunk of points, at its end, and in the next one; two chunks of nine steps."""
-    setting = in_chunks(prepare(small(*QUICK, *CASES["adamw"])), 10)
-    whole, listener = run(setting, Memory()), Interrupted(after)
-    undisturbed = whole.evidence.path
-    with pytest.raises(KeyboardInterrupt):
-        run(setting, listener)
-    finished = run(setting, listener, listener.saved)
-    resumed = finished.evidence.path
-    assert torch.equal(resumed.contributions, undisturbed.contributions)
-    assert torch.equal(resumed.kernel, undisturbed.kernel)
-    assert resumed.half_by is not None
-    assert undisturbed.half_by is not None
-    assert torch.equal(resumed.half_by, undisturbed.half_by)
-    assert torch.equal(finished.by_step["secant"].stacked(), whole.by_step["secant"].stacked())
-    assert resumed.facts == undisturbed.facts
 
 
 def test_a_few_points_of_every_split_are_attributed() -> None:

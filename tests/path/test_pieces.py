@@ -1,25 +1,59 @@
-"""Pieces and extrapolations: the sum of contributions is exact for all of them, and the parts tend to the integral's.
-
-Along a step the parts should be those of ∫₀¹ J(θ₀ + uΔθ; x) du. A piece replaces a mean of products by a product of
-means, which errs in proportion to what both factors change by inside it: like n⁻² for a smooth network, and for one
-with kinks too, piece by piece. (Kinks of two layers inside one piece err like n⁻¹ together, and share one with a
-probability like n⁻¹; they are resolved once pieces are short against the distance between kinks.)
-"""
+"""The contributions of one walk, read in many ways at once: the ways share the tapes inside each step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from itertools import cycle
 from math import log
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.path.rule.base import Gauss, Piece, Secant
-from tests.path.parts import contributions, distance
-from tests.run.small import ran
+from ntkexp.path.forward_sum import ErrorBar
+from ntkexp.path.integrals import Integrals
+from ntkexp.path.points import StepBlock
+from ntkexp.path.rule.base import AbstractRule, Gauss, Piece, Secant
+from ntkexp.run.loop import run
+from ntkexp.run.setting import Setting, prepare
+from tests.run.small import Memory, ran, small
+
+Ways = Mapping[str, tuple[Piece, ...]]
+
+
+def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe out train"]]:
+    """𝒮 at the probe points by each quadrature of the steps."""
+    setting = prepare(small("path.probes=[probe]", *overrides))
+    found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
+    for step in setting.descent.walk(setting.problem.weights):
+        for place in setting.domain.places:
+            block = StepBlock(setting.points, step.segment, place)
+            for integrals in found.values():
+                integrals.add(step, block)
+    return {name: integrals.contributions[setting.domain.read] for name, integrals in found.items()}
+
+
+def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
+    """Nothing accumulated yet."""
+    return Integrals(pieces, *(setting.start.kernel.new_zeros(setting.start.kernel.shape[:axes]) for axes in (4, 3, 2)))
+
+
+def distance(left: Float[Tensor, "probe out train"], right: Float[Tensor, "probe out train"]) -> float:
+    """‖𝒮 − 𝒮′‖/‖𝒮′‖."""
+    return float((left - right).norm() / right.norm())
+
+
+# Pieces and extrapolations: the sum of contributions is exact for all of them, and the parts tend to the integral's.
+#
+# Along a step the parts should be those of ∫₀¹ J(θ₀ + uΔθ; x) du. A piece replaces a mean of products by a product of
+# means, which errs in proportion to what both factors change by inside it: like n⁻² for a smooth network, and for one
+# with kinks too, piece by piece. (Kinks of two layers inside one piece err like n⁻¹ together, and share one with a
+# probability like n⁻¹; they are resolved once pieces are short against the distance between kinks.)
+
 
 ADMISSIBLE = [(n, k) for n in range(1, 9) for k in range(4) if n % 2**k == 0]
 ACTIVATIONS = ("relu", "tanh")
@@ -116,3 +150,101 @@ def test_the_error_bar_of_a_relu_network_is_right(seed: int) -> None:
     run = ran(*RELU, *every, "model.depth=1", f"seed={seed}")
     true = kinked(1, seed, "steps=4")[0]
     assert true / 2 < run.error_bar < 2 * true
+
+
+# A rule says itself whether it closes a step; no name is asked for.
+
+
+class Halves(AbstractRule):
+    """The secants of both halves of a step, whose mean closes it, or so it says."""
+
+    closes: ClassVar[bool] = True
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        return tuple(Piece(k / 2 / pieces, (k + 1) / 2 / pieces, 0.5 / pieces) for k in range(2 * pieces))
+
+    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+        return ""
+
+
+class Optimist(Halves):
+    """The left end alone, which closes nothing."""
+
+    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
+        return (Piece(0.0, 0.0, 1.0),)
+
+
+def closures(rule: AbstractRule) -> tuple[list[float], str, bool]:
+    """How far each step is from being closed, what the run says, and whether it knows its parts."""
+    experiment, memory = small("steps=4", "path.error_samples=2", "ladder.machine=[]"), Memory()
+    path = experiment.path.model_copy(update={"rule": (rule,)})
+    outcome = run(prepare(experiment.model_copy(update={"path": path})), memory)
+    found = [float(row["closure"] or 0) for row in memory.rows[:-1]]
+    return found, outcome.sentence, "error_bar" in outcome.evidence.path.facts
+
+
+def test_a_rule_of_any_name_that_closes_is_held_to_it() -> None:
+    found, said, measured = closures(Halves())
+    assert 0 < max(found) < 1e-12  # some eps, relative to the change of a step
+    assert said == "trained for 4 steps"
+    assert measured
+
+
+def test_one_that_says_so_in_vain_is_found_out() -> None:
+    found, said, _ = closures(Optimist())
+    assert min(found) > 1e-6
+    assert "misses 4 steps" in said
+
+
+# The error bar's estimator ‖Σ_s e_s‖² from a sample of steps, on errors that are made up.
+
+
+ERRORS, DRAWS = 30, 4000
+
+
+def estimate(errors: Tensor, every: int) -> float:
+    """What the error bar says when it sees the errors [step, probe, out, train] of its sample."""
+    bar = ErrorBar(rule="secant", coarse=(), fine=(), gain=1.0, every=every, total=torch.zeros_like(errors[0]))
+    sample = errors[[step for step in range(len(errors)) if bar.measures(step)]]
+    bar.restore({"total": sample.sum(0), "squares": sample.square().sum()})
+    return bar.estimate(len(errors))
+
+
+def made_up(drift: float) -> Tensor:
+    """Independent errors around a common one: they add up, or cancel, as the drift is large or zero."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(ERRORS, 5, 1, 40, generator=generator, dtype=torch.float64)
+    return noise + drift * torch.randn(5, 1, 40, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.3, 3.0])
+def test_it_is_exact_when_every_step_is_measured(drift: float) -> None:
+    errors = made_up(drift)
+    assert estimate(errors, every=1) == pytest.approx(float(errors.sum(0).norm()), rel=1e-12)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("every", [2, 5, 10])
+@pytest.mark.parametrize("drift", [0.3, 3.0])
+def test_its_square_is_unbiased_over_the_order_of_the_errors(drift: float, every: int) -> None:
+    errors, generator = made_up(drift), torch.Generator().manual_seed(1)
+    orders = (torch.randperm(ERRORS, generator=generator) for _ in range(DRAWS))
+    squares = torch.tensor([estimate(errors[order], every) ** 2 for order in orders], dtype=torch.float64)
+    deviation = float(squares.std()) / DRAWS**0.5
+    assert abs(float(squares.mean()) - float(errors.sum(0).square().sum())) < 4 * deviation  # 1 in 10,000 by chance
+
+
+@pytest.mark.parametrize("every", [2, 5, 10])
+def test_it_never_says_less_than_a_measured_step_does(every: int) -> None:
+    errors = made_up(0.0)
+    errors[1::2] = -errors[::2]  # neighbours cancel
+    assert estimate(errors, every) > 0
+
+
+def test_a_single_measured_step_stands_for_all() -> None:
+    errors = made_up(0.0)[:1].repeat(ERRORS, 1, 1, 1)
+    assert estimate(errors, every=ERRORS) == pytest.approx(float(errors.sum(0).norm()), rel=1e-12)
+
+
+def test_without_a_measured_step_nothing_is_known() -> None:
+    assert torch.tensor(estimate(made_up(0.0)[:2], every=10)).isnan()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
+from math import inf, nan
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.path.points import StepBlock
+from ntkexp.path import integrals
+from ntkexp.path.integrals import Rounding, Tally
+from ntkexp.path.points import NetworkView, StepBlock
+from ntkexp.path.settings import Adaptive
 from ntkexp.run.loop import run
+from ntkexp.run.outcome import Outcome, miss_remarks
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (
@@ -47,10 +52,9 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Tensor:
 
 
 def kernel(setting: Setting, step: Any, rule: str) -> Tensor:
-    """The kernel of one step at all points."""
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
-    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.side)[0]
 
 
 def nodes(found: Ran) -> list[int]:
@@ -112,62 +116,171 @@ def test_the_estimate_of_its_error_is_right(schedule: str) -> None:
     assert true / 3 < found.error_bar < 3 * true
 
 
-@dataclass(eq=False)
-class Stopping(Memory):
-    """Saves at one step, and goes no further."""
-
-    at: int = 0
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        if state.step == self.at:
-            file = io.BytesIO()
-            torch.save(state.state, file)
-            raise Stopped(file.getvalue())
-
-
-class Stopped(Exception):
-    """What was saved."""
-
-
-def restored(stopped: Stopped) -> dict[str, Any]:
-    """The same, read again."""
-    saved: dict[str, Any] = torch.load(io.BytesIO(stopped.args[0]), weights_only=True)
-    return saved
-
-
-@cache
-def undisturbed(schedule: str) -> Ran:
-    """A run that nothing stopped."""
-    return ran(*SHORT, *CASES[1], schedule)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("schedule", "at"),
-    [
-        (SCHEDULES[0], 5),
-        (SCHEDULES[1], 13),
-        (SCHEDULES[2], 20),
-        pytest.param(SCHEDULES[1], 1, marks=pytest.mark.slow),
-        pytest.param(SCHEDULES[2], 5, marks=pytest.mark.slow),
-    ],
-)
-def test_it_goes_on_to_the_same_bits(schedule: str, at: int) -> None:
-    chosen = (*SHORT, *CASES[1], schedule)
-    with pytest.raises(Stopped) as stopped:
-        run(prepare(small(*chosen)), Stopping(at=at))
-    rest = run(prepare(small(*chosen)), Memory(), restored(stopped.value))
-    for rule, path in rest.evidence.paths.items():
-        expected = undisturbed(schedule).outcome.evidence.paths[rule]
-        assert torch.equal(path.contributions, expected.contributions)
-        assert path.facts == expected.facts
-        steps = rest.by_step[rule], undisturbed(schedule).outcome.by_step[rule]
-        assert torch.equal(*(each.stacked() for each in steps))
-        assert steps[0].edges == steps[1].edges
-
-
 def test_what_remembers_is_refused() -> None:
     with pytest.raises(
         Mistake, match=r"path\.every=snapshots: optimizer=adam carries past gradients .* use path\.every=1"
     ):
         small("path.every=snapshots", "optimizer=adam")
+
+
+# What came of each step, where steps are summed as they are taken: the change of the outputs, step by step.
+
+
+QUICK = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.probe=5", "data.test=4")
+TOTALS = {
+    "decay": ("optimizer.weight_decay=0.1", "path.probes=[probe]"),
+    "clipped": ("optimizer=sgd", "optimizer.batch=3", "optimizer.clip_norm=0.5", "data.classes=all"),
+    "kernel free": ("path.kernels=none", "path.outputs=[2,7]", "data.classes=all"),
+    "float32": ("dtype=float32",),
+}
+BACK = "optimizer=momentum"
+
+
+@cache
+def undisturbed(*words: str) -> Ran:
+    """A run of which every step is told by itself."""
+    return ran(*QUICK, *words)
+
+
+SOME = ("clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in TOTALS if name != "clipped"))
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_it_is_the_change_of_the_outputs(case: str) -> None:
+    found = undisturbed(*TOTALS[case])
+    points, domain = found.setting.points, found.setting.domain
+    ways = [found.setting.problem.weights, *found.memory.weights]
+    outputs = torch.stack([NetworkView(points, weights).outputs for weights in ways], dim=2)
+    changes = outputs.diff(dim=2)[domain.read][:, list(domain.integrated)]
+    eps = torch.finfo(changes.dtype).eps
+    assert (found.by_step("secant") - changes).abs().max() < 100 * eps * outputs.abs().max()  # of tens of layers' terms
+    for rule, path in found.outcome.evidence.paths.items():
+        together, sums = path.contributions.sum(2) + path.decay, found.by_step(rule)
+        assert (sums.sum(2) - together).abs().max() < 100 * eps * path.contributions.abs().sum(2).max()
+
+
+@pytest.mark.parametrize("words", [(), pytest.param((BACK,), marks=pytest.mark.slow)], ids=["online", "back"])
+def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = undisturbed(*words).by_step("secant")
+    monkeypatch.setattr(integrals, "MOST", 1)
+    monkeypatch.setattr(integrals, "FEWEST", 4)
+    found = ran(*QUICK, *words)
+    edges = found.outcome.by_step["secant"].until(found.outcome.steps)
+    assert edges == (0, 8, 16, 20)
+    together = np.add.reduceat(exact.numpy(), edges[:-1], axis=2)
+    tolerance = 1e-14 * float(exact.abs().max())  # sums of 8 numbers
+    np.testing.assert_allclose(found.by_step("secant").numpy(), together, atol=tolerance)
+
+
+def test_a_run_that_ends_sooner_is_told_as_far_as_it_went() -> None:
+    found = ran(*QUICK, "steps=100000", "stop_at_loss=0.3")
+    steps = found.outcome.steps
+    assert 0 < steps < 100
+    assert found.outcome.by_step["secant"].until(steps) == tuple(range(steps + 1))
+
+
+# When kernels are taken, where that follows from how they change.
+
+
+def taken(timetable: Adaptive, rate: float) -> list[int]:
+    """The steps of a run whose kernel grows by this share of its start at every step."""
+    found = []
+    for step in range(timetable.steps):
+        if timetable.due(step):
+            timetable.saw(step, torch.full((2, 1, 2, 1), 1 + rate * step, dtype=torch.float64))
+            found.append(step)
+    return found
+
+
+@given(some.integers(1, 400), some.integers(2, 20), some.floats(1e-3, 1), some.floats(0, 1))
+def test_there_is_room_for_all_of_them(steps: int, count: int, change: float, rate: float) -> None:
+    timetable = Adaptive(steps, count, change)
+    found = taken(timetable, rate)
+    assert found[0] == 0
+    assert len(found) + 1 <= timetable.room
+
+
+def test_they_lie_as_far_apart_as_the_kernel_takes_to_change() -> None:
+    found = taken(Adaptive(steps=10_000, count=1000, change=0.1), rate=0.001)
+    logarithms = [torch.log1p(torch.tensor(0.001 * step)) for step in found[8:]]
+    gaps = torch.stack(logarithms).diff()
+    assert (gaps - 0.1).abs().max() < 0.02  # a distance is foretold from the last, which was e^0.1 times shorter
+
+
+# What a step is said to have missed, where numbers are none.
+
+
+UNIT = Rounding(terms=1.0, eps=2.0**-52)
+
+
+@pytest.mark.parametrize(
+    "tally",
+    [
+        Tally(missed=nan, changed=1.0, outputs=1.0),
+        Tally(missed=nan, changed=1.0, outputs=1.0, contribution_mass=nan),
+        Tally(missed=inf, changed=1.0, outputs=1.0, contribution_mass=inf),
+        Tally(missed=1e-3, changed=1.0, outputs=1.0, contribution_mass=nan),
+    ],
+)
+def test_an_error_that_is_no_number_is_not_explained_by_rounding(tally: Tally) -> None:
+    found = tally.miss(UNIT)
+    assert found is not None
+    other = Tally(missed=1e-4, changed=1.0, outputs=1.0).miss(UNIT)
+    assert other is not None
+    assert "misses 2 steps, most of all step 3" in miss_remarks({2: other, 3: found})[0]
+
+
+@pytest.mark.parametrize("size", [inf, nan])
+def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
+    assert Tally(missed=nan, changed=size, outputs=size).miss(UNIT) is None
+
+
+# How many points are read at once moves results by rounding alone, and whether tapes are kept not at all.
+
+
+SIZES = ("data.train=10", "data.probe=6", "data.test=4", "steps=5", "path.count=2")
+CHOSEN = (*SIZES, "path.rule=[secant,left,gauss]", "path.error_samples=2", "ladder.machine=[secant,left]")
+WHOLE = 20
+BLOCKS_ROUNDING = 1e-12  # sums of ten products in another order, through five steps
+
+
+def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
+    """The same run, with points read so many at a time."""
+    setting = prepare(small(*CHOSEN, *overrides))
+    points = setting.points
+    cut = replace(points, block=block, keep=keep, cache=[])
+    descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
+    return run(replace(setting, descent=descent, domain=domain), Memory())
+
+
+def numbers(found: Outcome) -> dict[str, Tensor]:
+    """All that a run leaves."""
+    paths = {f"{name}.{what}": getattr(path, what) for name, path in found.evidence.paths.items() for what in PARTS}
+    return paths | {"end": found.evidence.end, "kernel": found.evidence.kernel_end} | found.weights
+
+
+PARTS = ("kernel", "contributions")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("block", "more"),
+    [
+        (1, ("path.probes=[probe]",)),
+        (7, ("path.probes=[probe]",)),
+        (7, ("path.probes=[train,probe,test]",)),
+        (7, ("kernel.sketch=40",)),
+    ],
+)
+def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:
+    whole, cut = (numbers(outcome(size, *more)) for size in (WHOLE, block))
+    for name, value in whole.items():
+        scale = float(value.nan_to_num().abs().max())
+        torch.testing.assert_close(cut[name], value, rtol=0, atol=BLOCKS_ROUNDING * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("block", [7, WHOLE])
+def test_keeping_tapes_changes_nothing(block: int) -> None:
+    kept, dropped = (numbers(outcome(block, keep=keep)) for keep in (True, False))
+    for name, value in kept.items():
+        assert torch.equal(dropped[name], value), name

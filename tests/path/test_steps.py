@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
+from itertools import cycle, pairwise
+from math import log
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from ntkexp.machine.base import Prediction
+from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import Memory as Remembered
-from ntkexp.path.forward_sum import AbstractAccumulator, integrate
+from ntkexp.optimizer.flow import Flow
+from ntkexp.path.forward_sum import AbstractAccumulator
+from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import NetworkView
 from ntkexp.path.recording import Playback, Recording, row_length
 from ntkexp.path.step import Step
 from ntkexp.records.data import Trajectory
-from ntkexp.run.setting import Setting
-from tests.run.small import Ran, ran
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.shapes import Weights
+from tests.run.small import Ran, ran, small
 
 TINY = ("data.train=10", "data.probe=5", "data.test=4", "model.width=8", "steps=5", "ladder.machine=[]")
 WAYS = (
@@ -60,10 +68,23 @@ def recorded(setting: Setting, folder: Path) -> Playback:
     )
 
 
+def integrate(
+    steps: Iterable[Step], accumulator: AbstractAccumulator, due: Collection[int] = ()
+) -> Mapping[str, Integrals]:
+    """The integrals of all steps from the first to the last; at those that are due a snapshot is taken."""
+    taken = []
+    for step in steps:
+        accumulator.add(step, due=step.index in due)
+        taken.append(step)
+    for _ in accumulator.steps_back(taken[-1].end, [step.step_size for step in taken]):
+        continue
+    return accumulator.integrals
+
+
 def same_bits(found: Ran, steps: Playback | list[Step], folder: Path) -> None:
     """The integrals of these steps are those of the run."""
     due = set(found.memory.kernels)
-    integrals = integrate(steps, begin(found.setting, folder), due.__contains__)
+    integrals = integrate(steps, begin(found.setting, folder), due)
     assert list(integrals) == list(found.outcome.evidence.paths)
     for rule, path in found.outcome.evidence.paths.items():
         ours = integrals[rule]
@@ -140,3 +161,232 @@ def test_a_loop_of_plain_torch_is_read_as_the_run_is(tmp_path: Path) -> None:
     for rule, path in found.outcome.evidence.paths.items():
         for one, other in ((integrals[rule].kernel, path.kernel), (integrals[rule].contributions, path.contributions)):
             assert (one - other).norm() < ROUNDING * other.norm()
+
+
+# The weights walk where a plain autograd loop with `torch.optim.SGD` would take them.
+
+
+LOSSES = ("squared", "cross_entropy", "logistic", "hinge")
+SCHEDULES = (
+    ("schedule=constant", "schedule.warm_up=3"),
+    ("schedule=cosine", "schedule.last=0.1"),
+    ("schedule=step", "schedule.every=4", "schedule.decay=0.5"),
+    ("schedule=list", "schedule.factors=[1,0.2,0.7]"),
+)
+BATCHES = (
+    ("optimizer=gd",),
+    ("optimizer=sgd", "optimizer.batch=10"),
+    ("optimizer=sgd", "optimizer.batch=40", "optimizer.replacement=true"),
+)
+SMALL_ROUNDING = (
+    1e-13  # 20 steps, each adding some tens of eps, which training below the edge of stability does not amplify
+)
+QUICK = ("ladder.machine=[]", "path.rule=[secant]", "path.probes=[probe]")
+
+
+def by_autograd(*overrides: str) -> Iterator[dict[str, Tensor]]:
+    """The weights after each step of the plain loop, on the same batches with the same step sizes."""
+    setting = prepare(small(*overrides))
+    experiment, module, descent = setting.experiment, setting.problem.module, setting.descent
+    train, targets, inputs = setting.points.train, descent.targets, setting.points.inputs
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    for step in range(experiment.steps):
+        batch = experiment.optimizer.batch_indices(step, train, experiment.seed)
+        chosen = torch.arange(train) if batch is None else batch
+        values = experiment.loss.value(module(inputs[chosen]), targets[chosen])
+        objective = values.mean() if experiment.loss.reduction == "mean" else values.sum()
+        optimizer.zero_grad()
+        torch.autograd.backward(objective * descent.scale)
+        optimizer.param_groups[0]["lr"] = descent.step_size * experiment.schedule.factor(step, experiment.steps)
+        optimizer.step()
+        yield {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+
+def farthest(run: Ran, *overrides: str) -> float:
+    """The largest distance between the two walks, relative to the weights."""
+    pairs = zip(run.memory.weights, by_autograd(*overrides), strict=True)
+    return max(distance(ours, theirs) for ours, theirs in pairs)
+
+
+def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest over the parameters that are trained."""
+    return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in ours)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("batch", "loss"), list(zip(cycle(BATCHES), LOSSES)))
+def test_the_walk_is_that_of_autograd(batch: tuple[str, ...], loss: str) -> None:
+    chosen = (*QUICK, *batch, f"loss={loss}", "data.classes=all")
+    assert farthest(ran(*chosen), *chosen) < SMALL_ROUNDING
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda overrides: overrides[0])
+def test_schedules_change_the_step_sizes(schedule: tuple[str, ...]) -> None:
+    chosen = (*QUICK, *schedule)
+    run = ran(*chosen)
+    assert farthest(run, *chosen) < SMALL_ROUNDING
+    assert len({row["step_size"] for row in run.memory.rows[:-1]}) > 1
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("reading", "reduction"),
+    [
+        ("init.antisymmetric=true", "mean"),
+        ("init.centred=true", "sum"),
+        ("init.alpha=7", "mean"),
+        ("init.alpha=7", "sum"),
+    ],
+)
+def test_readings_and_reductions(reading: str, reduction: str) -> None:
+    chosen = (*QUICK, reading, f"loss.reduction={reduction}", "optimizer=sgd", "optimizer.batch=7")
+    assert farthest(ran(*chosen), *chosen) < SMALL_ROUNDING
+
+
+def test_every_example_is_seen_once_in_an_epoch() -> None:
+    optimizer = small("optimizer=sgd", "optimizer.batch=10").optimizer
+    for epoch in range(3):
+        turns = [optimizer.batch_indices(3 * epoch + turn, 24, seed=1) for turn in range(3)]
+        drawn = torch.cat([batch for batch in turns if batch is not None])
+        assert sorted(drawn.tolist()) == list(range(24))
+
+
+def test_batches_depend_on_seed_and_step_alone() -> None:
+    optimizer = small("optimizer=sgd", "optimizer.batch=10").optimizer
+    first, again = (optimizer.batch_indices(5, 24, seed=1) for _ in range(2))
+    other = optimizer.batch_indices(5, 24, seed=2)
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+# Gradient flow: closed forms, the limit of gradient descent, and the error that it claims.
+
+
+FLOW = ("optimizer=flow", "optimizer.step_size=0.2", "model.activation=tanh", "ladder.machine=[gauss]")
+LINEAR = (*FLOW, "model.depth=0")
+TOLERANCES = (1e-4, pytest.param(1e-6, marks=pytest.mark.slow), 1e-8)
+
+
+def predicted(found: Ran, machine: str) -> torch.Tensor:
+    """f̂ of one rung."""
+    (outcome,) = (rung.outcome for rung in found.outcome.rungs if rung.name == machine)
+    assert isinstance(outcome, Prediction), str(outcome)
+    return outcome.outputs
+
+
+@pytest.mark.parametrize("tolerance", TOLERANCES)
+def test_a_linear_network_follows_the_closed_form(tolerance: float) -> None:
+    found = ran(*LINEAR, f"optimizer.tolerance={tolerance}", "ladder.machine=[frozen_start,linearised]")
+    missed = predicted(found, "frozen_start") - found.outcome.evidence.end
+    assert missed.norm() < 20 * tolerance * found.change.norm()  # as many arcs add up, each within the tolerance
+    assert (predicted(found, "linearised") - found.outcome.evidence.end).norm() < 20 * tolerance * found.change.norm()
+
+
+@pytest.mark.parametrize("tolerance", TOLERANCES)
+def test_an_arc_is_as_near_as_it_claims(tolerance: float) -> None:
+    weights: Weights = {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}
+    rates, sizes = torch.tensor([1.0, 30.0], dtype=torch.float64), {"w": 0.7}
+
+    def field(here: Weights) -> Weights:
+        return {"w": rates * here["w"]}
+
+    move = Flow(tolerance=tolerance).move(0, weights, field(weights), field, sizes, {})
+    assert (move.weights["w"] - torch.exp(-0.7 * rates) * weights["w"]).norm() < 20 * tolerance * 3
+    begun = 0.0
+    for arc in move.arcs:
+        for u in (0.0, 0.3, 0.5, 1.0):
+            expected = torch.exp(-0.7 * (begun + u * arc.length) * rates) * weights["w"]
+            assert (arc.at(u)["w"] - expected).norm() < 30 * tolerance * 3  # dense output is of one order less
+        begun += arc.length
+    assert begun == pytest.approx(1.0, rel=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [pytest.param("squared", marks=pytest.mark.slow), "cross_entropy"])
+def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
+    shared = ("model.activation=tanh", f"loss={loss}", "data.classes=all", "path.rule=[left]", "ladder.machine=[]")
+    end = ran(*shared, "optimizer=flow", "optimizer.step_size=2.0", "steps=2", "path.error_samples=0").outcome
+    errors = []
+    for steps in (16, 32):
+        descended = ran(*shared, f"optimizer.step_size={4 / steps}", f"steps={steps}").outcome
+        errors.append(float((descended.evidence.end - end.evidence.end).norm()))
+    slopes = [log(coarse / fine) / log(2) for coarse, fine in pairwise(errors)]
+    assert slopes == pytest.approx([1], abs=0.15)  # the next order still shows
+
+
+CASES = (
+    ("loss=squared", "data.classes=[3,8]"),
+    ("loss=cross_entropy", "data.classes=all", "schedule=cosine"),
+)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[0])
+def test_the_path_closes_to_its_accuracy(case: tuple[str, ...]) -> None:
+    found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.nodes=3", "path.probes=[probe]", "steps=6")
+    assert found.error("gauss") < 1e-6
+    facts = found.outcome.evidence.paths["gauss"].facts
+    assert facts["flow_error"] < 1e-6
+
+
+def test_decay_closes_it_too() -> None:
+    found = ran(
+        *FLOW,
+        "optimizer.weight_decay=0.05",
+        "optimizer.tolerance=1e-8",
+        "path.nodes=3",
+        "path.probes=[probe]",
+        "steps=6",
+    )
+    (row,) = (row for row in found.rows("gauss") if row.split == "probe")
+    assert row.relative_error is not None
+    assert row.relative_error < 1e-6
+    assert found.outcome.evidence.paths["gauss"].facts["decay_share"] > 1e-3
+
+
+def test_more_nodes_are_nearer_and_the_estimate_says_by_how_much() -> None:
+    chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.probes=[probe]", "optimizer.tolerance=1e-4")
+    one, four = (ran(*chosen, f"path.nodes={n}", "path.error_samples=6") for n in (1, 4))
+    true = (one.contributions("gauss") - four.contributions("gauss")).norm() / four.contributions("gauss").norm()
+    said = one.outcome.evidence.paths["gauss"].facts["error_bar"]
+    assert float(true) / 2 < said < 2 * float(true)
+
+
+def test_rules_for_steps_say_that_there_are_none() -> None:
+    found = ran(*LINEAR, "ladder.machine=[secant,left,gauss,fixed_coefficients,kernel_regression]")
+    notes = {row.machine: row.note for row in found.table.values()}
+    assert notes["secant"] == notes["left"] == "a flow has no finite steps; its path is integrated over time, by gauss"
+    for machine in ("gauss", "fixed_coefficients", "kernel_regression"):
+        assert all(row.relative_error is not None for row in found.rows(machine))
+
+
+def test_what_came_of_steps_adds_up_to_the_parts() -> None:
+    whole = ran(*FLOW, "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
+    theirs, steps = whole.outcome.evidence.paths["gauss"], whole.by_step("gauss")
+    assert (steps.sum(2) - theirs.contributions.sum(2)).norm() < 1e-13 * steps.norm()  # sums of 4 differences
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (("optimizer.clip_norm=1",), r"optimizer\.clip_norm=1: a flow has no steps"),
+        (("path.every=snapshots",), r"path\.every=snapshots: a flow is integrated over time"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(chosen: tuple[str, ...], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        small("optimizer=flow", *chosen)
+
+
+def test_a_field_that_is_not_finite_is_one_line_with_advice() -> None:
+    weights: Weights = {"w": torch.ones(1)}
+
+    def broken(here: Weights) -> Weights:
+        return {"w": here["w"] / 0}
+
+    with pytest.raises(Mistake, match=r"at step 7 the flow would need arcs shorter .* raise optimizer\.tolerance"):
+        Flow().move(7, weights, {"w": torch.ones(1)}, broken, {"w": 1.0}, {})

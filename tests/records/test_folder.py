@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.atomic import sealed
 from ntkexp.records.folder import RunFolder, looks_like_a_run
+from ntkexp.records.results import COLUMNS, MetricsWriter, Result, cell, read_results, write_results
 
 HOLD = """
 import sys
@@ -44,6 +50,13 @@ def test_a_folder_is_absent_then_dead_then_done(folder: RunFolder) -> None:
     assert state(folder) == "dead"
     finish(folder)
     assert state(folder) == "done"
+
+
+@pytest.mark.parametrize("name", ["retraced.csv", "notes.txt"])
+def test_what_only_some_runs_write_is_damage_in_a_run_that_wrote_none(folder: RunFolder, name: str) -> None:
+    finish(folder)
+    (folder.path / name).write_text("of another run", encoding="utf-8")
+    assert state(folder) == ("damaged" if name == "retraced.csv" else "done")
 
 
 def test_another_process_makes_it_running_and_its_death_makes_it_dead(folder: RunFolder) -> None:
@@ -196,3 +209,106 @@ def test_a_folder_looks_like_a_run_from_its_config_on(folder: RunFolder) -> None
     assert not looks_like_a_run(folder.path)
     finish(folder)
     assert looks_like_a_run(folder.path)
+
+
+# Laws of results.csv.
+
+
+NUMBER = st.none() | st.floats(allow_nan=False)
+WORD = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=12)  # csv reads \r as \n
+RESULTS = st.lists(
+    st.builds(Result, WORD, WORD, WORD, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, WORD, st.booleans()), max_size=4
+)
+
+
+@given(results=RESULTS)
+def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, results: list[Result]) -> None:
+    path = tmp_path_factory.mktemp("results") / "results.csv"
+    write_results(path, results)
+    assert list(read_results(path)) == results
+
+
+def test_the_columns_are_a_promise(tmp_path: Path) -> None:
+    write_results(tmp_path / "r.csv", [Result("probe", "left", "", 0.1, 1e-13, 0.2, None, 0.9)])
+    assert (tmp_path / "r.csv").read_text() == (
+        "split,machine,detail,relative_error,floor,max_error,agreement,r2,note,control\n"
+        "probe,left,,0.1,1e-13,0.2,,0.9,,False\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "floor", "exact"),
+    [(1e-13, None, True), (1e-11, 1e-13, False), (1e-6, 1e-5, True), (None, 1.0, False), (float("nan"), 1.0, False)],
+)
+def test_exact_means_no_worse_than_rounding(error: float | None, floor: float | None, exact: bool) -> None:
+    assert Result("test", "secant", relative_error=error, floor=floor).exact is exact
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,b\n1,2\n", ",".join(COLUMNS) + "\nx,y,,word,,,,,,False\n", ",".join(COLUMNS) + "\nx,y,,,,,,,,maybe\n"],
+)
+def test_a_damaged_table_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.csv").write_text(text)
+    with pytest.raises(Mistake, match=r"^[^\n]*results\.csv[^\n]*$"):
+        read_results(tmp_path / "results.csv")
+
+
+# Laws of metrics.csv: numbers survive, and a resumed file is the undisturbed one.
+
+
+LOGGED = ("step", "loss", "drift")
+
+
+def rows(start: int, end: int) -> list[dict[str, float | int | None]]:
+    return [{"step": s, "loss": 1 / (s + 3), "drift": 0.1 if s == 2 else None} for s in range(start, end)]
+
+
+def append(path: Path, start: int, end: int, keep_bytes: int | None) -> int:
+    with MetricsWriter(path, LOGGED, keep_bytes) as metrics:
+        for row in rows(start, end):
+            metrics.write(row)
+        return metrics.mark[0]
+
+
+@given(st.floats())
+def test_a_float_survives(number: float) -> None:
+    read = float(cell(number))
+    assert read == number or (math.isnan(read) and math.isnan(number))
+
+
+def test_numpy_numbers_are_plain_numbers() -> None:
+    assert [cell(np.float64(0.5)), cell(int(np.int64(3)))] == ["0.5", "3"]
+
+
+def test_what_is_missing_is_empty(tmp_path: Path) -> None:
+    append(tmp_path / "m.csv", 0, 1, None)
+    assert (tmp_path / "m.csv").read_text() == "step,loss,drift\n0,0.3333333333333333,\n"
+
+
+def test_a_resumed_file_is_the_undisturbed_one(tmp_path: Path) -> None:
+    append(tmp_path / "whole.csv", 0, 9, None)
+    position = append(tmp_path / "resumed.csv", 0, 4, None)
+    append(tmp_path / "resumed.csv", 4, 6, position)
+    with (tmp_path / "resumed.csv").open("a") as file:
+        file.write("6,0.1")  # a line cut short by a kill
+    append(tmp_path / "resumed.csv", 4, 9, position)
+    assert (tmp_path / "resumed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_a_line_is_in_the_file_once_it_is_written(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "m.csv", LOGGED) as metrics:
+        metrics.write({"step": 7})
+        assert (tmp_path / "m.csv").read_text().splitlines()[1] == "7,,"
+
+
+def test_the_seal_is_that_of_the_lines_however_often_the_file_was_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    append(path, 4, 9, append(path, 0, 4, None))
+    with MetricsWriter(path, LOGGED, path.stat().st_size) as metrics:
+        assert sealed(tmp_path, ["m.csv"]) == {"m.csv": metrics.mark}
+
+
+def test_an_unknown_column_is_an_error(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "m.csv", LOGGED) as metrics, pytest.raises(ValueError, match="accuracy"):
+        metrics.write({"accuracy": 1.0})

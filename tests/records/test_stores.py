@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,13 +18,16 @@ import pytest
 import xarray as xr
 
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import Json, being_sealed, read_sealed, sealed_for, sealed_text
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
-from ntkexp.records.data import read_data, write_data
+from ntkexp.records.data import Trajectory, read_data, write_data
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     NOT_YET,
     create_kernels,
     finish_kernels,
-    read_array,
+    get_array,
+    open_store,
     read_predictions,
     read_snapshot,
     read_steps,
@@ -28,6 +35,8 @@ from ntkexp.records.kernels import (
     write_predictions,
     write_snapshot,
 )
+from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep, write_sweep
+from tests.torture.damage import HARMS
 
 WRITE_FOREVER = """
 import sys
@@ -75,7 +84,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run" / "kernels.zarr"
     assert read_steps(path).tolist() == [0, 1]
     np.testing.assert_array_equal(read_snapshot(path, 1), kernel(1))
-    np.testing.assert_array_equal(read_array(path, "path_secant"), kernel(2))
+    np.testing.assert_array_equal(get_array(open_store(path), "path_secant")[...], kernel(2))
     assert list(read_predictions(tmp_path / "run" / "predictions.zarr")) == ["f_0", "secant"]
     assert read_data(tmp_path / "run" / "data.npz")["classes"].tolist() == ["a", "b"]
 
@@ -103,7 +112,7 @@ def test_nothing_is_kept_of_points_and_outputs_at_which_the_path_is_not_known(tm
         write_path_kernel(tmp_path / "k", "secant", found, [3, 70, 71], [1, 6])
     expected = np.full((100, 8, 5, 8), np.nan)
     expected[:, [1, 6]] = found
-    np.testing.assert_array_equal(read_array(tmp_path / "k", "path_secant"), expected)
+    np.testing.assert_array_equal(get_array(open_store(tmp_path / "k"), "path_secant")[...], expected)
     written = sum(map(len, contents(tmp_path / "k" / "path_secant" / "c").values()))
     assert written == 2 * 2 * 16 * 5 * 8 * 8  # two places of 16 points, at two outputs
 
@@ -183,3 +192,190 @@ def test_a_store_that_is_none_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "kernels.zarr").mkdir()
     with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr[^\n]*$"):
         read_steps(tmp_path / "kernels.zarr")
+
+
+# A seal sees every damage, and whatever was written for another place.
+
+
+SEEDS = range(8)
+
+
+def harmed(seed: int, content: bytes, other: bytes) -> bytes:
+    """Damaged for certain."""
+    luck = Random(seed)
+    while True:
+        found = luck.choice(HARMS)(luck, content, other)
+        if found != content:
+            return found
+
+
+def states(folder: Path) -> list[bytes]:
+    """The files of two runs, each with its seal behind it."""
+    for of in ("one", "other"):
+        with being_sealed(folder / of, of) as file:
+            file.write(f"a state of {of}".encode() * 9)
+    return [(folder / of).read_bytes() for of in ("one", "other")]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sealed_file(tmp_path: Path, seed: int) -> None:
+    content, other = states(tmp_path)
+    assert sealed_for(tmp_path / "one", "one")
+    (tmp_path / "one").write_bytes(harmed(seed, content, other))
+    assert not sealed_for(tmp_path / "one", "one")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sealed_object(tmp_path: Path, seed: int) -> None:
+    """Blanks between its words may come and go; another sealed object is that other one."""
+    told: dict[str, Json] = {"é": [1.5, None], "run": 3}
+    path = tmp_path / "o.json"
+    path.write_bytes(harmed(seed, sealed_text(told, "o.json").encode(), b"{}"))
+    try:
+        assert read_sealed(path, "o.json") == told
+    except Mistake as mistake:
+        assert str(path) in str(mistake)  # noqa: PT017  either end is right
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write("kernels.zarr/c/0", bytes(range(100)))
+    folder.write("config.json", "{}")
+    folder.finish(["config.json", "kernels.zarr"])
+    folder.check("config.json", "kernels.zarr")
+    assert folder.whole
+    folder.write("kernels.zarr/c/0", harmed(seed, bytes(range(100)), b"other"))
+    folder.check("config.json")
+    assert folder.broken("config.json", "kernels.zarr") == ["kernels.zarr/c/0"]
+    assert not folder.whole
+    with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr/c/0 not as it was written[^\n]*$"):
+        folder.check("kernels.zarr")
+
+
+def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be replaced at any time: it is read once."""
+    path, reads = tmp_path / "told.json", list[Path]()
+    path.write_text(sealed_text({"steps": 3}, "told"))
+    open_file = io.open
+
+    def counted(file: Path, *rest: Any, **more: Any) -> Any:
+        reads.append(file)
+        return open_file(file, *rest, **more)
+
+    monkeypatch.setattr(io, "open", counted)
+    assert read_sealed(path, "told") == {"steps": 3}
+    assert reads == [path]
+
+
+def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
+    """JSON reads the last of them."""
+    path = tmp_path / "told.json"
+    path.write_text(sealed_text({"steps": 3}, "told").replace("{", '{\n  "steps": 3,', 1), encoding="utf-8")
+    with pytest.raises(Mistake, match="not as it was written"):
+        read_sealed(path, "told")
+
+
+def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write("config.json", "{}")
+    assert folder.broken("config.json") == ["BEGUN.json"]
+    folder.begin(["config.json"])
+    assert folder.broken("config.json", "data.npz") == ["data.npz"]
+
+
+def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ntkexp.records.folder.SMALL", 10)
+    folder = RunFolder(tmp_path)
+    folder.write("large", bytes(11))
+    folder.finish(["large"])
+    folder.write("large", bytes(10) + b"1")
+    assert folder.done
+    assert not folder.whole
+    folder.write("large", bytes(12))
+    assert not folder.done
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rows_of_a_trajectory(tmp_path: Path, seed: int) -> None:
+    """A row is read as it was written, or not at all: not where another was, and not of another run."""
+    rows = [Trajectory(tmp_path / of, 5, 3, "float64", of) for of in ("one", "other")]
+    numbers = np.random.default_rng(seed).normal(size=(5, 3))
+    for each in rows:
+        each.take_room()
+        for row in range(4):
+            each.write(row, numbers[row])
+    contents = [each.path.read_bytes() for each in rows]
+    rows[0].path.write_bytes(harmed(seed, *contents))
+    seen = []
+    for row in range(5):
+        try:
+            np.testing.assert_array_equal(rows[0].read(row), numbers[row])
+        except Mistake:
+            seen.append(row)
+    begin = rows[0].row_bytes * np.arange(6)
+    found = rows[0].path.read_bytes()
+    assert seen == [
+        k for k in range(5) if k == 4 or found[begin[k] : begin[k + 1]] != contents[0][begin[k] : begin[k + 1]]
+    ]
+
+
+# The record of a sweep is read as it was written, wherever it lies.
+
+
+def small(outputs: Path) -> Sweep:
+    runs = [
+        SweepRun(folder=outputs / "runs" / f"w{width}-{seed}", axes={"model.width": width, "data": None}, seed=seed,
+                 state="failed" if seed else "done", reason="it is too large" * seed)
+        for width in (64, 8) for seed in (0, 1)
+    ]  # fmt: skip
+    return Sweep(
+        path=outputs / "sweeps" / "width.json",
+        name="width",
+        command="ntkexp sweep width",
+        axes={"model.width": (64, 8), "data": (None,)},
+        seeds=(0, 1),
+        base=("steps=3",),
+        fits=(
+            Fit(quantity="drift", axis="model.width", exponent=-0.5, bound="upper"),
+            Fit(quantity="loss", axis="data"),
+        ),
+        runs=tuple(runs),
+    )
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    write_sweep(small(tmp_path))
+    assert read_sweep(tmp_path / "sweeps" / "width.json") == small(tmp_path)
+
+
+def test_a_record_of_another_sweep_is_not_read(tmp_path: Path) -> None:
+    write_sweep(small(tmp_path))
+    other = Path(shutil.copyfile(tmp_path / "sweeps" / "width.json", tmp_path / "sweeps" / "depth.json"))
+    with pytest.raises(Mistake, match="not as it was written for this place"):
+        read_sweep(other)
+
+
+def test_runs_lie_beside_a_record_that_was_moved(tmp_path: Path) -> None:
+    write_sweep(small(tmp_path / "one"))
+    shutil.move(tmp_path / "one", tmp_path / "two")
+    assert read_sweep(tmp_path / "two" / "sweeps" / "width.json") == small(tmp_path / "two")
+
+
+def test_a_record_that_says_the_same_is_left_alone(tmp_path: Path) -> None:
+    sweep = small(tmp_path)
+    write_sweep(sweep)
+    before = sweep.path.stat().st_ino
+    write_sweep(sweep)
+    assert sweep.path.stat().st_ino == before
+    write_sweep(replace(sweep, base=()))
+    assert sweep.path.stat().st_ino != before
+    assert read_sweep(sweep.path).base == ()
+
+
+def test_a_list_on_an_axis_goes_by_its_text(tmp_path: Path) -> None:
+    rules: list[Any] = [["left"], ["secant", "left"]]
+    runs = [SweepRun(folder=tmp_path, axes={"path.rule": each}, seed=0, state="unfinished") for each in rules]
+    sweep = replace(small(tmp_path), axes={"path.rule": tuple(rules)}, fits=(), runs=tuple(runs))
+    write_sweep(sweep)
+    assert [run.point for run in read_sweep(sweep.path).runs] == [("['left']",), ("['secant', 'left']",)]

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.results import Result
 from ntkexp.report.examples import half, halfway
 from ntkexp.report.explain import explain, format_explanations, worst
 from ntkexp.report.plots.examples import save
-from ntkexp.report.run import Run, load_run, read_run
+from ntkexp.report.run import Run, combined, load_run, load_tables, read_run
+from ntkexp.report.sentence import Likeness, format_ladder, likeness, sentence
+from ntkexp.report.tables import format_text, of_frame
+from ntkexp.text import aligned, short
 from tests.report.synthetic import digits, regression, write_run
 
 
@@ -163,3 +173,224 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     (found,) = explain(read_run(copy), "train", [2])
     place = {part.example.index: part.halfway for part in found.parts}
     np.testing.assert_array_equal([place[k] for k in range(parts.shape[2])], seen[2, 0])
+
+
+# The sentence says what the numbers say, in every case.
+
+
+def results(**errors: float | None) -> list[Result]:
+    return [Result("probe", name, relative_error=error, floor=1e-13, max_error=error) for name, error in errors.items()]
+
+
+def on(split: str, errors: Mapping[str, float | None], floor: float = 1e-13, note: str = "") -> list[Result]:
+    return [Result(split, name, "", error, floor, error, note=note) for name, error in errors.items()]
+
+
+@pytest.mark.parametrize(
+    ("ladder", "expected"),
+    [
+        (
+            results(secant=4e-15, left=0.12, frozen_start=0.3),
+            "The secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "the textbook sum misses by 12 %, the frozen kernel by 30 %.",
+        ),
+        (
+            results(secant=4e-15),
+            "The secant kernel machine reproduces the trained network to rounding (4e-15).",
+        ),
+        (
+            results(left=0.12, frozen_start=0.3),
+            "The textbook sum misses the trained network by 12 %, the frozen kernel by 30 %.",
+        ),
+        (
+            results(secant=2e-9, left=0.12),
+            "The secant kernel machine misses the trained network by 2e-9, the textbook sum by 12 %; "
+            "rounding explains no more than 1e-12 of the secant's miss.",
+        ),
+        (
+            results(secant=4e-15, left=3e-14, frozen_start=40.0),
+            "The secant kernel machine and the textbook sum reproduce the trained network to rounding (4e-15, 3e-14); "
+            "the frozen kernel misses by 40 times what was learned.",
+        ),
+        (
+            results(secant=4e-15, left=math.inf, frozen_start=None),
+            "The secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "the textbook sum is not finite.",
+        ),
+        (
+            results(secant=math.nan, left=math.nan),
+            "The secant kernel machine and the textbook sum are not finite.",
+        ),
+        (
+            on("probe", {"secant": math.nan, "left": math.nan}, floor=math.nan),
+            "The trained network is not finite, so no kernel machine can be compared with it.",
+        ),
+        (
+            [Result("probe", "secant", max_error=0.0)],
+            "Training moved the network by no more than rounding, so there is nothing to reproduce.",
+        ),
+        (
+            on("probe", {"secant": 0.2}, floor=3.0),  # rounding explains whatever is measured
+            "Training moved the network by no more than rounding, so there is nothing to reproduce.",
+        ),
+        (
+            [Result("probe", "left", note="path.rule lists no rule")],
+            "No kernel machine was compared with the trained network: path.rule lists no rule.",
+        ),
+        ([], "No kernel machine was compared with the trained network."),
+    ],
+)
+def test_what_the_ladder_means(ladder: list[Result], expected: str) -> None:
+    assert sentence(ladder) == expected
+
+
+def test_single_precision_is_judged_by_its_own_floor() -> None:
+    ladder = [Result("probe", "secant", relative_error=3e-6, floor=2e-5), Result("probe", "left", relative_error=0.12)]
+    assert sentence(ladder).startswith("The secant kernel machine reproduces the trained network to rounding (3e-6);")
+
+
+GOOD = {"secant": 4e-15, "left": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("ladder", "expected"),
+    [
+        (
+            on("train", GOOD) + on("test", {"secant": 5e-15, "left": 0.05}),
+            "On both splits the secant kernel machine reproduces the trained network to rounding (5e-15); "
+            "the textbook sum misses by up to 10 %.",
+        ),
+        (
+            on("train", GOOD) + on("probe", GOOD | {"secant": math.nan}) + on("test", GOOD),
+            "On train and test the secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "on all 3 splits the textbook sum misses by up to 10 %; the secant kernel machine is not finite on probe.",
+        ),
+        (
+            on("train", GOOD) + on("test", {"left": 0.2}),  # the secant's rung is missing on one split
+            "On train the secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "on both splits the textbook sum misses by up to 20 %.",
+        ),
+        (
+            on("train", {"secant": 1e-3}, floor=1e-2) + on("test", {"secant": 1e-9}, floor=1e-13),
+            "On both splits the secant kernel machine misses the trained network by up to 0.1 %; "
+            "rounding explains no more than 1e-12 of the secant's miss on test (1e-9).",
+        ),
+        (
+            on("train", GOOD, note="at 22 of 128 points") + on("test", GOOD | {"frozen_start": 0.3}),
+            "On both splits, on 1 of them at 22 of 128 points, the secant kernel machine reproduces the trained "
+            "network to rounding (4e-15); the textbook sum misses by up to 10 %; on test the frozen kernel misses by "
+            "30 %.",
+        ),
+        (
+            on("probe", {"secant": 4e-15}, note="at 22 of 128 points") + on("probe", {"frozen_start": 0.3}),
+            "At 22 of 128 points the secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "at all points the frozen kernel misses by 30 %.",
+        ),
+        (
+            on("train", GOOD) + on("test", dict.fromkeys(GOOD, math.nan), floor=math.nan),
+            "On train the secant kernel machine reproduces the trained network to rounding (4e-15); "
+            "the textbook sum misses by 10 %; the trained network is not finite on test.",
+        ),
+        (
+            on("train", {"secant": None}) + on("test", {"secant": 4e-15, "rbf_identity": 1e-15}),
+            "On test the secant kernel machine reproduces the trained network to rounding (4e-15).",
+        ),
+    ],
+)
+def test_every_split_is_spoken_of(ladder: list[Result], expected: str) -> None:
+    assert sentence(ladder) == expected
+
+
+ROWS = st.builds(
+    Result,
+    st.sampled_from(["train", "probe", "test"]),
+    st.sampled_from(["secant", "left", "rbf_identity"]),
+    relative_error=st.sampled_from([None, 0.0, 4e-15, 3e-4, 0.3, math.inf, math.nan]),
+    floor=st.sampled_from([1e-13, 1e-3, 5.0, math.nan]),
+    max_error=st.sampled_from([0.0, math.nan]),
+)
+
+
+@given(st.lists(ROWS, max_size=9, unique_by=lambda row: (row.split, row.machine)))
+def test_whatever_is_in_the_table_is_in_the_sentence(ladder: list[Result]) -> None:
+    """No machine is said to be the network on every split if any of its rows says otherwise."""
+    said, splits = sentence(ladder), {row.split for row in ladder}
+    rows = {row.split: likeness(row) for row in ladder if row.machine == "secant"}
+    all_exact = bool(rows) and set(rows.values()) == {Likeness.EXACT} and rows.keys() == splits
+    everywhere = {1: "The", 2: "On both splits the", 3: "On all 3 splits the"}.get(len(splits), "nowhere")
+    claim = re.match(f"{everywhere} secant kernel machine( and the textbook sum)? reproduces? the trained", said)
+    assert bool(claim) == all_exact
+    assert Likeness.BROKEN not in rows.values() or "not finite" in said
+
+
+# Tables are aligned, whatever is in them.
+
+
+WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
+
+
+@given(st.lists(st.tuples(WORD, WORD), max_size=5))
+def test_columns_begin_and_end_together(rows: list[tuple[str, str]]) -> None:
+    lines = aligned(("name", "number"), rows, (False, True)).split("\n")
+    assert len({len(line) for line in lines}) == 1
+    for line, (name, number) in zip(lines[1:], rows, strict=True):
+        assert line.startswith(name)
+        assert line.endswith("  " + number)
+
+
+@given(st.floats(-1e300, 1e300))
+def test_short_numbers_are_near(number: float) -> None:
+    # half a unit of the only digit is 50 % of 1 at most; a number below the least normal one has no digits to keep
+    assert float(short(number)) == pytest.approx(number, rel=0.5, abs=3e-308)
+
+
+@given(st.floats(1e-3, 9999))
+def test_ordinary_numbers_keep_three_digits(number: float) -> None:
+    assert float(short(number)) == pytest.approx(number, rel=0.0051)
+
+
+def ladder() -> list[Result]:
+    rows = product(("train", "probe", "test"), ("secant", "left"))
+    errors = {"secant": 4e-15, "left": 0.12}
+    found = [
+        Result(split, name, "n=1" if name == "secant" else "", errors[name], agreement=1.0) for split, name in rows
+    ]
+    return [*found, *(Result(split, "nngp", note="no limit") for split in ("train", "probe", "test"))]
+
+
+def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
+    assert format_ladder(ladder()) == "\n".join(
+        [
+            "machine  detail  train  probe   test  agreement (probe)  R²",
+            "secant   n=1     4e-15  4e-15  4e-15                  1   –",
+            "left              0.12   0.12   0.12                  1   –",
+            "",
+            "nngp: no limit",
+        ]
+    )
+
+
+def test_seconds_stand_beside_it_when_they_are_known() -> None:
+    header, secant, left, *_ = format_ladder(ladder(), {"secant": 1.5}).split("\n")
+    assert header.split()[-1] == "seconds"
+    assert (secant.split()[-1], left.split()[-1]) == ("1.5", "–")
+
+
+@pytest.mark.parametrize("rows", [[], [Result("train", "secant", relative_error=math.nan)]])
+def test_a_ladder_with_nothing_in_it_is_still_a_table(rows: list[Result]) -> None:
+    assert len(format_ladder(rows).split("\n")) == 1 + len(rows)
+
+
+def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
+    table = combined([load_tables(finished[name]) for name in ("two classes", "one step", "no probes")])
+    assert list(table["steps"]) == [60, 1, 60]
+    assert list(table["split"]) == ["probe", "probe", "test"]
+    assert "seed" not in table
+    assert "nngp" not in table
+    assert (table["secant"] < 1e-12).all()
+    assert len(format_text(of_frame(table)).split("\n")) == 4
+
+
+def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:
+    table = combined([load_tables(finished["two classes"])])
+    assert list(table.columns)[:3] == ["run", "split", "secant"]

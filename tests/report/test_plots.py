@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,22 +16,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ntkexp.records.sweep import Fit
+from ntkexp.cli.commands.kernel.ensemble import answer as of_ensemble
+from ntkexp.config.compose import compose
+from ntkexp.ensemble import Comparison
+from ntkexp.mistake import Mistake
+from ntkexp.records.results import Result, at_points
+from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
+from ntkexp.report import painter
 from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.tables import analyse
+from ntkexp.report.material import extent, tabulate_points
+from ntkexp.report.painter import another_process, beside, here
 from ntkexp.report.plots.examples import image, pixel_axes
+from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.run_plots import gallery, save
 from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
-from ntkexp.report.plots.together.laws import picture
-from ntkexp.report.run import load_run
+from ntkexp.report.plots.together.errors import errors_title
+from ntkexp.report.plots.together.laws import draw_law
+from ntkexp.report.plots.together.over_steps import courses_title
+from ntkexp.report.run import Run, load_run, load_tables
+from ntkexp.report.sentence import format_ladder, notes
 from tests.report.conftest import PROBLEMS
+from tests.report.synthetic import write_sweep
 
 PICTURES = dict(gallery())
 ALL = set(PICTURES)
 OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # what a diverged run does not have
 
-OF_PHASES = {"tasks"}  # which none of these runs has; tests/run/test_forgetting.py draws it
+OF_PHASES = {"tasks"}  # which none of these runs has; tests/run/test_sequence.py draws it
 
 DRAWN = [  # every picture of two kinds, every kind in a picture or two, and both that do not apply
     pytest.param(name, kind, marks=() if (column - row) % len(PROBLEMS) in {3, 5} else pytest.mark.slow)
@@ -83,7 +101,7 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
     found = Fitted(Fit(quantity="limit_distance_start", axis="model.width", exponent=-0.5, bound="upper"), {}, law)
     with house_style():
-        figure = picture(found, law, table)
+        figure = draw_law(found, law, table)
         assert_inside(figure)
         label = figure.axes[0].yaxis.label.get_window_extent()
     assert label.height <= figure.axes[0].get_window_extent().height
@@ -124,3 +142,195 @@ def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
     assert times >= 1
     # positions are fractions of the figure: rounded a few times at the size of the figure in pixels
     np.testing.assert_allclose([box.x0, box.y0, box.width, box.height], [12, 20, times * wide, times * tall], atol=1e-9)
+
+
+# Titles of pictures and lines of tables on numbers made to contradict them.
+
+
+def run(**metrics: Sequence[float]) -> Run:
+    steps = range(len(next(iter(metrics.values()))))
+    return Run(Path("run"), {}, pd.DataFrame({"step": steps, **metrics}), ())
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (run(loss=[1.0, 0.5], drift=[0.0, 0.1]), "The kernel moves by 10 % while the loss falls 2-fold"),
+        (
+            run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
+            "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
+        ),
+        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is no number"),
+    ],
+)
+def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:
+    assert loss_and_drift.answer(measured) == expected
+
+
+def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
+    assert "goes from 1 to 1, through 9" in spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([]))
+
+
+def test_a_point_without_an_end_is_counted() -> None:
+    lines = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
+    assert courses_title(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
+
+
+def test_an_axis_is_named_where_it_has_numbers() -> None:
+    """Its first level has none, and its levels are not in order."""
+    table = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
+    said = errors_title(table, "width", {"left": "left.test"}, [64, 8, 16])
+    assert said == "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)"
+
+
+def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
+    widths = {9: "done", 1: "done", 0: "failed"}
+    runs = [SweepRun(folder=Path("run"), axes={"width": width}, seed=0, state=widths[width]) for width in widths]
+    axes: dict[str, tuple[int, ...]] = {"width": (9, 1, 20)}
+    sweep = Sweep(path=Path(), name="width", command="", axes=axes, seeds=(0,), base=(), fits=(), runs=tuple(runs))
+    assert extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
+
+
+def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
+    ladder = [Result("probe", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
+    assert "nan     –" in format_ladder(ladder)
+    assert notes(ladder) == ["left (probe): odd", "left (test): none here"]
+
+
+def test_points_of_all_splits_are_counted_together() -> None:
+    ladder = [Result(split, "left", note=at_points(2, 9)) for split in ("train", "test")]
+    assert notes(ladder) == ["left: at 4 of 18 points"]
+
+
+def row(networks: str, process: str, mean: float, chance: float) -> Comparison:
+    """Networks held against a process."""
+    return Comparison(networks, process, 9, mean, 1.0, 3.0, 5, 8, 1.5, chance)
+
+
+NTK, NNGP = "the NTK process", "the NNGP process"
+
+
+@pytest.mark.parametrize(
+    ("chances", "expected"),
+    [
+        ((0.3, 0.01), f"could be draws of {NTK} (off) and are no draws of {NNGP} (off)"),
+        ((0.01, 0.3), f"could be draws of {NNGP} (off) and are no draws of {NTK} (off)"),
+        ((0.3, 0.3), f"could be draws of {NTK} (off) or {NNGP} (off)"),
+        ((0.01, 0.01), f"are no draws of {NTK} (off) or {NNGP} (off)"),
+        ((NAN, 0.3), f"could be draws of {NNGP} (off) and have no distance to {NTK} (it or"),
+        (
+            (NAN, NAN),
+            f"have no distance to {NTK} (it or networks are not finite, or it has no spread) or {NNGP} (it or",
+        ),
+    ],
+)
+def test_an_ensemble_is_said_to_follow_what_it_could_be_drawn_from(chances: tuple[float, float], expected: str) -> None:
+    one, other = zip(("ntk", "nngp"), chances, strict=True)
+    kinds = {"all layers": (one, other), "readout": (("nngp", 0.5), ("ntk", 0.5))}
+    table = [row(name, process, 0.81, chance) for name, rows in kinds.items() for process, chance in rows]
+    said = of_ensemble(table, compose(["data=circle"])).replace("mean off by 0.81, covariance by 1.50", "off")
+    assert said.startswith("9 networks of width 512 after 300 steps: where all layers learn, they " + expected)
+    assert f"; where the readout alone learns, they could be draws of {NNGP} (off) or {NTK} (off)" in said
+
+
+def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
+    """One run of the first point failed, and one of the second has no kernel that moved."""
+    record = write_sweep(tmp_path, failed=[0])
+    metrics = sorted((tmp_path / "runs").glob("mlp-w64-*"))[0] / "metrics.csv"
+    sweep, runs = read_sweep(record), {}
+    for place in sweep.runs:
+        if place.state == "done":
+            runs[place.folder] = load_tables(place.folder)
+    (found,) = (run for run in runs.values() if run.path == metrics.parent)
+    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
+    assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]
+
+
+# Pictures that another process draws are those that this one draws, whatever becomes of the other.
+
+
+FAILING = {
+    "at once": "",
+    "in the middle of a picture": """print('["ladder.svg", "half')""",
+    "between two pictures": """print('["ladder.svg", "<svg/>"]')""",
+    "in words": "print('MemoryError')",
+}
+
+
+@pytest.fixture(scope="module")
+def drawn(finished: dict[str, Path]) -> dict[str, str]:
+    """What this process draws of a run, for which it imports all that it takes."""
+    return dict(here(finished["ten classes"]))
+
+
+@pytest.mark.slow
+def test_another_process_draws_the_same(
+    finished: dict[str, Path], drawn: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(painter, "here", lambda folder: pytest.fail("it did not come to its end"))
+    with another_process() as process:
+        assert process is not None
+        found = list(beside(process, finished["ten classes"]))
+    assert dict(found) == drawn
+    assert len(found) == len(drawn)
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_had_not_drawn_is_drawn_here(
+    finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second half, which outlives it, keeps nobody waiting."""
+    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    with another_process() as process:
+        assert process is not None
+        drawing = beside(process, finished["ten classes"])
+        next(drawing)  # it is drawing, in two
+        process.kill()
+        assert dict(drawing)["ladder.svg"] == "whole"
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", FAILING[how]])
+    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    with another_process() as process:
+        assert process is not None
+        assert dict(beside(process, Path("run"))) == {"ladder.svg": "whole"}
+
+
+def test_what_is_wrong_with_a_run_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", ""])
+    with another_process() as process:
+        assert process is not None
+        with pytest.raises(Mistake, match=r"config\.json"):
+            list(beside(process, tmp_path))
+
+
+def test_a_process_that_cannot_be_started_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(painter, "BESIDE", ["/nowhere/python"])
+    with another_process() as process:
+        assert process is None
+
+
+@pytest.mark.slow
+def test_all_of_the_other_process_ends_with_who_started_it(finished: dict[str, Path]) -> None:
+    with another_process() as process:
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f'"{finished["ten classes"]}"\n')
+        process.stdin.flush()
+        process.stdout.readline()  # it is drawing, in two
+        process.stdin.close()
+        process.stdin = None
+        process.stdout.read()  # whoever still held the other end would keep this waiting
+        assert process.wait() == 1
+
+
+@pytest.mark.usefixtures("drawn")
+def test_this_process_draws_if_it_knows_how() -> None:
+    with painter.painter() as paint:
+        assert paint is here

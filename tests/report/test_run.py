@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import csv
+import math
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import walk_packages
 from random import Random
+from typing import TypeAlias
+from xml.etree import ElementTree
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ntkexp import records
+from ntkexp.cli.commands.kernel.predict import save
+from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.run import load_run, load_runs, read_run
+from ntkexp.records.results import Result, read_results, write_results
+from ntkexp.report.events import NAME, PLACE
+from ntkexp.report.explain import explain, format_explanations
+from ntkexp.report.material import what_came_out
+from ntkexp.report.plots.run_plots import figure_of, gallery, png, strip, svg
+from ntkexp.report.run import Run, load_run, load_runs, read_run
+from ntkexp.report.tables import format_csv
+from ntkexp.text import shown_name
+from tests.report.test_plots import assert_inside
+from tests.run.commands import TINY, only_run
 from tests.torture.damage import damage
 
 
@@ -104,9 +124,11 @@ def test_an_unfinished_run_is_refused_but_can_be_read_by_its_writer(finished: di
 
 
 def test_runs_that_cannot_be_read_do_not_stand_in_the_way(finished: dict[str, Path], tmp_path: Path) -> None:
-    runs, mistakes = load_runs([finished["regression"], tmp_path])
-    assert [run.path for run in runs] == [finished["regression"]]
-    assert [str(tmp_path) in str(mistake) for mistake in mistakes] == [True]
+    run, mistake = load_runs([finished["regression"], tmp_path])
+    assert isinstance(run, Run)
+    assert run.path == finished["regression"]
+    assert isinstance(mistake, Mistake)
+    assert str(tmp_path) in str(mistake)
 
 
 def test_reading_needs_no_torch_and_a_table_no_matplotlib() -> None:
@@ -126,3 +148,266 @@ def test_drawing_needs_no_torch() -> None:
     code = "import sys; from ntkexp.report.plots.run_plots import gallery; list(gallery()); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in modules
+
+
+# What is said of many runs counts all of them.
+
+
+Errors: TypeAlias = Mapping[str, float | None]
+
+
+def run_of(train: Errors, test: Errors | None = None, floor: float = 1e-13, controls: tuple[str, ...] = ()) -> Run:
+    """A run with these errors; on the test split the same, if nothing else is said."""
+    both = {"train": train, "test": train if test is None else test}
+    ladder = tuple(
+        Result(split, name, "", error, floor, error, control=name in controls)
+        for split, errors in both.items()
+        for name, error in errors.items()
+    )
+    return Run(Path("run"), {}, pd.DataFrame(), ladder)
+
+
+EXACT, OFF = {"secant": 4e-15}, {"secant": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([run_of(EXACT)] * 3, "reproduces all 3 trained networks to rounding (4e-15 at worst)."),
+        (
+            [*[run_of(EXACT)] * 99, run_of(EXACT, OFF)],
+            "reproduces 99 of 100 trained networks to rounding (4e-15 at worst) and misses 1 by 30 %.",
+        ),
+        (
+            [run_of({"secant": error}) for error in (0.3, 0.01, 0.02)],
+            "misses all 3 trained networks by 2 % at the median and 30 % at worst.",
+        ),
+        (
+            [run_of(EXACT), run_of({"left": 0.1})],  # one run has no secant
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and was not compared with 1; the textbook sum "
+            "misses 1 of 2 trained networks by 10 % and was not compared with 1.",
+        ),
+        (
+            [run_of(EXACT), run_of(EXACT, {"secant": math.nan})],
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and is not finite beside 1.",
+        ),
+        (
+            [run_of(EXACT), run_of({"secant": math.nan}, floor=math.nan)],
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and cannot be compared with 1 that is not finite.",
+        ),
+        (
+            [run_of(EXACT), run_of({"secant": 0.5}, floor=2.0)],
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and cannot be told from 1 that moved by no more "
+            "than rounding.",
+        ),
+        (
+            [run_of(EXACT), run_of(EXACT, {"secant": None})],
+            "reproduces both trained networks to rounding (4e-15 at worst), at some points alone in 1.",
+        ),
+    ],
+)
+def test_every_run_is_spoken_of(runs: list[Run], expected: str) -> None:
+    assert what_came_out(runs) == f"The secant kernel machine {expected}"
+
+
+def test_no_run_and_no_machine_are_spoken_of_too() -> None:
+    assert what_came_out([run_of({}), run_of({})]) == "No kernel machine was compared with any of 2 trained networks."
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (
+            [run_of({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))],
+            "Nearest to the network is left",
+        ),
+        ([run_of({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "Nearest to the network are secant and gauss"),
+        (
+            [run_of({"left": 0.1, "linearised": 0.2}), *[run_of({"left": 0.3, "linearised": 0.2})] * 2],
+            "Nearest to the network is linearised in 2 of 3 runs",
+        ),
+        (
+            [run_of({"left": math.nan, "linearised": 0.2}), run_of({"left": 0.1})],
+            "Nearest to the network are linearised and left in 1 of 2 runs",
+        ),
+        (
+            [run_of({"left": math.inf, "mine": 0.1}, controls=("mine",))],
+            "No machine that knows the network has a finite error",
+        ),
+    ],
+)
+def test_the_nearest_machine_is_one_that_knows_the_network(runs: list[Run], expected: str) -> None:
+    picture = strip(runs)
+    assert picture is not None
+    assert picture.figure.get_suptitle().replace("\n", " ").startswith(expected)
+
+
+def test_what_is_no_number_is_counted_beside_its_row() -> None:
+    picture = strip([run_of({"left": math.nan}), run_of({"left": 0.1}), run_of({"left": 0.3})])
+    assert picture is not None
+    assert "0.2, worst 0.3; 1 not finite" in [text.get_text() for text in picture.figure.axes[0].texts]
+    assert strip([run_of({"left": math.nan})]) is None
+
+
+# What TensorBoard reads of a run is what its records hold, each point once.
+
+
+FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
+
+
+@pytest.fixture(scope="module")
+def logged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was made with its events."""
+    out = tmp_path_factory.mktemp("outputs")
+    assert run(["train", *TINY, "--quiet", "--tensorboard", f"--out={out}"]) == 0
+    return only_run(out)
+
+
+@pytest.fixture(scope="module")
+def events(logged_run: Path) -> EventAccumulator:
+    """What is read back, in full."""
+    accumulator = EventAccumulator(str(logged_run / PLACE), {"scalars": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+@pytest.mark.slow
+def test_scalars_are_the_metrics(logged_run: Path, events: EventAccumulator) -> None:
+    metrics = load_run(logged_run).metrics
+    for column in ("loss", "drift", "weights_moved"):
+        told = events.Scalars(f"metrics/{column}")
+        known = metrics[column].dropna()
+        assert [event.step for event in told] == metrics.loc[known.index, "step"].tolist()
+        np.testing.assert_allclose([event.value for event in told], known, rtol=FLOAT32, atol=1e-38)
+    assert len(events.Scalars("metrics/drift")) < len(events.Scalars("metrics/loss"))
+
+
+@pytest.mark.slow
+def test_the_ladder_is_there(logged_run: Path, events: EventAccumulator) -> None:
+    for result in read_results(logged_run / "results.csv"):
+        if result.relative_error is not None:
+            (told,) = events.Scalars(f"ladder/{result.split}/{result.machine}")
+            assert (told.step, told.value) == (30, pytest.approx(result.relative_error, rel=FLOAT32))
+
+
+@pytest.mark.slow
+def test_pictures_are_those_of_the_run(logged_run: Path, events: EventAccumulator) -> None:
+    figures = {name: figure_of(load_run(logged_run), draw) for name, draw in gallery()}
+    drawn = {f"plots/{name}": png(figure) for name, figure in figures.items() if figure is not None}
+    assert {tag: events.Images(tag)[0].encoded_image_string for tag in events.Tags()["images"]} == drawn
+    assert drawn.keys() == {f"plots/{path.stem}" for path in (logged_run / "plots").glob("*.svg")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "resume", "sweep"])
+def test_finished_runs_get_their_events_once(command: str, logged_run: Path) -> None:
+    (path,), out = (logged_run / PLACE).iterdir(), logged_run.parents[1]
+    before = path.read_bytes()
+    path.unlink()
+    words = [str(logged_run)] if command == "resume" else [*TINY, f"--out={out}"]
+    for _ in range(2):
+        (path.parent / f"{NAME}0123456789ab").write_text("those of another run")
+        assert run([command, *words, "--quiet", "--tensorboard"]) == 0
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert RunFolder(logged_run).done
+
+
+@pytest.mark.slow
+def test_the_extra_is_asked_for_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ntkexp.report.events.find_spec", lambda name: None)
+    assert run(["train", "--tensorboard", f"--out={tmp_path / 'outputs'}"]) == 2
+    said = capfd.readouterr().err
+    assert "pip install 'ntkexp[tensorboard]'" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+# Names are text, whatever letters they are of, and pictures are drawn in one style, whatever the user's settings.
+
+
+PICTURES = dict(gallery())
+WITH_NAMES = ("contributions", "path_kernel", "predictions")
+
+
+@pytest.mark.parametrize("name", WITH_NAMES)
+def test_a_picture_of_classes_with_strange_names(finished: dict[str, Path], name: str) -> None:
+    figure = figure_of(load_run(finished["strange names"]), PICTURES[name])
+    assert figure is not None
+    written = " ".join(ElementTree.fromstring(svg(figure)).itertext())  # raises where it is no XML
+    assert_inside(figure)
+    if name == "path_kernel":
+        assert all(said in written for said in ("$x^{$", "$5-$10", r"a_b % \frac", "<b>&amp;"))
+    assert not any(ord(letter) < 32 and letter != "\n" for letter in written)
+
+
+def test_no_name_acts_on_a_terminal(finished: dict[str, Path]) -> None:
+    run = load_run(finished["strange names"])
+    told = format_explanations(explain(run, "probe", range(20)), 30)
+    assert all(line.isprintable() for line in told.replace("\u200d", "").splitlines())
+    assert r"\x1b[31m" in told
+    assert max(map(len, told.splitlines())) < 200
+
+
+STYLES = {
+    "axes.grid": True,
+    "lines.linestyle": "--",
+    "font.family": "serif",
+    "text.usetex": True,
+    "svg.fonttype": "path",
+}
+
+
+@pytest.mark.parametrize("name", ["ladder"])
+def test_settings_of_matplotlibs_change_no_picture(finished: dict[str, Path], name: str) -> None:
+    run = load_run(finished["two classes"])
+
+    def drawn() -> str:
+        figure = figure_of(run, PICTURES[name])
+        assert figure is not None
+        return svg(figure)
+
+    expected = drawn()
+    with mpl.rc_context(mpl.RcParams(STYLES)):
+        assert drawn() == expected
+
+
+def test_no_settings_are_read(tmp_path: Path) -> None:
+    """A file of them that cannot be read, in the working folder and in the home, and a backend that is none."""
+    home = tmp_path / "home" / "matplotlib"
+    home.mkdir(parents=True)
+    for place in (tmp_path, home):
+        (place / "matplotlibrc").write_bytes(b"lines.linewidth: 9\n\xff")
+    around = {"MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(tmp_path), "XDG_CONFIG_HOME": str(home.parent)}
+    program = (
+        "import os, ntkexp.report.plots, matplotlib; assert matplotlib.rcParams['lines.linewidth'] == 1.5;"
+        "assert os.environ['MPLBACKEND'] == 'nonsense'"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | around, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", ["=1", "", "a\u200db", "\u202e", "x" * 1000, "日本 語", "\ud800"])
+def test_a_shown_name_is_one_short_line(name: str) -> None:
+    said = shown_name(name)
+    assert 0 < len(said) <= 60
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\tx", "'=x", "''-", "-1_0"])
+def test_no_cell_of_a_table_is_a_formula(text: str, tmp_path: Path) -> None:
+    """An apostrophe stands before it, which the reader of a run's table takes away; numbers are numbers."""
+    row = Result("train", text, "", -0.5, None, None, None, None, text)
+    write_results(tmp_path / "results.csv", [row])
+    assert read_results(tmp_path / "results.csv") == (row,)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        written = next(csv.DictReader(file))
+    assert (written["machine"][0], written["relative_error"]) == ("'", "-0.5")
+    table = format_csv(pd.DataFrame({text: [text, "1"], "x": [-1.0, 2.0], "y": [None, 3]}))
+    assert [cell for line in csv.reader(table.splitlines()) for cell in line if cell and cell[0] in "=+@\t\r"] == []
+    saved = save(tmp_path, "a.csv", [text], [[text], [-0.5], ["-0.5"]])
+    assert list(csv.reader(saved.read_text().splitlines()))[1:] == [[f"'{text}"], ["-0.5"], ["-0.5"]]

@@ -46,7 +46,6 @@ def started(
 
 
 def only_run(out: Path) -> Path:
-    """The folder of the one run."""
     (found,) = (out / "runs").iterdir()
     return found
 

@@ -1,13 +1,18 @@
-"""Killed without warning, at any moment, a run is finished by the same command, to the same bytes."""
+"""Killed without warning, at any moment, a command is finished by the same command, to the same bytes.
+
+Runs, kernel files, sweeps of runs and claims; and Ctrl-C at any moment of a run.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,44 +24,24 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from ntkexp.path.budget import Budget
+from ntkexp.records.atomic import read_sealed, to_text
+from ntkexp.records.claim import TIMINGS
 from ntkexp.report.plots import run_plots
 from ntkexp.run.folder_listener import FolderListener, both_ends
-from tests.run.commands import TINY, obey, only_run, promised, started
+from tests.claim.subject import CLAIM
+from tests.run.commands import FORKS, TINY, obey, only_run, promised, started
+from tests.sweep import commands as sweeps
 from tests.torture.kind.kills import no_pictures
 
-STOPPING = (*TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
-OPTIMIZERS = (
-    (),
-    ("optimizer=adam", "optimizer.step_size=0.05"),  # walks its path back as well
-    ("optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive"),
-)
-
-
-@dataclass(frozen=True)
-class Undisturbed:
-    """A run that nobody disturbed, and how long it took."""
-
-    settings: tuple[str, ...]
-    files: dict[str, bytes]
-    seconds: float
-
-
-@pytest.fixture(
-    scope="module",
-    params=(
-        pytest.param(OPTIMIZERS[0], id="online", marks=pytest.mark.slow),
-        pytest.param(OPTIMIZERS[1], id="back"),  # it goes both ways
-        pytest.param(OPTIMIZERS[2], id="snapshots", marks=pytest.mark.slow),
-    ),
-)
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    chosen, out = (*STOPPING, *request.param), tmp_path_factory.mktemp("undisturbed")
-    finish(chosen, out)  # the first child waits for the fork server
-    start = time.monotonic()
-    finish(chosen, out, "--force")
-    return Undisturbed(chosen, promised(only_run(out)), time.monotonic() - start)
+TRAIN = ("train", *TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
+ADAM = ("optimizer=adam", "optimizer.step_size=0.05")  # walks its path back as well
+SNAPSHOTS = ("optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive")
+LIMIT = ("kernel", "limit", "model.depth=1", "data.train=250", "data.probe=40", "data.test=0")  # it writes, mostly
+COMMANDS = {"online": TRAIN, "back": (*TRAIN, *ADAM), "snapshots": (*TRAIN, *SNAPSHOTS), "a kernel": LIMIT}
+KILLS = {"online": 3, "back": 20, "snapshots": 3, "a kernel": 20}
 
 
 def hurried(arguments: list[str], said: Path) -> None:
@@ -66,46 +51,59 @@ def hurried(arguments: list[str], said: Path) -> None:
         obey(arguments, said)
 
 
-def finish(chosen: tuple[str, ...], out: Path, *flags: str) -> None:
-    """The command, to its end."""
-    process = started([*chosen, *flags], out, out / "said.txt", hurried)
-    process.join()
-    assert process.exitcode == 0, (out / "said.txt").read_text("utf-8")
-
-
-def kill(chosen: tuple[str, ...], out: Path, after: float, *flags: str) -> bool:
-    """Start the command and kill it after so many seconds; whether it was still running."""
-    process = started([*chosen, *flags], out, out / "said.txt", hurried)
+def went_to_its_end(name: str, out: Path, after: float | None = None, workers: int = 2) -> bool:
+    """Start the command, and kill it after so many seconds if it is still running."""
+    said = out.with_suffix(".txt")
+    out.mkdir(parents=True, exist_ok=True)
+    place = (f"--out={out / 'k.zarr'}", f"--workers={workers}") if name == "a kernel" else (f"--out={out}",)
+    process = FORKS.Process(target=hurried, args=([*COMMANDS[name], *place, "--quiet"], said))
+    process.start()
     process.join(after)
     process.kill()
     process.join()
-    assert process.exitcode in {0, -signal.SIGKILL}, (out / "said.txt").read_text("utf-8")
-    return process.exitcode != 0
+    assert process.exitcode in {0, -signal.SIGKILL}, said.read_text("utf-8")
+    return process.exitcode == 0
 
 
-def hunt(out: Path, undisturbed: Undisturbed, kills: int) -> None:
-    """Kill it so many times at moments drawn over the length of a run, starting anew whenever it came to its end."""
-    moments = random.Random(kills)
-    flags: tuple[str, ...] = ("--force",)
-    while kills:
-        killed = kill(undisturbed.settings, out, moments.uniform(0, undisturbed.seconds), *flags)
-        kills -= killed
-        flags = () if killed else ("--force",)
-        if not killed:
-            assert promised(only_run(out)) == undisturbed.files
-    finish(undisturbed.settings, out)
-    assert promised(only_run(out)) == undisturbed.files
+def contents(name: str, out: Path) -> dict[str, bytes]:
+    """Every file of a kernel, and of a run those that it promises."""
+    if name != "a kernel":
+        return promised(only_run(out))
+    return {str(file.relative_to(out)): file.read_bytes() for file in (out / "k.zarr").rglob("*") if file.is_file()}
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a command leaves that nobody disturbs, and how long it takes."""
+
+    name: str
+    files: dict[str, bytes]
+    seconds: float
+
+
+@pytest.fixture(scope="module", params=COMMANDS)
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    name, place = request.param, tmp_path_factory.mktemp("undisturbed")
+    assert went_to_its_end(name, place / "first")  # the first child waits for the fork server
+    start = time.monotonic()
+    assert went_to_its_end(name, place / "second")
+    return Undisturbed(name, contents(name, place / "second"), time.monotonic() - start)
 
 
 @pytest.mark.slow
-def test_three_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    hunt(tmp_path, undisturbed, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", [OPTIMIZERS[1]], ids=["back"], indirect=True)
-def test_twenty_kills(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    hunt(tmp_path, undisturbed, 20)
+def test_kills_at_any_moment(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """At moments drawn over the length of the command, which begins elsewhere whenever it came to its end."""
+    name, left = undisturbed.name, KILLS[undisturbed.name]
+    moments, places = random.Random(left), count()
+    out = tmp_path / str(next(places))
+    while left:
+        ended = went_to_its_end(name, out, moments.uniform(0, undisturbed.seconds), workers=1 + left % 2)
+        left -= not ended
+        if ended:
+            assert contents(name, out) == undisturbed.files
+            out = tmp_path / str(next(places))
+    assert went_to_its_end(name, out)
+    assert contents(name, out) == undisturbed.files
 
 
 SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimizer.batch=5", "steps=20")
@@ -182,22 +180,23 @@ def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("undisturbed", ["online", "back", "snapshots"], indirect=True)
 @pytest.mark.parametrize(("method", "call"), [("on_step", 7), ("on_end", 1), ("on_snapshot", 4)])
 def test_an_interrupt_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, method: str, call: int
 ) -> None:
     """In the middle, after the last step, and while the run looks back, which keeps no checkpoint."""
-    said = tmp_path / "said.txt"
-    settings = [*undisturbed.settings, "checkpoint_seconds=1000"]
-    process = started(settings, tmp_path, said, partial(interrupted_in, method, call))
+    out, words = tmp_path / "out", COMMANDS[undisturbed.name]
+    settings, said = [*words[1:], "checkpoint_seconds=1000"], tmp_path / "said.txt"
+    process = started(settings, out, said, partial(interrupted_in, method, call))
     process.join()
-    folder = only_run(tmp_path)
+    folder = only_run(out)
     assert (process.exitcode, (folder / "checkpoint.pt").is_file()) == (130, method == "on_step")
     line = said.read_text("utf-8")
     assert line.startswith("ntkexp: interrupted; ")
     assert line.count("\n") == 1
     assert f"ntkexp resume {folder}" in line
-    finish(undisturbed.settings, tmp_path)
+    assert went_to_its_end(undisturbed.name, out)
     files = promised(folder)
     assert {name: files[name] for name in files if name != "config.json"} == {
         name: undisturbed.files[name] for name in files if name != "config.json"
@@ -213,3 +212,116 @@ def test_files_do_not_tell_whether_names_came_from_a_checkpoint() -> None:
     torch.save(both_ends(start, dict(zip(start, end.values(), strict=True))), one)
     torch.save(both_ends(start, read), two)
     assert one.getvalue() == two.getvalue()
+
+
+RUNS = 30
+SWEEP = ("model.width=8,12,16", "seed=0..9", *sweeps.TINY)
+SWEEP_KILLS = 20
+
+
+def kill_tree(process: subprocess.Popen[str], luck: random.Random) -> None:
+    """The command, its server and all workers, in any order."""
+    family = [process.pid, *sweeps.children(process.pid), *sweeps.workers(process.pid)]
+    for pid in luck.sample(family, len(family)):
+        strike(pid)
+
+
+def kill_worker(process: subprocess.Popen[str], luck: random.Random) -> None:
+    if found := sweeps.workers(process.pid):
+        strike(luck.choice(found))
+
+
+def kill_client(process: subprocess.Popen[str], luck: random.Random) -> None:
+    """The command alone."""
+    strike(process.pid)
+
+
+def strike(pid: int) -> None:
+    """Kill a process, unless it ended by itself."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+WAYS: tuple[Callable[[subprocess.Popen[str], random.Random], None], ...] = (kill_tree, kill_worker, kill_client)
+
+
+def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Random) -> None:
+    """Wait: a few seconds, which may fall into the start; or for the kill's share of the work, and a little more."""
+    share = 0 if kill % 4 == 0 else RUNS * kill // (SWEEP_KILLS + 2)
+    while process.poll() is None and len(sweeps.journal(out, "done")) < share:
+        time.sleep(0.02)
+    time.sleep(luck.uniform(0, 8.0 if kill % 4 == 0 else 1.0))
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """The record and the tables of the sweep, wherever its command puts them, and what every run promises."""
+    files = [file for file in (out / "sweeps").iterdir() if file.name != "journal.jsonl"]
+    texts = {
+        file.name: to_text(read_sealed(file, file.name)) if file.suffix == ".json" else file.read_text()
+        for file in files
+    }
+    tables = {name: text.replace(str(out), "out").encode() for name, text in texts.items()}
+    runs = {
+        f"{run.name}/{name}": content
+        for run in sorted((out / "runs").iterdir())
+        for name, content in promised(run).items()
+    }
+    return tables | runs
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_again_and_again_does_no_run_twice(tmp_path: Path) -> None:
+    assert sweeps.swept(tmp_path / "undisturbed", *SWEEP).status == 0
+    out, luck = tmp_path / "killed", random.Random(0)
+    process = sweeps.begun(out, *SWEEP)
+    for kill in range(SWEEP_KILLS):
+        moment(process, out, kill, luck)
+        WAYS[kill % len(WAYS)](process, luck)
+        if process.poll() is None and WAYS[kill % len(WAYS)] is kill_worker:
+            continue  # the command goes on without it
+        process.communicate()
+        process = sweeps.begun(out, *SWEEP)
+    process.communicate()
+    assert sweeps.swept(out, *SWEEP).status == 0
+    assert sweeps.states(out) == ["done"] * RUNS
+    assert len(set(sweeps.journal(out, "done"))) == len(sweeps.journal(out, "done"))
+    assert results(out) == results(tmp_path / "undisturbed")
+
+
+CLAIM_KILLS = 2
+
+
+def claims(folder: Path, out: Path) -> subprocess.Popen[str]:
+    """The claim in a file of a user's, begun."""
+    return sweeps.running("claims", "mine", "--quick", "--json", f"--config-dir={folder}", f"--out={out}")
+
+
+def kept(out: Path) -> dict[str, bytes]:
+    """Everything in the claims' folders but the time that they took; the command that is kept names its place."""
+    files = [file for file in sorted((out / "claims").glob("mine-*/*")) if file.name not in {TIMINGS, "verdict.json"}]
+    return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+
+@pytest.mark.slow
+def test_killed_claims_end_with_the_same_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "claim").mkdir()
+    (tmp_path / "claim" / "mine.yaml").write_text(yaml.safe_dump(CLAIM))
+    undisturbed, out, luck = tmp_path / "undisturbed", tmp_path / "killed", random.Random(0)
+    expected = sweeps.ended(claims(tmp_path, undisturbed))
+    assert expected.status == 0, expected.err
+    for _ in range(CLAIM_KILLS):
+        process = claims(tmp_path, out)
+        time.sleep(luck.uniform(1, 9))
+        kill_tree(process, luck)
+        process.communicate()
+    found = sweeps.ended(claims(tmp_path, out))
+    assert [told(one, out) for one in json.loads(found.out)] == [
+        told(one, undisturbed) for one in json.loads(expected.out)
+    ]
+    assert kept(out) == kept(undisturbed)
+    assert len(list((out / "claims" / "runs").iterdir())) == 8
+
+
+def told(claim: dict[str, str], out: Path) -> dict[str, str]:
+    """What is told of a claim, wherever it lies, and however long it took."""
+    return claim | {"command": claim["command"].replace(str(out), "out"), "cpu_minutes": ""}

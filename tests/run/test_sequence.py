@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from html import escape
+from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
+from ntkexp.optimizer.base import Memory as OptimizerMemory
+from ntkexp.optimizer.base import Sizes
+from ntkexp.optimizer.descent import SGD
+from ntkexp.progress import Silent
+from ntkexp.removal.rerun import again, drifted, trained
+from ntkexp.removal.retraining import EffectsFound
+from ntkexp.report.explain import explain, format_explanation
+from ntkexp.report.forgetting import Forgetting, forgettings, format_tasks, sentence
+from ntkexp.report.page.build import write_explanations
+from ntkexp.report.plots.figures import tasks
+from ntkexp.report.plots.style import house_style
+from ntkexp.report.run import Run, load_run
+from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
-from ntkexp.run.setting import prepare
-from ntkexp.run.state import RunState
+from ntkexp.run.setting import Setting, prepare
+from ntkexp.shapes import Weights
+from tests.report.test_plots import assert_inside
 from tests.run.small import Memory, Ran, ran, small
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
@@ -142,52 +159,6 @@ def test_every_row_tells_of_every_task() -> None:
     assert last["loss_2"] < switch["loss_2"]  # type: ignore[operator]  # B is learned
 
 
-class Left(Memory):
-    """Keeps the state after so many of its steps, there and back, and leaves."""
-
-    after: int
-    state: dict[str, Any] | None = None
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        super().on_step(state, loss)
-        self.leave(state)
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.leave(state)
-
-    def leave(self, state: RunState) -> None:
-        self.after -= 1
-        if self.after == 0:
-            torch.save(state.state, self.folder / "state.pt")
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("name", "after"),
-    [
-        ("sgd", 17),
-        ("momentum", 25),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("sgd", 4), ("momentum", 17), ("momentum", 30))),
-        pytest.param("momentum", 41, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str, after: int) -> None:
-    undisturbed = learned(name, "relu" if name == "sgd" else "tanh")
-    setting = prepare(undisturbed.setting.experiment)
-    listener = Left()
-    listener.after = after
-    with pytest.raises(KeyboardInterrupt):
-        run(setting, listener)
-    saved = torch.load(listener.folder / "state.pt", weights_only=True)
-    listener.after = -1
-    outcome = run(setting, listener, saved)
-    again = Ran(setting, outcome, listener)
-    assert torch.equal(by_phase(again), by_phase(undisturbed))
-    assert outcome.phases is not None
-    assert undisturbed.outcome.phases is not None
-    assert torch.equal(outcome.phases.change, undisturbed.outcome.phases.change)
-
-
 def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
     found = ran(*SEQUENCE, "optimizer.step_size=60", "loss=squared")
     assert found.outcome.diverged
@@ -240,3 +211,242 @@ def test_every_class_may_have_an_output_of_its_own() -> None:
     assert data.classes == ("3", "8", "1")
     assert data.train.phase is not None
     assert set(data.train.target[data.train.phase == 1].tolist()) == {1, 2}
+
+
+# Who caused the forgetting: what each example did to an earlier task adds up to what happened to it.
+
+
+TEACHERS = "data.phases=[{_target_:ntkexp.data.Teacher,seed:1},{_target_:ntkexp.data.Teacher,seed:2}]"
+CASES = {
+    "remembered": ("optimizer=momentum", "optimizer.step_size=0.05"),
+    "classes": ("data.outputs=own", "loss=cross_entropy", "optimizer=adam", "optimizer.weight_decay=0.1", "steps=6"),
+    "values": (TEACHERS, "data.standardise=each"),
+    "shared": ("data.phases=[[0,1,2],[3,4,5]]", "steps=6"),
+    "three": ("data.phases=[[0,1],[2,3],[4,5]]", "optimizer=sgd", "optimizer.batch=4"),
+}
+
+
+def finished(name: str, place: Path) -> Run:
+    """A small run of one of the cases, from its folder."""
+    words = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]", *CASES[name])
+    return load_run(execute(small(*words), words, place, False, Silent(), pictures=False))
+
+
+@pytest.mark.parametrize("name", ["remembered", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])])
+def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
+    run = finished(name, tmp_path)
+    found = forgettings(run)
+    phases = len(run.data["phases"])
+    assert [(each.during, each.task) for each in found] == [(q, p) for q in range(2, phases + 1) for p in range(1, q)]
+    for each in found:
+        assert abs(sum(each.by) + each.decay - each.change) < ROUNDING
+        assert abs(each.change) > 1e3 * ROUNDING
+        assert bool(each.decay) == (name == "classes")
+        at = [run.metrics[run.metrics["phase"] == each.during].iloc[k] for k in (0, -1)]
+        if each.during < phases:
+            at[1] = run.metrics[run.metrics["phase"] == each.during + 1].iloc[0]
+        if each.right is None:
+            measured = [row[f"loss_probe_{each.task}"] for row in at]
+            assert measured == pytest.approx([-each.before, -each.after], rel=ROUNDING)
+        else:
+            assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
+    said = format_tasks(run, 3)
+    assert said.count("While ") == len(found)
+    page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
+    assert all(escape(sentence(each)) in page.read_text(encoding="utf-8") for each in found)
+    assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
+    assert ("the loss of" in said) == (name == "values")
+    assert len(tasks.switches(run)) == phases - 1
+    assert tasks.answer(run).startswith(("After its phase, ", "No task"))
+    with house_style():
+        figure = tasks.draw(run)
+        assert figure is not None
+        assert_inside(figure)
+
+
+def test_parts_are_read_some_points_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished("remembered", tmp_path)
+    whole = forgettings(run)
+    monkeypatch.setattr("ntkexp.report.run.LARGEST_CHUNK", 5 * run.contributions["by_phase"][0, 0].nbytes)
+    for each, expected in zip(forgettings(run), whole, strict=True):
+        assert each.by == pytest.approx(expected.by, abs=ROUNDING)
+        assert each.points > 5
+
+
+def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path) -> None:
+    """And by means of plain gradients, each acts in its own phase alone."""
+    run = finished("shared", tmp_path)
+    phases = run.data["probe_phase"].tolist()
+    found = explain(run, "probe", [phases.index(1), phases.index(2)])
+    own = ("0", "1", "2"), ("3", "4", "5")
+    for phase, explanation in enumerate(found, start=1):
+        assert explanation.point.phase == phase
+        assert explanation.point.name in own[phase - 1]
+        assert explanation.output == f"f for {own[phase - 1][explanation.out]}"
+        shared = f"this output is for {own[0][explanation.out]} in phase 1 and {own[1][explanation.out]} in phase 2"
+        assert shared in format_explanation(explanation, 3)
+        assert f", {explanation.point.name}, phase {phase}): f for " in format_explanation(explanation, 3)
+        for part in explanation.parts:
+            assert part.example.phase is not None
+            assert part.example.name in own[part.example.phase - 1]
+            assert (part.halfway < 0.5) == (part.example.phase == 1)  # of 3 and 3 equal steps
+        change = explanation.movement
+        assert change is not None
+        assert change.sentence in format_explanation(explanation, 3)
+        assert change.by_step.sum() == pytest.approx(explanation.sum, rel=ROUNDING)
+
+
+HAND = Forgetting(
+    task=1,
+    during=2,
+    names=("0 1", "2 3"),
+    split="probe",
+    points=5,
+    before=1.0,
+    after=0.25,
+    right=(1.0, 0.6),
+    by=(0.0, -0.5, -0.375, 0.125),
+    decay=0.0,
+    learned_in=(1, 2, 2, 2),
+)
+
+
+def test_the_sentence_says_who_did_it() -> None:
+    assert sentence(HAND) == (
+        "While 2 3 was learned (phase 2), the margin of 0 1 (task 1) fell from 1 to 0.25 at 5 probe points, and its "
+        "accuracy fell from 100 % to 60 %. Examples of phase 2 moved it by -0.75; half of all harm was done by 1 of "
+        "the 3 examples that acted."
+    )
+
+
+def test_the_worst_come_first() -> None:
+    assert (HAND.worst, HAND.harm, HAND.acting) == ([1, 2], 0.875, 3)
+
+
+def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
+    run = load_run(execute(small("ladder.machine=[]", "steps=2"), (), tmp_path, False, Silent(), pictures=False))
+    assert format_tasks(run, 3) == ""
+    assert tasks.draw(run) is None
+
+
+# Effects of whole runs: what a run says leaving an example out would change, against trainings without.
+
+
+QUICK_EFFECTS = (
+    "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.probe=4", "data.test=3", "loss=cross_entropy",
+    "steps=6", "model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
+    "path.attributed=5", "path.effects=derivative",
+)  # fmt: skip
+ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
+
+
+def effects_of(setting: Setting) -> EffectsFound:
+    found = run(setting, Memory()).effects
+    assert found is not None
+    return found
+
+
+def slopes(setting: Setting, example: int, width: float = 1e-5) -> Tensor:
+    """−∂f/∂w of one example at all points, by two trainings."""
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    weights = rerun.everyone.repeat(2, 1)
+    weights[:, example] += torch.tensor([width, -width])
+    up, down = (rerun.function(rerun.flat.weights(end), setting.problem.inputs) for end in trained(rerun, weights))
+    return (down - up) / (2 * width)
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(("optimizer=gd", "init.centred=true", "init.alpha=2"), marks=pytest.mark.slow), ADAM]
+)
+def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) -> None:
+    setting = prepare(small(*QUICK_EFFECTS, *words))
+    values = effects_of(setting).values
+    known = values.isfinite().all(2).all(1)
+    assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]  # the first few of every split
+    expected = slopes(setting, 3)[known]
+    assert (values[known][:, :, 3] - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_where_training_without_each_example_is_cheaper_the_truth_is_told() -> None:
+    setting = prepare(small(*QUICK_EFFECTS, *ADAM, "path.effects=true"))
+    found = effects_of(setting)
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
+    whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
+    known = found.values.isfinite().all(2).all(1)
+    assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]
+    assert torch.allclose(found.values[known][:, :, 3], (without - whole)[known], rtol=1e-9, atol=1e-12)
+    assert found.facts == {"kind": "retrained", "mean": "renormalised"}
+    assert found.caveats == ["effects are changes in 12 trainings, each without one example"]
+
+
+@pytest.mark.parametrize("words", ["path.effects=one_step", "path.mean=fixed", "path.attributed=1"])
+def test_what_trainings_do_not_tell_or_tell_too_slowly_is_swept_for(words: str) -> None:
+    asked = prepare(small(*QUICK_EFFECTS, *ADAM, "path.effects=true", words)).sweep
+    assert asked is not None
+    assert not asked.retrains
+
+
+def test_a_training_that_does_not_repeat_itself_is_told() -> None:
+    ones = torch.ones(3, 2, 1)
+    assert drifted(1e-3 * ones[0], ones) == []
+    assert drifted(0 * ones[0], 0 * ones) == []
+    (said,) = drifted(0.1 * ones[0], ones)
+    assert said.startswith("trained again as it was, the run ends 0.1 from where it did")
+
+
+@pytest.mark.slow
+def test_chosen_outputs_have_the_same_effects() -> None:
+    every, some = (
+        effects_of(prepare(small(*QUICK_EFFECTS, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",))
+    )
+    assert torch.allclose(some[:2], every[:2, 2:], rtol=1e-12, atol=0)
+
+
+@pytest.mark.slow
+def test_kinks_and_disagreement_are_told() -> None:
+    found = effects_of(prepare(small(*QUICK_EFFECTS, "model.activation=relu", "optimizer=gd")))
+    assert any("relu" in sentence for sentence in found.caveats)
+
+
+class OfMyOwn(SGD):
+    """An optimizer that nobody has differentiated."""
+
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: OptimizerMemory
+    ) -> tuple[Weights, OptimizerMemory]:
+        return super().update(step, weights, {name: part.sign() for name, part in gradient.items()}, sizes, memory)
+
+
+def test_an_optimizer_from_elsewhere_has_no_effects() -> None:
+    experiment = small(*QUICK_EFFECTS, "optimizer=sgd")
+    with pytest.raises(ValidationError, match=r"path.effects=derivative: nobody knows .* optimizer=of_my_own does"):
+        Experiment(**dict(experiment) | {"optimizer": OfMyOwn()})
+
+
+def of_my_own(*words: str) -> Experiment:
+    return Experiment(
+        **dict(small(*QUICK_EFFECTS, "optimizer=sgd", "path.effects=true", *words)) | {"optimizer": OfMyOwn()}
+    )
+
+
+def test_but_where_trainings_are_few_they_find_them() -> None:
+    setting = prepare(of_my_own())
+    assert setting.sweep is not None
+    assert "12 trainings, each without one example, are the truth; there is no other way" in setting.sweep.sentence
+    found = effects_of(setting)
+    assert found.facts == {"kind": "retrained", "mean": "renormalised"}
+    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
+    whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
+    known = found.values.isfinite().all(2).all(1)
+    changed = (without - whole)[known]
+    assert changed.abs().max() > 1e-3  # its steps are signs
+    assert torch.allclose(found.values[known][:, :, 3], changed, rtol=1e-9, atol=1e-12)
+    with pytest.raises(Mistake, match=r"12 trainings, .* are more than the 6 that effects on 3 outputs are worth"):
+        prepare(of_my_own("path.attributed=1"))
+
+
+def test_a_flow_has_no_effects() -> None:
+    with pytest.raises(Mistake, match=r"path.effects=derivative: optimizer=flow"):
+        small(*QUICK_EFFECTS, "optimizer=flow", "loss=squared")

@@ -49,7 +49,6 @@ def running(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:
-    """The same at its end."""
     out, err = process.communicate()
     return Ended(process.returncode, out, err)
 
@@ -60,7 +59,6 @@ def swept(out: Path, *words: str, **environment: str) -> Ended:
 
 
 def record(out: Path) -> dict[str, Any]:
-    """The record of the only sweep."""
     (found,) = (out / "sweeps").glob("*.json")
     value: dict[str, Any] = json.loads(found.read_text("utf-8"))
     return value

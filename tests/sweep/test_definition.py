@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ntkexp.config.choices import Choices, folders
-from ntkexp.config.compose import composer
+from ntkexp.config.compose import compose, composer
+from ntkexp.engine.base import Began, Ended, Stepped
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Fit
-from ntkexp.sweep.definition import Definition, define, from_yaml
-from ntkexp.sweep.plan import longest_first, plan
+from ntkexp.sweep.definition import Definition, Value, define, from_yaml, split_at_commas, values
+from ntkexp.sweep.listener import RemainingTime
+from ntkexp.sweep.plan import Estimator, RunCost, longest_first, plan
 
 CHOICES = Choices(folders(None))
 SHIPPED = CHOICES.options("sweep")
@@ -126,3 +133,161 @@ def test_a_users_sweep_is_found(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "mine.yaml").write_text("axes: {model.width: 8..9}\n")
     assert define(["mine"], Choices(folders(tmp_path))).seeds == (0,)
+
+
+# The values of an axis, as they can be written, and what cannot be meant.
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("64,128", (64, 128)),
+        ("0..4", (0, 1, 2, 3, 4)),
+        ("0..2,7", (0, 1, 2, 7)),
+        ("0..1.0:3", (0.0, 0.5, 1.0)),
+        ("0..8:3", (0, 4, 8)),
+        ("32..1024:6:log", (32, 64, 128, 256, 512, 1024)),
+        ("0.01..1:3:log", (0.01, 0.1, 1.0)),
+        ("1e-3,null,true,relu", (0.001, None, True, "relu")),
+        ("[secant],[left,secant]", (["secant"], ["left", "secant"])),
+        ("../a.csv", ("../a.csv",)),
+        ("5", (5,)),
+    ],
+)
+def test_on_the_command_line(text: str, meant: tuple[Value, ...]) -> None:
+    assert values("key", text) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "advice"),
+    [
+        ("", "a value is missing"),
+        ("1,,2", "a value is missing"),
+        ("4..0", "is empty; write it as 0..4"),
+        ("0..1.5", "there must be a count; write k=0..1.5:5"),
+        ("1..8:4:lgo", "did you mean 'log'"),
+        ("0..8:3:log", "equal ratios cannot start from 0"),
+        ("1..4:9", "no 9 different whole numbers"),
+        ("1..4:1", "1 values cannot reach from 1 to 4"),
+        ("1..4:0", "0 values cannot reach"),
+        ("64,64", "64 is given twice"),
+        ([], "is given no values"),
+        ({"from": 1, "to": 2}, "'count' is null"),
+        ({"from": 1, "to": "b", "count": 2}, "'to' is b; it takes a number"),
+        ({"from": 1, "to": 2, "cuont": 2}, "did you mean 'count'"),
+        ({"from": 9, "to": 2, "count": 2}, "is empty"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_meant_is_one_line(written: object, advice: str) -> None:
+    with pytest.raises(Mistake, match=r"^k") as caught:
+        values("k", written)
+    assert advice in str(caught.value)
+
+
+ENDS = st.floats(0.001, 1000)
+
+
+@given(ENDS, ENDS, st.integers(2, 9), st.sampled_from(["linear", "log"]))
+def test_a_range_holds_its_ends_and_rises_evenly(one: float, other: float, count: int, scale: str) -> None:
+    start, stop = sorted((one, other))
+    if stop < 1.01 * start:
+        return
+    found = values("k", {"from": start, "to": stop, "count": count, "scale": scale})
+    assert len(found) == count
+    assert (found[0], found[-1]) == pytest.approx((start, stop), rel=1e-11)  # values keep 12 digits
+    measure = math.log if scale == "log" else float
+    gaps = [measure(b) - measure(a) for a, b in pairwise(found)]
+    assert gaps == pytest.approx([(measure(stop) - measure(start)) / (count - 1)] * (count - 1), rel=1e-6)
+
+
+@given(st.lists(st.sampled_from(["a", "[b,c]", "'d,e'", "f(1,2)"]), min_size=1))
+def test_commas_within_brackets_and_quotes_part_nothing(pieces: list[str]) -> None:
+    assert list(split_at_commas(",".join(pieces))) == pieces
+
+
+# Estimates: from shapes alone, larger for what is larger, and said to be impossible where a run is.
+
+
+SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20")
+
+
+def cost(*words: str) -> RunCost:
+    return Estimator()(compose([*SMALL, *words]))
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("more", ["model.width=64", "model.depth=4", "data.train=100", "optimizer=adam", "model=cnn"])
+def test_more_work_costs_more(more: str) -> None:
+    assert cost(more).seconds > cost().seconds
+
+
+@pytest.mark.parametrize("more", ["model.width=256", "data.train=100", "model=cnn"])
+def test_larger_shapes_need_more_memory(more: str) -> None:
+    assert cost(more).bytes > cost().bytes
+
+
+def test_steps_cost_alike_and_many_need_no_more_memory() -> None:
+    few, more, many = (cost(f"steps={steps}") for steps in (100_000, 200_000, 300_000))
+    assert many.seconds - more.seconds == pytest.approx(more.seconds - few.seconds)
+    assert many.bytes == few.bytes  # as what came of single steps is put together to stretches
+
+
+def test_what_is_estimated_once_is_not_looked_at_again() -> None:
+    estimate = Estimator()
+    for words in ((), ("seed=1",), ("init.alpha=2",), ("optimizer.step_size=0.1",)):
+        estimate(compose([*SMALL, *words]))
+    assert len(estimate.known) == 1
+
+
+def test_a_run_that_cannot_be_says_why() -> None:
+    assert "data.train=100000" in cost("data.train=100000").mistake
+    assert "raise memory_gb" in cost("memory_gb=0.1").mistake
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says."""
+    told = [0.0]
+    monkeypatch.setattr("ntkexp.sweep.listener.time.monotonic", lambda: told[0])
+    return told
+
+
+def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: list[float]) -> None:
+    clock = RemainingTime({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0}, workers=2)
+    assert clock.ahead == 200
+    clock.see(Began("a"))
+    clock.see(Began("b"))
+    now[0] = 50.0
+    for name in "ab":
+        clock.see(Stepped(name, 5, 10))
+    assert clock.ahead == pytest.approx(150, rel=0.15)  # a tenth of a run comes after its last step
+    now[0] = 100.0
+    for name in "ab":
+        clock.see(Ended(name, "done"))
+    assert clock.ahead == pytest.approx(100)
+
+
+def test_a_slow_machine_is_believed(now: list[float]) -> None:
+    clock = RemainingTime({"a": 100.0, "b": 100.0}, workers=1)
+    clock.see(Began("a"))
+    now[0] = 1000.0
+    clock.see(Ended("a", "done"))
+    assert clock.ahead == pytest.approx(750, rel=1 / 3)  # ten times slower than thought, which counts a little
+
+
+def test_jobs_without_estimates_tell_by_those_that_ended(now: list[float]) -> None:
+    clock = RemainingTime({"a": 1.0, "b": 1.0, "c": 1.0}, workers=1, believed=0.0)
+    assert clock.ahead is None
+    clock.see(Began("a"))
+    now[0] = 7.0
+    assert clock.ahead is None
+    clock.see(Ended("a", "done"))
+    assert clock.ahead == pytest.approx(14)
+
+
+def test_what_was_held_comes_again(now: list[float]) -> None:
+    clock = RemainingTime({"a": 100.0}, workers=1)
+    clock.see(Began("a"))
+    clock.see(replace(Ended("a", "done"), how="held"))
+    assert clock.ahead == 100

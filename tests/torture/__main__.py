@@ -24,8 +24,8 @@ HEADER = ("kind", "cases", "refused", "done", "failures", "seconds")
 def main(words: Sequence[str]) -> int:
     """Play what is asked for."""
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    from tests.torture.command import warm
     from tests.torture.crew import all_played, known
+    from tests.torture.stage import warm
 
     chosen = parsed(words, known())
     warm()

@@ -15,9 +15,7 @@ from pkgutil import iter_modules
 from typing import Protocol
 
 from tests.torture import kind as kinds
-from tests.torture.command import FORKS
-from tests.torture.judge import Fault, Outcome
-from tests.torture.stage import Stage, cleared
+from tests.torture.stage import FORKS, Fault, Outcome, Stage, cleared
 
 
 class Kind(Protocol):

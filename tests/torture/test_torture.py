@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.docs.readme import ROOT
+from tests.torture.loop.search import search
 
 COMMAND = [sys.executable, "-m", "tests.torture"]
 
@@ -27,3 +28,18 @@ def test_the_same_number_is_the_same_case() -> None:
     ]
     assert told[1][-1].split()[:5] == told[2][-1].split()[:5]
     assert told[0][-1].split()[:2] == ["sweeps", "1"]
+
+
+# Nothing that is planted in a loop is recorded as something else, and no plain loop is refused.
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch, about what is planted
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_planted_is_recorded_truly_or_refused(seed: int) -> None:
+    said: list[str] = []
+    planted, plain = search(seed, 60, said.append)
+    assert not planted["wrong"], said
+    assert not plain["wrong"], said
+    assert 20 * plain["refused"] <= plain.total(), said  # one number, under a scale of 1000, that is not clipped once
+    assert planted["refused"] > planted["recorded"] > 0

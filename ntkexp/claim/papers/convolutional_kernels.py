@@ -163,7 +163,6 @@ class LimitRegression(AbstractTrial):
         return [{"kernel": name, **row} for name, model in named for row in self.solved(model, data)]
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
-        """The rows of one model."""
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
         x, y = data.train.inputs, centred(data.train.target, len(data.classes))
         among = infinite_kernel(layers, x, threads=1)[1]
@@ -188,15 +187,11 @@ def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
 
 
 INIT = NTK(W_std=sqrt(2), b_std=0.0)
-
+FAMILIES = {"CNTK": False, "CNTK-GAP": True}
+MOMENTUM = 0.9
 
 Regressor = Literal["process", "kernel", "network"]
-
-
-FAMILIES = {"CNTK": False, "CNTK-GAP": True}
-
-
-MOMENTUM = 0.9
+REGRESSORS: tuple[Regressor, ...] = ("process", "kernel", "network")
 
 
 class ConvolutionalAccuracy(AbstractTrial):
@@ -219,7 +214,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     depths: tuple[Count, ...] = Field((3, 4, 6), min_length=1)
     width: Count = 16
     steps: Count = 200
-    regressors: tuple[Regressor, ...] = Field(("process", "kernel", "network"), min_length=1)
+    regressors: tuple[Regressor, ...] = Field(REGRESSORS, min_length=1)
     dtype: Literal["float64", "float32"] = "float32"
     """Networks are trained with such numbers; kernels are always of float64.
     The largest output needs no more than single precision, in which convolutions are four times as fast."""
@@ -310,28 +305,23 @@ class KernelTimes(AbstractTrial):
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
             matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, 1, dtype=x.dtype)
             matrix.diagonal().add_(matrix.diagonal().mean())
-            kernel = partial(infinite_kernel, layers, x, others, engine="torch", threads=1)
-            solve = partial(torch.linalg.solve, matrix, ones)
-            rows.append(
-                {
-                    "examples": size,
-                    "kernel_seconds": self.shortest(kernel),
-                    "solve_seconds": self.shortest(solve),
-                }
-            )
+            works: dict[str, Callable[[], object]] = {
+                "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
+                "solve_seconds": partial(torch.linalg.solve, matrix, ones),
+            }
+            row: dict[str, Level] = {"examples": size}
+            for name, work in works.items():
+                times = []
+                for _ in range(self.repeats):
+                    begun = time.process_time()
+                    work()
+                    times.append(time.process_time() - begun)
+                row[name] = min(times)
+            rows.append(row)
         return rows
 
-    def shortest(self, work: Callable[[], object]) -> float:
-        """The shortest of several attempts."""
-        times = []
-        for _ in range(self.repeats):
-            begun = time.process_time()
-            work()
-            times.append(time.process_time() - begun)
-        return min(times)
 
-
-REGRESSORS = ("process", "kernel", "network")
+COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
 
 
 class AccuracyTable(AbstractPicture):
@@ -362,7 +352,7 @@ class AccuracyTable(AbstractPicture):
         return pd.DataFrame(found)
 
     def here(self, judged: JudgedClaim) -> str:
-        ours, seeds = accuracies(judged), measured_accuracies(judged)["seed"].nunique()
+        ours, seeds = accuracies(judged), judged.rows(*COLUMNS)["seed"].nunique()
         means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
         means_in_words = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
         plain, pooled = FAMILIES
@@ -377,18 +367,8 @@ class AccuracyTable(AbstractPicture):
         )
 
 
-def measured_accuracies(judged: JudgedClaim) -> pd.DataFrame:
-    """Find the rows that the table is made of."""
-    return judged.rows("depth", "family", "regressor", "accuracy", "seed")
-
-
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
-    cells = (
-        measured_accuracies(judged)
-        .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
-        .mean()
-        .reset_index()
-    )
+    cells = judged.rows(*COLUMNS).groupby(["depth", "family", "regressor"], sort=False)["accuracy"].mean().reset_index()
     names = zip(cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True)
     return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))

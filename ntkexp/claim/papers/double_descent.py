@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_interpolation_peak
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
@@ -154,9 +154,7 @@ class InterpolationPeak(AbstractPicture):
     threshold: float = Field(gt=0)
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_interpolation_peak as draw  # noqa: PLC0415  drawing is slow to load
-
-        return draw(measured(judged), self.threshold, self.title(judged))
+        return draw_interpolation_peak(measured(judged), self.threshold, self.title(judged))
 
     def title(self, judged: JudgedClaim) -> str:
         """Say where the mean test error is largest, and how far it falls beyond."""
@@ -172,27 +170,24 @@ class InterpolationPeak(AbstractPicture):
         means = over_seeds(judged)
         fitted = means.index[means["train_error"] < FITTED]
         beyond = f"from {fitted[0]} parameters on" if len(fitted) else "nowhere"
-        return (
+        text = (
             f"errors are shares of the targets' variance, means over {measured(judged)['seed'].nunique()} seeds; "
-            f"training examples are fitted, to {FITTED}, {beyond}.{before(means, self.threshold)}"
+            f"training examples are fitted, to {FITTED}, {beyond}."
+        )
+
+        # where the test error is least below the threshold, and whether it is less beyond
+        errors = means["test_error"]
+        before, after = errors[errors.index < self.threshold], errors[errors.index > self.threshold]
+        if before.empty or after.empty:
+            return text
+        how = "less" if after.min() < before.min() else "not less"
+        return (
+            f"{text} Below the threshold the test error is least at {before.idxmin()} parameters, "
+            f"{short(before.min())}; beyond it is {how} than that: {short(after.min())} at {after.idxmin()}."
         )
 
 
-def before(means: pd.DataFrame, threshold: float) -> str:
-    """Say where the test error is least below the threshold, and whether it is less beyond."""
-    errors = means["test_error"]
-    below, beyond = errors[errors.index < threshold], errors[errors.index > threshold]
-    if below.empty or beyond.empty:
-        return ""
-    how = "less" if beyond.min() < below.min() else "not less"
-    return (
-        f" Below the threshold the test error is least at {below.idxmin()} parameters, {short(below.min())}; beyond it "
-        f"is {how} than that: {short(beyond.min())} at {beyond.idxmin()}."
-    )
-
-
 def measured(judged: JudgedClaim) -> pd.DataFrame:
-    """Find the rows that are drawn."""
     return judged.rows("parameters", "test_error", "train_error", "condition", "seed")
 
 

@@ -5,7 +5,7 @@ kernel between the tasks foretells it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -51,43 +51,42 @@ class LaterTask(AbstractQuantity):
 
     def measure(self, run: Run) -> Mapping[str, float]:
         """The facts of one run; NaN of one that did not come so far."""
-        later, here = self.later(run)
-        return {name: FACTS[name](later, here, self.task) for name in self.facts}
-
-    def later(self, run: Run) -> tuple[LaterPhase, NDArray[np.int64]]:
-        """What the later phase did, and which points of the split are of the earlier task."""
+        # what the later phase did, and which points of the split are of the earlier task
         if BY_PHASE not in run.contributions or self.split not in run.points:
             raise Mistake(f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence")
-        found = next((phase for phase in later_phases(run, self.split) if phase.during == self.during), None)
+        later = next((phase for phase in later_phases(run, self.split) if phase.during == self.during), None)
         here = np.flatnonzero(run.contributions["point_phase"].to_numpy()[run.points[self.split]] == self.task)
-        if found is None or not len(here) or self.task >= self.during:
+        if later is None or not len(here) or self.task >= self.during:
             count = run.contributions.sizes["phase"]
             raise Mistake(
                 f"quantity.task={self.task}, quantity.during={self.during}: {run.name} learns {count} tasks, and a "
                 f"task with {self.split} points before the later one is asked for"
             )
-        return found, here
+        return {name: self.fact(name, later, here) for name in self.facts}
 
-
-def closure(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
-    """How much of the change is missing from the sum of contributions."""
-    change = later.change[here]
-    missing = later.parts[here].sum(axis=2) + later.decay[here] - change
-    return float(np.linalg.norm(missing) / np.linalg.norm(change))
-
-
-def forgetting(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
-    """How far the squared loss rose."""
-    targets = later.run.data[f"{later.split}_targets"][here]
-    before = later.before[here]
-    rise = np.square(before + later.change[here] - targets) - np.square(before - targets)
-    return float(rise.sum() / np.square(targets).sum())
-
-
-def top_share_of_harm(later: LaterPhase, _: NDArray[np.int64], task: int) -> float:
-    """How much of the harm comes from a tenth of the examples."""
-    found = later.to(task)
-    return math.nan if found is None or not found.harm else share_of_tenth(found)
+    def fact(self, name: Fact, later: LaterPhase, here: NDArray[np.int64]) -> float:
+        """One fact of what the later phase did at these points."""
+        change = later.change[here]
+        match name:
+            case "closure":
+                missing = later.parts[here].sum(axis=2) + later.decay[here] - change
+                value = float(np.linalg.norm(missing) / np.linalg.norm(change))
+            case "forgetting":
+                targets, before = later.run.data[f"{later.split}_targets"][here], later.before[here]
+                rise = np.square(before + change - targets) - np.square(before - targets)
+                value = float(rise.sum() / np.square(targets).sum())
+            case "top_share":
+                harm = later.to(self.task)
+                value = math.nan if harm is None or not harm.harm else share_of_tenth(harm)
+            case "switch" | "shuffled":
+                learned = int((later.run.contributions["example_phase"] == later.during).sum())
+                value = correlate_with_foretold(later, here, shift=0 if name == "switch" else learned // 2)
+            case "selectivity" | "gained":
+                units = later.run.metrics["selectivity"].dropna()
+                enough = len(units) > (name == "gained")
+                start = units.iloc[0] if enough and name == "gained" else 0.0
+                value = float(units.iloc[-1] - start) if enough else math.nan
+        return value
 
 
 def share_of_tenth(found: Forgetting) -> float:
@@ -96,19 +95,10 @@ def share_of_tenth(found: Forgetting) -> float:
     return -sum(found.by[k] for k in found.worst[:tenth]) / found.harm
 
 
-def switch(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
-    """How well the kernels of the examples foretell the change."""
-    return correlate_with_foretold(later, here, shift=0)
-
-
-def shuffled(later: LaterPhase, here: NDArray[np.int64], _: int) -> float:
-    """How well those of others do."""
-    learned = int((later.run.contributions["example_phase"] == later.during).sum())
-    return correlate_with_foretold(later, here, shift=learned // 2)
-
-
 def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
-    """Correlate the change with what is foretold; to six digits, as rounding leaves twelve at least."""
+    """Correlate the change with what kernels foretell, those of examples `shift` further on; to six digits, as rounding
+    leaves twelve at least.
+    """
     change = foretold(later.run, later.during, shift)
     if change is None:
         raise Mistake(
@@ -117,26 +107,3 @@ def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: i
         )
     expected = change[later.run.points[later.split]][here]
     return round(float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6)
-
-
-def selectivity(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
-    """How selective units are in the end."""
-    known = later.run.metrics["selectivity"].dropna()
-    return float(known.iloc[-1]) if len(known) else math.nan
-
-
-def gained(later: LaterPhase, _: NDArray[np.int64], __: int) -> float:
-    """How much more selective they became."""
-    known = later.run.metrics["selectivity"].dropna()
-    return float(known.iloc[-1] - known.iloc[0]) if len(known) > 1 else math.nan
-
-
-FACTS: Mapping[str, Callable[[LaterPhase, NDArray[np.int64], int], float]] = {
-    "closure": closure,
-    "forgetting": forgetting,
-    "top_share": top_share_of_harm,
-    "switch": switch,
-    "shuffled": shuffled,
-    "selectivity": selectivity,
-    "gained": gained,
-}

@@ -128,10 +128,7 @@ def task_of(split: Split) -> LearnedTask:
 
 
 class ScaledNetwork:
-    """A network of one output learns a task, scaled by α, by descent on all examples of the task.
-
-    A module of one output, scaled by α and without its first output.
-    """
+    """A module of one output, scaled by α and without its first output, which learns a task by descent."""
 
     def __init__(self, module: nn.Module, alpha: float) -> None:
         self.module, self.start = module, weights_of(module)
@@ -167,12 +164,6 @@ class ScaledNetwork:
             if step.loss <= until:
                 return
             yield step
-
-    def learned(self, weights: Weights, task: LearnedTask, steps: int, fraction: float, until: float) -> Weights:
-        """The weights after such steps."""
-        for step in self.learn(weights, task, steps, fraction, until):
-            weights = step.after
-        return weights
 
 
 class AfterKernel(AbstractTrial):
@@ -215,7 +206,6 @@ class AfterKernel(AbstractTrial):
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
-        """The rows of one network."""
         data = self.data.model_copy(update={"train": train}).split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
@@ -226,7 +216,9 @@ class AfterKernel(AbstractTrial):
         module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
         start = {name: weight.clone() for name, weight in network.start.items()}
-        end = network.learned(start, task, self.steps, self.fraction, self.until)
+        end = start
+        for step in network.learn(start, task, self.steps, self.fraction, self.until):
+            end = step.after
         with torch.no_grad():
             missed = float(half_square(network.outputs(end, task.inputs), task.targets))
             outputs = network.outputs(end, new.inputs)
@@ -363,8 +355,14 @@ class SilentAlignment(AbstractTrial):
             self.until * first,
             self.stride,
         )
-        # The weights when a tenth of the loss has gone, and when it is learned.
-        early, last = early_and_last(path, (1 - self.fallen) * first)
+        # The weights at the first step with a loss that has fallen enough, if there is one, and when it is learned.
+        early, last = None, None
+        for step in path:
+            if early is None and step.loss <= (1 - self.fallen) * first:
+                early = step.before
+            last = step.after
+        if last is None:
+            raise Mistake("trial.until is above the loss at the start, so nothing is learned; give a number below 1")
         missed = network.outputs(last, task.inputs) - task.targets
         if early is None or not float(missed.square().mean() / 2) <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
@@ -387,18 +385,6 @@ class SilentAlignment(AbstractTrial):
             "alignment_early": turns[1],
             "alignment_end": turns[2],
         }
-
-
-def early_and_last(path: Iterable[LearningStep], below: float) -> tuple[Weights | None, Weights]:
-    """Find the weights at the first step with so small a loss, if there is one, and those at the end."""
-    early, last = None, None
-    for step in path:
-        if early is None and step.loss <= below:
-            early = step.before
-        last = step.after
-    if last is None:
-        raise Mistake("trial.until is above the loss at the start, so nothing is learned; give a number below 1")
-    return early, last
 
 
 def principal_maps(
@@ -523,7 +509,7 @@ class Moment:
 
 
 class FollowedMode:
-    """The first mode of the kernel J Jᵀ is followed by a few powers from where it was found last."""
+    """Follows the first mode of the kernel J Jᵀ by a few powers from where it was last."""
 
     def __init__(self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]) -> None:
         self.function, self.x, self.mode, self.powers = function, x, mode, FIRST

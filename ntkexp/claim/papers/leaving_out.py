@@ -38,10 +38,7 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Retraining:
-    """A training that a trial repeats in memory: as it was, and with other weights of its examples.
-
-    The training as it was, and what carries it out again.
-    """
+    """A training as it was, and what repeats it in memory with other weights of its examples."""
 
     setting: Setting
     outcome: Outcome
@@ -49,13 +46,18 @@ class Retraining:
 
     @property
     def train(self) -> int:
-        """How many training examples there are."""
         return self.setting.problem.train
 
     @property
     def others(self) -> Float[Tensor, "point *shape"]:
         """The points that are no training examples."""
         return self.setting.problem.inputs[self.train :]
+
+    @property
+    def slopes(self) -> Float[Tensor, " train"]:
+        """ℓ′ of each example at the end."""
+        end, targets = self.outcome.evidence.end[: self.train], self.setting.problem.targets[: self.train]
+        return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
     def outputs_without(self, left: Float[Tensor, "run train"]) -> Float[Tensor, "run point out"]:
         """The outputs at those points after training with these weights of the examples."""
@@ -100,30 +102,30 @@ class SilentListener(AbstractListener):
         self.folder = folder
 
     def on_row(self, row: Row) -> None:
-        """Nothing."""
+        pass
 
     def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
-        """Nothing."""
+        pass
 
     def on_step(self, state: RunState, loss: float) -> None:
-        """Nothing."""
+        pass
 
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        """Nothing."""
+        pass
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """Nothing."""
+        pass
 
     def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        """Nothing."""
+        pass
 
     def on_remark(self, text: str) -> None:
-        """Nothing."""
+        pass
 
     def on_end(self) -> None:
-        """Nothing."""
+        pass
 
     @property
     def scratch(self) -> Path:
@@ -140,14 +142,11 @@ class SilentListener(AbstractListener):
 
 def would_change(found: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
     """The effects at the points that are no training examples."""
-
-    def outputs(vector: Tensor) -> Float[Tensor, " point"]:
-        return found.rerun.outputs(vector, found.others)[:, 0]
-
     mean = MEANS[found.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(found, Path(folder))
-        sweep = sweep_from(training, jacrev(outputs)(training.end), mean, one_step=one_step)
+        gradients = jacrev(lambda vector: found.rerun.outputs(vector, found.others)[:, 0])(training.end)
+        sweep = sweep_from(training, gradients, mean, one_step=one_step)
         for _ in sweep.steps_back():
             pass
         return sweep.effects
@@ -277,13 +276,12 @@ class DatamodelScore(AbstractTrial):
 def attributions(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What each method says of the points that are no training examples."""
     evidence, problem, train = found.outcome.evidence, found.setting.problem, found.train
-    gradient = found.setting.experiment.loss.output_gradient(evidence.end[:train], problem.targets[:train])[:, 0]
     own = evidence.elsewhere("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
         "contributions": own,
         "tracin": evidence.elsewhere("left")[:, 0],
-        "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * gradient,
+        "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * found.slopes,
         "input": (flat[train:] @ flat[:train].t()) * problem.targets[:train, 0],
         "shuffled": own.roll(1, 1),
     }
@@ -319,10 +317,7 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
 
 
 DAMPING = 0.1
-
-
-COARSER = 4
-"""TRAK projects to one dimension for so many examples."""
+COARSER = 4  # TRAK projects to one dimension for so many examples
 
 
 def all_scores(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
@@ -351,27 +346,18 @@ def influence(found: Retraining) -> Float[Tensor, "point train"]:
     curved = loss.curvature * kernel[:train] / train
     damped = curved + DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
     reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
-    return reached.t() * slopes(found) / train
+    return reached.t() * found.slopes / train
 
 
 def trak(found: Retraining) -> Float[Tensor, "point train"]:
     """Regression with the gradients at the end, of fewer dimensions than there are examples."""
     rerun, end = found.rerun, found.rerun.flat.vector(found.outcome.weights)
-
-    def outputs(vector: Tensor) -> Float[Tensor, " point"]:
-        return rerun.outputs(vector, found.setting.problem.inputs)[:, 0]
-
     dimensions, generator = max(1, found.train // COARSER), stream("sketch", rerun.seed)
     drawn = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
-    features: Tensor = jacrev(outputs)(end).detach() @ drawn
+    jacobian: Tensor = jacrev(lambda vector: rerun.outputs(vector, found.setting.problem.inputs)[:, 0])(end)
+    features = jacobian.detach() @ drawn
     solved: Tensor = torch.linalg.pinv(features[: found.train])
-    return features[found.train :] @ solved * slopes(found)
-
-
-def slopes(found: Retraining) -> Float[Tensor, " train"]:
-    """ℓ′ of each example at the end."""
-    problem, end = found.setting.problem, found.outcome.evidence.end
-    return found.setting.experiment.loss.output_gradient(end[: found.train], problem.targets[: found.train])[:, 0]
+    return features[found.train :] @ solved * found.slopes
 
 
 READ = ("path.rule=[secant,left]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
@@ -428,10 +414,7 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
-
-
-FAMILY = 10**6
-"""Seeds of the other runs begin so much later than those of any look at a claim."""
+FAMILY = 10**6  # seeds of the other runs begin so much later than those of any look at a claim
 
 
 class OtherRuns(AbstractTrial):

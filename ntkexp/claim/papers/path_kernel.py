@@ -32,7 +32,7 @@ class MachineError(AbstractQuantity):
     split: str = "probe"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        errors = [self.error(measured.run(name)) for name in measured.table["run"]]
+        errors = [self.error(measured.known.get(name)) for name in measured.table["run"]]
         return measured.table.assign(value=[error for error, _ in errors], bound=[bound for _, bound in errors])
 
     def error(self, run: Run | None) -> tuple[float, float]:
@@ -59,7 +59,7 @@ class PathFact(AbstractQuantity):
     rule: str = "secant"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.number(measured.run(name)) for name in measured.table["run"]])
+        return measured.table.assign(value=[self.number(measured.known.get(name)) for name in measured.table["run"]])
 
     def number(self, run: Run | None) -> float:
         """The number of one run; NaN where it has none."""
@@ -88,7 +88,7 @@ class SymmetryDefect(AbstractQuantity):
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
         for place in measured.table.to_dict("records"):
-            run = measured.run(str(place["run"]))
+            run = measured.known.get(str(place["run"]))
             if run is None:
                 continue
             for rule in self.rules:
@@ -133,10 +133,11 @@ class WeightRank(AbstractQuantity):
     lag: int = Field(0, ge=0, le=10**6)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.correlation(measured.run(name)) for name in measured.table["run"]])
+        return measured.table.assign(
+            value=[self.correlation(measured.known.get(name)) for name in measured.table["run"]]
+        )
 
     def correlation(self, run: Run | None) -> float:
-        """The correlation in one run."""
         if run is None:
             return math.nan
         points = run.points[self.split]
@@ -194,7 +195,6 @@ class StoredExamples(AbstractQuantity):
         return measured.by_run(self.measure, self.shares)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        """All shares in one run."""
         points, train = run.points[self.split], run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
@@ -243,7 +243,7 @@ class TimeShare(AbstractQuantity):
     mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        shares = np.array([self.shares(measured.run(name)) for name in measured.table["run"]])
+        shares = np.array([self.shares(measured.known.get(name)) for name in measured.table["run"]])
         return pd.concat([measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)], ignore_index=True)
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ntkexp.claim.claim import CONTROL, MAIN
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_scalar_step, draw_scalar_training
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
@@ -79,16 +79,14 @@ class ScalarCurve(AbstractTrial):
         module = self.model.function()
         own, generator = weights_of(module), stream("weights", seed)
         drawn = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
-        starts = {"given": own, "drawn": drawn}
-        return [row for start, weights in starts.items() for row in self.curves(module, start, weights)]
-
-    def curves(self, module: nn.Module, start: str, weights: Weights) -> Iterator[dict[str, Level]]:
-        """The rows of one start."""
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
-        for steps in self.ascended:
-            reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
-            yield from ({"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here))
+        rows: list[Mapping[str, Level]] = []
+        for start, weights in {"given": own, "drawn": drawn}.items():
+            for steps in self.ascended:
+                reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
+                rows += [{"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here)]
+        return rows
 
     def curve(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> Iterator[dict[str, Level]]:
         """The rows at one place of the weights."""
@@ -133,7 +131,6 @@ class ScalarCurve(AbstractTrial):
 
 
 def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw N(0, 1) in the shape of a weight."""
     return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
 
 
@@ -194,15 +191,13 @@ class ScalarStep(AbstractPicture):
     control: str = ""
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_scalar_step as draw  # noqa: PLC0415  drawing is slow to load
-
         trial, rows = curve(judged), given(judged)
         kernels = [("tangent kernel", rows["share"])]
         if self.finite:
             kernels.append((f"step of {spelled(trial.ascent)}", rows["finite"]))
         if self.control:
             kernels.append((self.control, given(judged, CONTROL)["share"]))
-        return draw(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
+        return draw_scalar_step(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
 
     def here(self, judged: JudgedClaim) -> str:
         trial, rows = curve(judged), given(judged)
@@ -274,9 +269,7 @@ class ScalarTraining(AbstractPicture):
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_scalar_training as draw  # noqa: PLC0415  drawing is slow to load
-
-        return draw(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
+        return draw_scalar_training(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
 
     def here(self, judged: JudgedClaim) -> str:
         trial, rows = curve(judged), ascents(judged)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_change_by_width
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import LARGEST, Count
 from ntkexp.config.compose import compose
@@ -392,9 +392,7 @@ class ChangeByWidth(AbstractPicture):
     panels: dict[str, dict[str, str]] = Field(min_length=1)
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from ntkexp.report.plots.redrawn import draw_change_by_width as draw  # noqa: PLC0415  drawing is slow to load
-
-        return draw(self.rows(judged), self.along, self.panels, self.title(judged))
+        return draw_change_by_width(self.rows(judged), self.along, self.panels, self.title(judged))
 
     def here(self, judged: JudgedClaim) -> str:
         rows = self.rows(judged)
@@ -412,11 +410,9 @@ class ChangeByWidth(AbstractPicture):
         return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
 
     def rows(self, judged: JudgedClaim) -> pd.DataFrame:
-        """Find the rows that are drawn."""
         columns = [name for lines in self.panels.values() for name in lines.values()]
         return select_rows(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
 
     def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
-        """Fit one line."""
         x, y = (np.asarray(rows[key], dtype=np.float64) for key in (self.along, name))
         return power_law(x, y, rows["seed"].to_numpy(dtype=np.int64))

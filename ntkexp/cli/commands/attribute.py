@@ -5,17 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ntkexp.cli.options import Again, Quiet, Trust
 from ntkexp.mistake import Mistake
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ntkexp.foreign_loop.trace import Trace
 
 
 def attribute(
@@ -42,6 +37,9 @@ def attribute(
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
+    from torch import nn
+
+    from ntkexp.foreign_loop.again import Weighing, trained_again
     from ntkexp.foreign_loop.trace import find_trace, load_trace
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
@@ -49,46 +47,31 @@ def attribute(
     files = find_trace(folder)
     trust = trust or []
     if model is None and again is None:
-        kind = "FILE.py:FUNCTION"
         raise Mistake(
-            f"{folder}: the module that was followed is not in it; give a function that builds it, --model={kind}"
+            f"{folder}: the module that was followed is not in it; give a function that builds it, "
+            "--model=FILE.py:FUNCTION"
         )
     if effects and loss is None and again is None:
         raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
-    # module and loss; those that are not given are what the loop itself gives to `follow`
-    loop = None if again is None else found_in(again, "again", trust)
-    module = None if model is None else built(model, trust)
-    first = None if loop is None or (model and loss) else once_more(loop)
+    # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
+    loop = None if again is None else load_function(again, "again", trust)
+    module = None if model is None else load_function(model, "model", trust)()
+    if not (module is None or isinstance(module, nn.Module)):
+        raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
+    first = None if loop is None or (model and loss) else trained_again(loop, Weighing())
     if module is None:
         assert first is not None  # one of the two functions was given
         module = first.module
     trace = load_trace(files, module)
-    given = None if loss is None else found_in(loss, "loss", trust)
+    given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
-    words = None if decode is None else found_in(decode, "decode", trust)
+    words = None if decode is None else load_function(decode, "decode", trust)
     trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
 
 
-def once_more(again: Callable[..., Any]) -> Trace:
-    """The loop of the user's function, carried out as it is."""
-    from ntkexp.foreign_loop.again import Weighing, trained_again
-
-    return trained_again(again, Weighing())
-
-
-def built(model: str, trust: Sequence[str]) -> nn.Module:
-    """The module of the user's function, in a file that is trusted."""
-    from torch import nn
-
-    found = found_in(model, "model", trust)()
-    if not isinstance(found, nn.Module):
-        raise Mistake(f"model={model}: it returns a {type(found).__name__}; let it return an nn.Module")
-    return found
-
-
-def found_in(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
+def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
     """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
     from ntkexp.config.build import admit, refuse_untrusted
     from ntkexp.model.foreign import load

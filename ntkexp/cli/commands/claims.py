@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ntkexp.cli.options import (
+    OUTPUTS,
     ConfigDir,
     Engine,
     Quiet,
@@ -18,18 +19,22 @@ from ntkexp.cli.options import (
     Trust,
     Workers,
     ensure_writable,
+    interruptible,
     offer_claims,
+    options,
+    polite_kill,
+    trusted,
 )
-from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.folder import command
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import rate, short
 
 if TYPE_CHECKING:
     from ntkexp.claim.conduct import Workshop
     from ntkexp.claim.read import Size
     from ntkexp.config.compose import Composer
-    from ntkexp.records.claim import ClaimRecord, Judgement
+    from ntkexp.records.claim import ClaimRecord
 
 
 FOLDER = "claims"
@@ -74,8 +79,8 @@ def claims(
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
-    from ntkexp.cli.progress import listener
     from ntkexp.config.compose import composer
+    from ntkexp.sweep.listener import listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER
@@ -84,18 +89,16 @@ def claims(
         outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
     found = [record for record in outcomes if record is not None]
     show(found, quiet=quiet, as_json=as_json)
-    page = write_page(place, command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat]))
-    if not (quiet or as_json):
-        sys.stdout.write(f"{page}\n")
-    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
-
-def write_page(claims: Path, repeat: str) -> Path:
-    """Write the page of all claims that were judged here."""
+    # the page of all claims that were judged here
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    return write_claims(claim_records(claims), claims.parent / "report", repeat)
+    again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
+    page = write_claims(claim_records(place), place.parent / "report", again)
+    if not (quiet or as_json):
+        sys.stdout.write(f"{page}\n")
+    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
 
 
 def judged(
@@ -128,60 +131,22 @@ def judged(
         yield record
 
 
-# --- Claims on the terminal: the list of them, the table of verdicts, and how well the rules judge.
-
-
-HEADER = ("claim", "verdict", "figure", "95 % interval", "expected", "control", "second look", "CPU minutes")
+# --- Claims on the terminal: what was found, the list of them, and how well the rules judge.
 
 
 def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
-    """Show what was found."""
     from ntkexp.records.atomic import to_text
-    from ntkexp.report.claims import summary
+    from ntkexp.report.claims import format_claims, summary
 
     if as_json:
         sys.stdout.write(to_text([record.told for record in found]))
     elif not quiet:
-        sys.stdout.write(f"{table(found)}\n\n{notes(found)}{summary(found)}\n")
-
-
-def table(found: Sequence[ClaimRecord]) -> str:
-    """Lay out a line for each claim."""
-    rows = [
-        [
-            *(record.name, record.main.verdict, short(record.main.figure), interval(record.main)),
-            shortened(record.main.expected),
-            *(record.looks[name].verdict for name in ("control", "second")),
-            minutes(record),
-        ]
-        for record in found
-    ]
-    return aligned(HEADER, rows, [False, False, True, True, False, False, False, True])
-
-
-def minutes(record: ClaimRecord) -> str:
-    """Spell how long processors worked for a claim."""
-    return "–" if math.isnan(record.cpu_minutes) else f"{record.cpu_minutes:.1f}"
-
-
-def interval(judged: Judgement) -> str:
-    """Spell an interval."""
-    return f"{short(judged.low)} to {short(judged.high)}"
-
-
-def shortened(expected: str) -> str:
-    """Leave the parts but the first to the page.
-
-    >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
-    ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
-    """
-    first, *others = expected.split("; ")
-    return f"{first}, and {len(others)} more" if others else first
+        sys.stdout.write(f"{format_claims(found)}\n\n{notes(found)}{summary(found)}\n")
 
 
 def line(record: ClaimRecord) -> str:
     """Say of one claim what came out."""
-    from ntkexp.report.claims import outlook
+    from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main
     found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
@@ -202,24 +167,21 @@ def notes(found: Sequence[ClaimRecord]) -> str:
 
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
-    """Show every claim with its source."""
+    """Show every claim with its statement and its source."""
     from ntkexp.config.choices import Choices, folders
     from ntkexp.config.plain_yaml import read
     from ntkexp.records.atomic import to_text
 
-    choices = Choices(folders(config_dir))
-    trees = {name: read(choices.file("claim", name)) for name in choices.options("claim")}
-    told = [(name, str(tree.get("statement")), source(tree.get("source"))) for name, tree in trees.items()]
+    choices, rows = Choices(folders(config_dir)), []
+    for name in choices.options("claim"):
+        tree = read(choices.file("claim", name))
+        source = tree.get("source")
+        paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
+        rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
     if as_json:
-        keys = ("name", "statement", "source")
-        sys.stdout.write(to_text([dict(zip(keys, row, strict=True)) for row in told]))
+        sys.stdout.write(to_text(rows))
     else:
-        sys.stdout.write("\n".join(f"{name}\n    {said}\n    {paper}" for name, said, paper in told) + "\n")
-
-
-def source(given: object) -> str:
-    """Spell where a claim was made."""
-    return ", ".join(map(str, given.values())) if isinstance(given, dict) else str(given)
+        sys.stdout.write("".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows))
 
 
 def show_trials(*, as_json: bool) -> None:
@@ -231,15 +193,6 @@ def show_trials(*, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return
-    header = ("rule", "tables", "false verdicts", "support where true", "refute where false")
-    rows = [[one.rule, str(one.tables), *map(percentage, (one.false, one.support, one.refute))] for one in tried]
-    sys.stdout.write(f"{aligned(header, rows, [False, True, True, True, True])}\n")
-
-
-def percentage(share: float) -> str:
-    """Spell a rate.
-
-    >>> percentage(0.034)
-    '3.4 %'
-    """
-    return f"{100 * share:.1f} %"
+    rates = [Column(name, spell=rate) for name in ("false verdicts", "support where true", "refute where false")]
+    columns = (Column("rule", number=False), Column("tables"), *rates)
+    sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, tried))))}\n")

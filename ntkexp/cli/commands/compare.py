@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import OutputsFolder
-from ntkexp.cli.surroundings import OUTPUTS
+from ntkexp.cli.options import OUTPUTS, OutputsFolder
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
     from ntkexp.report.material import Material
+    from ntkexp.report.run import Run
 
 
 def compare(
@@ -24,15 +24,14 @@ def compare(
     """See what differs between two runs, or between two sweeps in pairs of runs."""
     one, other = (gathered(name, out.expanduser()) for name in (first, second))
     if one.analyses and other.analyses:
-        sweeps(one, other)
+        compare_sweeps(one, other)
     elif len(one.runs) == len(other.runs) == 1:
-        compare_runs(one, other)
+        compare_runs(one.runs[0], other.runs[0])
     else:
         raise Mistake(f"{first} and {second} are compared if they are two runs or two sweeps, and they are neither")
 
 
 def gathered(name: str, out: Path) -> Material:
-    """Read what one of the names stands for."""
     from ntkexp.report.material import NothingLeft, gather
 
     try:
@@ -44,12 +43,10 @@ def gathered(name: str, out: Path) -> Material:
         ) from None
 
 
-def compare_runs(one: Material, other: Material) -> None:
-    """Show what differs between two runs."""
+def compare_runs(first: Run, second: Run) -> None:
     from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
     from ntkexp.report.tables import format_text, of_frame
 
-    first, second = one.runs[0], other.runs[0]
     sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = compare_configs(first, second)
     sys.stdout.write(
@@ -64,8 +61,7 @@ def compare_runs(one: Material, other: Material) -> None:
             sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
 
 
-def sweeps(one: Material, other: Material) -> None:
-    """Show two sweeps, pair by pair."""
+def compare_sweeps(one: Material, other: Material) -> None:
     from ntkexp.report.analysis.tables import compare
     from ntkexp.report.tables import format_text, of_frame
 

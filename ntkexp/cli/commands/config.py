@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import ConfigDir, Overrides, Trust
-from ntkexp.text import aligned
+from ntkexp.report.tables import Column, Table, format_text
 
 if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
-    from ntkexp.kernel.read.reader import Cost
 
 
 def config(
@@ -43,7 +42,10 @@ def config(
 # --- `ntkexp config --plan`: how the kernel of an experiment would be read, as a table.
 
 
-HEADER = ("parameters", "way", "uses", "MB", "GFLOP")
+COLUMNS = (
+    *(Column("parameters", number=False), Column("way", number=False), Column("uses")),
+    *(Column("MB", spell="{:.1f}".format), Column("GFLOP", spell="{:.3f}".format)),
+)
 WAYS = """
 one product       ⟨a, a′⟩⟨β, β′⟩ from one pair of factors an example
 double sum        the same for every pair of uses
@@ -54,19 +56,16 @@ Jacobians         the same, from a back-propagation for every example and output
 
 
 def cost_table(experiment: Experiment) -> str:
-    """Tabulate the cost, a line for each group of parameters."""
+    """Tabulate the cost of reading the kernel, a line for each group of parameters."""
     from ntkexp.kernel.read.reader import Cost
     from ntkexp.run.setting import survey
 
     seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be
-    points, found = seen.points, seen.costs
+    points, costs = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
-    total = Cost("in total", "", 0, sum(each.bytes for each in found), sum(each.multiplications for each in found))
-    rows = [cells(each) for each in [*found, total]]
-    return f"{title}\n\n{aligned(HEADER, rows, [False, False, True, True, True])}\n\n{WAYS.strip()}\n"
-
-
-def cells(cost: Cost) -> tuple[str, ...]:
-    """Spell a row; a multiplication and an addition are two operations."""
-    size, speed = cost.bytes / 1e6, 2 * cost.multiplications / 1e9
-    return (cost.parameters, cost.way, str(cost.uses or ""), f"{size:.1f}", f"{speed:.3f}")
+    total = Cost("in total", "", 0, sum(each.bytes for each in costs), sum(each.multiplications for each in costs))
+    rows = tuple(  # a multiplication and an addition are two operations
+        (each.parameters, each.way, each.uses or "", each.bytes / 1e6, 2 * each.multiplications / 1e9)
+        for each in [*costs, total]
+    )
+    return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"

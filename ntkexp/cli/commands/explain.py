@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Trust
-from ntkexp.cli.surroundings import interruptible
+from ntkexp.cli.options import Again, AsJson, Trust, interruptible
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import listener
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from ntkexp.report.explain import Explanation
     from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
-
-
-# --- `ntkexp explain`: the training examples that made a prediction, as a table and as a picture.
 
 
 KINDS = (".svg", ".png")
@@ -82,54 +78,44 @@ def explain(
     from ntkexp.report.sentence import main_split
 
     numbers, trust = probe or [], trust or []
-    refuse_both(numbers, worst, picture, page, as_json)
-    if again is not None and without is None:
-        raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
-    loaded = load_run(run.expanduser())
-    chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
-    if page:
-        sys.stdout.write(f"{write_page(loaded, chosen, wanted, without, trust, again)}\n")
-        return
-    if without is not None:
-        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
-        return
-    found = explanations.explain(loaded, chosen, wanted)
-    if not found:
-        raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
-    if as_json:
-        from ntkexp.records.atomic import to_text
-
-        if picture is not None:
-            draw(found, picture.expanduser())
-        sys.stdout.write(to_text({"points": [each.as_json(top) for each in found]}))
-        return
-    if tasks := format_tasks(loaded, top):
-        sys.stdout.write(f"{tasks}\n")
-    where = picture.expanduser() if picture else place(loaded.path, chosen, wanted)
-    sys.stdout.write(f"{format_explanations(found, top)}\n")
-    draw(found, where)
-    sys.stdout.write(f"{where}\n")
-
-
-def refuse_both(numbers: Sequence[int], worst: int | None, picture: Path | None, page: bool, as_json: bool) -> None:
-    """Refuse options of which only one can be meant."""
     if numbers and worst is not None:
         raise Mistake("--probe names points and --worst looks for them; give one of the two")
     if page and as_json:
         raise Mistake("--page and --json are two ways to tell the same; give one of the two")
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
+    if again is not None and without is None:
+        raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
+    loaded = load_run(run.expanduser())
+    chosen = split or ("probe" if numbers else main_split(loaded.ladder))
+    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    if without is not None and not page:
+        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
+        return
+    explained = explanations.explain(loaded, chosen, wanted)
+    if not explained:
+        raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
+    if page:
+        sys.stdout.write(f"{write_page(loaded, chosen, wanted, explained, without, trust, again)}\n")
+        return
+    if as_json:
+        from ntkexp.records.atomic import to_text
 
-
-def place(run: Path, split: str, numbers: Sequence[int]) -> Path:
-    """Where the picture goes if nobody says: into the report beside the runs."""
-    name = "-".join(["explain", run.name, split, *map(str, numbers[:8])])
-    return run.parent.parent / "report" / f"{name}.svg"
+        if picture is not None:
+            draw(explained, picture.expanduser())
+        sys.stdout.write(to_text({"points": [each.as_json(top) for each in explained]}))
+        return
+    if tasks := format_tasks(loaded, top):
+        sys.stdout.write(f"{tasks}\n")
+    sys.stdout.write(f"{format_explanations(explained, top)}\n")
+    # the picture goes into the report beside the runs if nobody says
+    name = "-".join(["explain", loaded.path.name, chosen, *map(str, wanted[:8])])
+    where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
+    draw(explained, where)
+    sys.stdout.write(f"{where}\n")
 
 
 def draw(found: Sequence[Explanation], where: Path) -> None:
-    """Draw the picture into its file."""
     from ntkexp.report.plots.examples import save
 
     if where.suffix not in KINDS:
@@ -140,23 +126,22 @@ def draw(found: Sequence[Explanation], where: Path) -> None:
         raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
 
 
-# --- `ntkexp explain RUN --page`: what made the outputs of a run, and what would change them, as a page.
-
-
 def write_page(
-    run: Run, split: str, numbers: list[int], without: str | None, trust: Sequence[str], again: str | None
+    run: Run,
+    split: str,
+    numbers: list[int],
+    found: Sequence[Explanation],
+    without: str | None,
+    trust: Sequence[str],
+    again: str | None,
 ) -> Path:
-    """Write the page beside the reports of the runs; its path is given back."""
-    from ntkexp.report.explain import explain
+    """Write what made the outputs of a run, and what would change them, as a page beside the reports of the runs."""
     from ntkexp.report.page.build import write_explanations
 
-    found = explain(run, split, numbers)
-    if not found:
-        raise Mistake(f"no point of the split {split} of {run.name} can be explained")
     removed = []
     if without is not None:
-        made, _ = removal(run, split, numbers, without, trust, again, quiet=False)
-        removed = explained(made)
+        entries, _ = removal(run, split, numbers, without, trust, again, quiet=False)
+        removed = of_largest_outputs(entries)
     words = [
         *("ntkexp", "explain", str(run.path), "--page", f"--split={split}"),
         *(f"--probe={number}" for number in numbers),
@@ -183,19 +168,20 @@ def leave_out(
     trust: Sequence[str],
 ) -> None:
     """Show what leaving out a group changes at these points of a split."""
-    made, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
+    entries, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
     order = order_of(run) if "top:" in text else ""
     if as_json:
         from ntkexp.records.atomic import to_text
 
         ordered = {"top": order} if order else {}
-        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in made]}))
+        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in entries]}))
         return
     from ntkexp.report.explain import known_effects
     from ntkexp.report.ledger import format_ledger
 
     known = known_effects(run)
-    sys.stdout.write(format_ledger(explained(made), found, None if known is None else known.agreement, top, order))
+    agreement = None if known is None else known.agreement
+    sys.stdout.write(format_ledger(of_largest_outputs(entries), found, agreement, top, order))
 
 
 def removal(
@@ -211,33 +197,26 @@ def removal(
     chosen = group(run, text, lambda: influences(run, points, progress))
     with interruptible(lambda: "; nothing was kept of it"):
         if "follow" in run.config:
-            found = of_a_loop(run, chosen, points, again, trust, progress)
+            found = without_of_loop(run, chosen, points, again, trust, progress)
+        elif again is not None:
+            raise Mistake(
+                f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
+            )
         else:
-            found = of_an_experiment(run, chosen, points, again, trust, progress)
+            from ntkexp.config.build import admit
+
+            admitted = admit(trust)
+            from ntkexp.run.execute import without
+
+            found = without(run.path, chosen, points, progress, admitted)
     return entries(run, split, numbers, found), found
 
 
-def of_an_experiment(
-    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
-) -> Removal:
-    """Train an experiment again without a group."""
-    from ntkexp.config.build import admit
-
-    if again is not None:
-        raise Mistake(
-            f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
-        )
-    admitted = admit(trust)
-    from ntkexp.run.execute import without
-
-    return without(run.path, group, points, progress, admitted)
-
-
-def of_a_loop(
+def without_of_loop(
     run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
-    from ntkexp.cli.commands.attribute import found_in
+    from ntkexp.cli.commands.attribute import load_function
     from ntkexp.foreign_loop.loop_ledger import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
@@ -250,7 +229,7 @@ def of_a_loop(
         )
     files, effect = find_trace(run.path), run.contributions.get("effect")
     mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
-    function = found_in(again, "again", trust)
+    function = load_function(again, "again", trust)
     with files.folder.claim():
         found = loop_without(files, function, mean, group, points, progress)
         write_removal(run.path, found)
@@ -275,7 +254,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 
 def order_of(run: Run) -> str:
-    """Say by what examples are at the top, in words that follow 'examples'."""
+    """By what examples are at the top, in words that follow 'examples'."""
     from ntkexp.report.explain import effects
 
     if effects(run) is None:
@@ -283,10 +262,10 @@ def order_of(run: Run) -> str:
     return "of the largest effects"
 
 
-def explained(made: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Choose the output that the network gives a point, where there are several."""
+def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    """Of each point the output that the network gives it, where there are several."""
     best: dict[int, LedgerEntry] = {}
-    for entry in made:
+    for entry in entries:
         if entry.number not in best or entry.before > best[entry.number].before:
             best[entry.number] = entry
     return list(best.values())

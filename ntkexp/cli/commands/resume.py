@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ntkexp.cli.commands.train import advice_for, resume_command, show
-from ntkexp.cli.options import AsJson, Events, Quiet, Trust, keep_events
-from ntkexp.cli.surroundings import interruptible, options
+from ntkexp.cli.options import AsJson, Events, Quiet, Trust, interruptible, keep_events, options
 from ntkexp.report.progress import listener
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import AsJson, OutputsFolder
-from ntkexp.cli.surroundings import OUTPUTS, with_advice
+from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, with_advice
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def runs(
         from ntkexp.records.atomic import Json, to_text
 
         rows: list[Json] = [
-            {"run": str(one.path), "state": one.state, "said": one.said, "config": one.facts} for one in found
+            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts} for one in found
         ]
         sys.stdout.write(to_text(rows))
     elif found:

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import (
-    AsJson,
-    ConfigDir,
+    OUTPUTS,
+    CommonOptions,
     Engine,
     Events,
-    Quiet,
     RetryFailed,
     RunsFolder,
     SweepWords,
-    Trust,
     Workers,
     ensure_writable,
+    interruptible,
     keep_events,
+    options,
+    polite_kill,
+    trusted,
 )
-from ntkexp.cli.surroundings import OUTPUTS, interruptible, options, polite_kill, trusted
 from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
 from ntkexp.text import counted
@@ -45,24 +46,19 @@ def sweep(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
     retry_failed: RetryFailed = False,
     tensorboard: Events = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
     from ntkexp.engine.base import choose
 
     chosen = choose(engine, workers)
     chosen.limit_threads()  # before torch is imported, which composing does
-    from ntkexp.sweep.plan import statuses
+    from ntkexp.sweep.plan import runs_to_do, statuses
 
-    trust = trust or []
-    repeat = options(out, trust, config_dir)
-    plan = compose_plan(words or [], out, trust, config_dir)
+    plan = compose_plan(words or [], out, common.trusted, common.config_dir)
     before = statuses(plan, plan.event_log.failures(), {})
-    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
-    begun = [run for run in plan.distinct if before[run.name].state in states]
+    begun = runs_to_do(plan, before, retry_failed=retry_failed)
     if dry_run:
         show_plan(plan, before, begun, chosen)
         return
@@ -70,16 +66,14 @@ def sweep(
     write_down(plan, before, changed=False)
     found, ended = before, dict[str, Ended]()
     if begun:  # else nothing is loaded that carries runs out
-        from ntkexp.cli.progress import listener
         from ntkexp.sweep.jobs import Conductor
-        from ntkexp.sweep.plan import Estimator
+        from ntkexp.sweep.listener import listener
 
-        conductor = Conductor(plan, chosen, listener(quiet), trusted(trust), fail_fast)
-        estimate, ended = Estimator(), conductor.ended
-        costs = {run.name: estimate(run.experiment) for run in begun}
+        conductor = Conductor(plan, chosen, listener(common.quiet), trusted(common.trusted), fail_fast)
+        ended = conductor.ended
         with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
             try:
-                conductor.conduct(begun, costs)
+                conductor.conduct(begun)
             finally:
                 found = statuses(plan, plan.event_log.failures(), ended)
                 write_down(plan, found, changed=True)
@@ -88,13 +82,13 @@ def sweep(
     # each failure with its reason and the command that repeats it
     for run in plan.distinct:
         if reason := found[run.name].reason:
-            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, repeat)}\n")
-    if as_json:
+            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n")
+    if common.as_json:
         from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
 
         sys.stdout.write(to_text({**record(plan, found).fields, "record": str(plan.record)}))
-    elif not quiet:
+    elif not common.quiet:
         sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
     raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
 
@@ -135,10 +129,10 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
         "running elsewhere": sum(status.state == "running" for status in statuses.values()),
         "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
     }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    stated = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command goes on" if counts["unfinished"] else ""
-    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {told}{advice}"
+    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {stated}{advice}"
 
 
 # --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.

@@ -9,28 +9,24 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ntkexp.cli.options import (
-    AsJson,
-    ConfigDir,
+    AGAIN,
+    OUTPUTS,
+    CommonOptions,
     Events,
     Overrides,
-    Quiet,
     RunsFolder,
-    Trust,
     ensure_writable,
+    interruptible,
     keep_events,
-    limit_threads,
+    options,
 )
-from ntkexp.cli.surroundings import AGAIN, OUTPUTS, interruptible, options
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import listener
-
-if TYPE_CHECKING:
-    from ntkexp.records.results import Result
 
 
 def train(
@@ -38,27 +34,22 @@ def train(
     out: RunsFolder = OUTPUTS,
     force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
     tensorboard: Events = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Train one network, and see which kernel machine it is."""
-    overrides, trust = overrides or [], trust or []
-    limit_threads(overrides)
-    from ntkexp.config.compose import compose
-
-    experiment = compose(overrides, config_dir, trust)
+    experiment = common.compose(overrides)
     place = ensure_writable(out.expanduser())
     from ntkexp.experiment.identity import folder_name
     from ntkexp.run.execute import execute
 
     folder = place / "runs" / folder_name(experiment)
-    advice = f"the same command, or {resume_command(folder, trust)}, goes on from the last checkpoint"
+    advice = f"the same command, or {resume_command(folder, common.trusted)}, goes on from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
-        folder = execute(experiment, overrides, place, force, listener(quiet, AGAIN), options(out, trust, config_dir))
+        repeat = options(out, common.trusted, common.config_dir)
+        folder = execute(experiment, overrides or [], place, force, listener(common.quiet, AGAIN), repeat)
     keep_events(folder, tensorboard)
-    show(folder, quiet=quiet, as_json=as_json)
+    show(folder, quiet=common.quiet, as_json=common.as_json)
 
 
 def resume_command(folder: Path, trust: Sequence[str]) -> str:
@@ -87,20 +78,16 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
     from ntkexp.records.results import read_results
 
-    told, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
-    outcome = str(told["outcome"])
+    facts, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
+    outcome = str(facts["outcome"])
     if as_json:
         rows = [asdict(row) for row in ladder]
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
-    else:
-        text = in_words(folder, ladder, diverged=bool(told["diverged"]))
-        sys.stdout.write(f"\n{wrap(outcome)}\n\n{text}\n{folder}\n")
-
-
-def in_words(folder: Path, ladder: Sequence[Result], *, diverged: bool) -> str:
-    """Lay out the ladder with the seconds that each machine took, and say what it means."""
+        return
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, sentence
 
+    # the ladder with the seconds that each machine took, and what it means
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
-    return f"{table.rstrip()}\n\n{wrap(sentence(ladder, diverged=diverged))}"
+    meaning = sentence(ladder, diverged=bool(facts["diverged"]))
+    sys.stdout.write(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")

@@ -1,9 +1,8 @@
 """The steps of a followed loop are stored, in memory or in a folder, and replayed from there.
 
-    events.py    what is stored of a step, wherever that is
+    files.py     what is stored of a step, wherever that is; the files of a folder, and the bytes of tensors
     memory.py    in memory
-    disk.py      in a folder, where a killed training leaves all of its steps; resume.py: where a trace goes on
-    files.py     the files of that folder, and the bytes of tensors
+    disk.py      in a folder, where a killed training leaves all of its steps, and where a trace goes on
     shards.py    what each of several processes stored that trained together, joined
     replay.py    weights are stored every few steps; those between are replayed, and proved, from there
 

@@ -1,13 +1,13 @@
-"""Where a trace goes on: at the step whose weights a loop begins with, if its folder holds one of the same training."""
+"""Steps are stored in a folder as they happen: a killed training leaves all that were written, and goes on there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from shutil import disk_usage
 from typing import Any
 
@@ -20,22 +20,25 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
-from ntkexp.foreign_loop.store.files import START, AbstractStoredLoop, Event, TraceFolder, event_of, written
+from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of, written
 from ntkexp.foreign_loop.store.replay import (
     CheckpointPlan,
     ReplayedSteps,
-    numbers_per_weight,
     optimizer_states,
     states_at_end,
 )
-from ntkexp.foreign_loop.store.shards import Processes, Shards, refuse_absent
+from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
 from ntkexp.records.folder import CONFIG, DONE, RunFolder
 from ntkexp.shapes import Inputs, Weights
 
+LOG = logging.getLogger("ntkexp.follow")
 SAME = 16  # eps: of sums that are taken in another order
+
+
+# --- Where a trace goes on: at the step whose weights a loop begins with, if its folder holds one of the same training.
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,6 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     return places[best]
 
 
-def drop_later(files: TraceFolder, place: PlaceInTrace) -> None:
-    """Drop what was followed after a place: it was trained again, or will be."""
-    (files.folder.path / DONE).unlink(missing_ok=True)
-    files.ended.unlink(missing_ok=True)
-    files.log.cut(place.events)
-    for event in files.checkpoints:
-        if event > place.events:
-            files.weights_at(event).unlink(missing_ok=True)
-
-
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     """Go on in one process with what the first one has begun, or goes on with, at this place."""
     if not files.weights_at(place.events).is_file():
@@ -119,56 +112,7 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     files.log.cut(place.events)
 
 
-def begin_anew(files: TraceFolder, config: Mapping[str, Json], start: Mapping[str, object]) -> None:
-    """Begin a trace in a folder that holds none."""
-    files.folder.clear()
-    files.forget()
-    (files.path / "weights").mkdir(parents=True)
-    files.folder.write_json(CONFIG, config)
-    files.write(files.path / START, start)
-
-
-# --- Steps are stored in a folder as they happen: a killed training leaves all that were written, and goes on there.
-
-
-LOG = logging.getLogger("ntkexp.follow")
-
-
 # --- Writing: an event for every step, before the next begins, and a checkpoint every few steps.
-
-
-@dataclass
-class BackgroundWriter:
-    """Writes by a thread, while the loop goes on, what need not be on disk before a step ends: one thing at a time.
-
-    A kill may leave the latest of these files out, and no half of it. A write that failed is reported at the next step.
-
-    >>> writer, done = BackgroundWriter(), []
-    >>> for number in range(3):
-    ...     writer.write(lambda number=number: done.append(number))
-    >>> writer.wait()
-    >>> done
-    [0, 1, 2]
-    """
-
-    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow"))
-    pending: Future[object] | None = None
-
-    def write(self, task: Callable[[], object]) -> None:
-        """Begin a write, once the one before is done."""
-        self.wait()
-        self.pending = self.thread.submit(task)
-
-    def wait(self) -> None:
-        """Wait for the write that is under way; raise what it raised."""
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.result()
-
-    def raise_errors(self) -> None:
-        """Raise what a write raised that is done by now."""
-        if self.pending is not None and self.pending.done():
-            self.wait()
 
 
 @dataclass
@@ -199,18 +143,21 @@ class DiskStore(AbstractStore):
     stored_calls: dict[int, StoredCall] = field(default_factory=dict)  # of the latest event
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-    writer: BackgroundWriter = field(default_factory=BackgroundWriter)
+
+    # Checkpoints are written by a thread, while the loop goes on: one at a time. A kill may leave the latest out, and
+    # no half of it. A write that failed is reported at the next step.
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow"))
+    pending: Future[object] | None = None
     checkpoints: dict[int, int] = field(default_factory=dict)  # the steps before which they are, by event
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since the latest checkpoint
+
+    def __post_init__(self) -> None:
+        self.folder: RunFolder = self.files.folder
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         kinds = [type(each).__name__ for each in self.optimizers]
         loop = LoopOnDisk(TraceFolder(self.files.folder))
         return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.files.folder
 
     @property
     def count(self) -> int:
@@ -234,9 +181,19 @@ class DiskStore(AbstractStore):
         place = find_place(self.files, self.config, Signatures().of(self.latest))
         at_end: dict[str, object] = {}
         if place is None:
-            begin_anew(self.files, self.config, self.start)
+            self.files.folder.clear()
+            self.files.forget()
+            (self.files.path / "weights").mkdir(parents=True)
+            self.files.folder.write_json(CONFIG, self.config)
+            self.files.write(self.files.path / START, self.start)
         else:
-            drop_later(self.files, place)
+            # what was followed after that place was trained again, or will be
+            (self.files.folder.path / DONE).unlink(missing_ok=True)
+            self.files.ended.unlink(missing_ok=True)
+            self.files.log.cut(place.events)
+            for event in self.files.checkpoints:
+                if event > place.events:
+                    self.files.weights_at(event).unlink(missing_ok=True)
             self.steps = place.steps
             LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
             if place.events:  # the states that the optimizers had there before, which they may not have now
@@ -246,14 +203,15 @@ class DiskStore(AbstractStore):
         self.checkpoints = {event: steps[event] for event in self.files.checkpoints}
         self.plan = self.checkpoint_plan(self.latest)
         self.add_checkpoint(self.latest, at_end)
-        self.writer.wait()  # a trace begins with these
+        self.wait()  # a trace begins with these
         return {"events": len(self.files.log), "steps": self.steps}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """How often there is a checkpoint."""
+        """How often there is a checkpoint, of weights and up to two numbers that an optimizer remembers of each."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
-        copies = 1 + max(numbers_per_weight(optimizer) for optimizer in self.optimizers)
+        groups = [(isinstance(each, torch.optim.SGD), group) for each in self.optimizers for group in each.param_groups]
+        copies = 3 if any(not sgd or group["momentum"] for sgd, group in groups) else 1
         plan = CheckpointPlan.of(self.every, size, copies * size, free, self.memory_gb)
         if plan.most < plan.every:
             raise Mistake(
@@ -270,7 +228,8 @@ class DiskStore(AbstractStore):
     # --- A step
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        self.writer.raise_errors()
+        if self.pending is not None and self.pending.done():
+            self.wait()  # raises what it raised
         index, self.moved = placed(step, self.moved, self.steps)
         calls = [self.call_content(call) for call in step.calls]
         self.stored_calls = {id(call.inputs): self.stored_calls[id(call.inputs)] for call in step.calls}
@@ -283,7 +242,7 @@ class DiskStore(AbstractStore):
         self.steps, self.latest = index + 1, after
         self.waiting.discard(which)
         since = self.steps - max(self.checkpoints.values(), default=0)
-        if not self.processes.rank and not self.waiting and self.plan.due(since):
+        if not self.processes.rank and not self.waiting and since >= self.plan.every:
             self.add_checkpoint(after)
 
     def call_content(self, call: ModelCall) -> dict[str, object]:
@@ -325,26 +284,33 @@ class DiskStore(AbstractStore):
         self.waiting = set(range(len(self.optimizers)))
         if self.plan.too_many(len(self.checkpoints)):
             self.plan.every *= 2
-            self.writer.wait()
+            self.wait()
             for dropped in sorted(self.checkpoints)[1::2]:
                 self.files.weights_at(dropped).unlink(missing_ok=True)
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Write a checkpoint after the latest event; its tensors are not to change any more."""
+        """Begin to write a checkpoint after the latest event; its tensors are not to change any more."""
         event, parts = len(self.files.log), written(content)
-        self.writer.write(partial(self.files.write_parts, self.files.weights_at(event), parts))
+        self.wait()
+        self.pending = self.thread.submit(self.files.write_parts, self.files.weights_at(event), parts)
         self.plan.size, self.checkpoints[event] = max(self.plan.size, sum(map(len, parts))), self.steps
+
+    def wait(self) -> None:
+        """Wait for the write that is under way; raise what it raised."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
 
     # --- The end
 
     def end(self, outside: Outside, *, whole: bool) -> None:
-        with self.lock, suppress(NoPlace), self.writer.thread:  # steps that are on disk are of use without
-            self.writer.wait()
+        with self.lock, suppress(NoPlace), self.thread:  # steps that are on disk are of use without
+            self.wait()
             if self.steps and not self.processes.rank and len(self.files.log) not in self.checkpoints:
                 # without the optimizers' states, which by now may be of a step that was refused
                 self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
-                self.writer.wait()
+                self.wait()
             if whole:
                 self.files.log.secure()
                 self.files.rows.log.secure()  # before it is said how many entries there are
@@ -357,15 +323,15 @@ class DiskStore(AbstractStore):
 
 
 @dataclass(frozen=True)
-class LoopOnDisk(AbstractStoredLoop):
+class LoopOnDisk:
     """All that stood in the folder when it was last read."""
 
     files: TraceFolder
 
     @cached_property
-    def shards(self) -> Shards:
+    def shards(self) -> list[TraceFolder]:
         """What each process wrote."""
-        return Shards(self.files)
+        return find_shards(self.files)
 
     def refresh(self) -> None:
         self.files.forget()
@@ -385,7 +351,7 @@ class LoopOnDisk(AbstractStoredLoop):
 
     @cached_property
     def events(self) -> Sequence[Event]:  # each with all that was stored of its calls
-        return self.shards.events()
+        return joined_events(self.shards)
 
     @cached_property
     def firsts(self) -> list[int]:
@@ -410,7 +376,7 @@ class LoopOnDisk(AbstractStoredLoop):
         return tuple(
             ModelCall(
                 at=call["at"],
-                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards.find(call)),
+                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)),
                 called=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
@@ -419,11 +385,8 @@ class LoopOnDisk(AbstractStoredLoop):
             for call in event["calls"]
         )
 
-    def names(self, event: Event) -> Iterator[str]:
-        return (name for call in event["calls"] for name in example_names(call))
-
-    def autocasts(self, event: Event) -> Iterator[Autocast | None]:
-        return (Circumstances.read(call.get("how", {})).autocast for call in event["calls"])
+    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+        return ((example_names(call), Circumstances.read(call.get("how", {})).autocast) for call in event["calls"])
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,14 +5,13 @@ once.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -72,8 +71,23 @@ class TraceFolder:
 
     @property
     def ended(self) -> Path:
-        """The file that says that the loop came to its end in this process."""
         return self.shard / "ended.bin"
+
+    @property
+    def outputs_at_ends(self) -> Path:
+        return self.path / "asked.bin"
+
+    @property
+    def sweep(self) -> Path:
+        return self.path / "sweep.bin"
+
+    def weights_at(self, event: int) -> Path:
+        return self.path / "weights" / f"{event:08d}.bin"
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The events before which there is one, whole or not."""
+        return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
 
     @property
     def processes(self) -> int:
@@ -87,13 +101,14 @@ class TraceFolder:
 
     @cached_property
     def rows(self) -> ExampleLog:
-        """The examples."""
         return ExampleLog(SealedLog.opened(self.shard / "rows.log", f"rows of {self.sealed_for} rank {self.rank}"))
 
     @cached_property
     def log(self) -> SealedLog:
-        """The events."""
         return SealedLog.opened(self.shard / "steps.log", f"steps of {self.sealed_for} rank {self.rank}")
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        return map(read, self.log.entries())
 
     def refuse_lost(self) -> None:
         """Refuse a trace that has come to its end, and has not as many entries as it had then."""
@@ -109,35 +124,11 @@ class TraceFolder:
         for name in ("sealed_for", "rows", "log"):
             vars(self).pop(name, None)
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The content of each event."""
-        return map(read, self.log.entries())
-
-    def weights_at(self, event: int) -> Path:
-        """The file of the weights before an event."""
-        return self.path / "weights" / f"{event:08d}.bin"
-
-    @property
-    def checkpoints(self) -> list[int]:
-        """The events before which there is one, whole or not."""
-        return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
-
-    @property
-    def outputs_at_ends(self) -> Path:
-        """The file of what the model itself gave at the queries."""
-        return self.path / "asked.bin"
-
-    @property
-    def sweep(self) -> Path:
-        """The file of a sweep that is under way."""
-        return self.path / "sweep.bin"
-
     def write(self, path: Path, content: Mapping[str, object]) -> int:
-        """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
         return self.write_parts(path, written(content))
 
     def write_parts(self, path: Path, parts: Sequence[bytes | memoryview]) -> int:
-        """Write a file of these parts; how many bytes it has."""
+        """Write a file, whole or not at all, whatever happens to the power; how many bytes it has."""
         size = sum(map(len, parts))
         free = disk_usage(self.folder.path).free
         try:
@@ -171,23 +162,6 @@ SMALL = 1 << 14  # bytes, which are copied sooner than written by themselves
 PLAIN = (bool, int, float, str, type(None))
 
 
-@dataclass
-class Tensors:
-    """The bytes of tensors one behind another; those of large ones where they are, and not copied."""
-
-    parts: list[bytes | memoryview] = field(default_factory=list)
-    size: int = 0
-
-    def put(self, tensor: Tensor) -> int:
-        """Put a tensor behind the others; its place."""
-        place, flat = self.size, tensor.detach().cpu().reshape(-1).contiguous()
-        if flat.numel():
-            found = flat.view(torch.uint8).numpy().data
-            self.parts += [found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)]
-            self.size += len(found) + len(self.parts[-1])
-        return place
-
-
 def written(content: object) -> list[bytes | memoryview]:
     """The bytes of some content, in parts; those of large tensors are their own, until they are written to.
 
@@ -195,28 +169,33 @@ def written(content: object) -> list[bytes | memoryview]:
     >>> content["x"].tolist(), content["more"]
     ([1.0, 1.0], (1, None, 'text'))
     """
-    tensors = Tensors()
-    head = json.dumps(described(content, tensors)).encode()
+    behind, size = list[bytes | memoryview](), 0  # the tensors, one behind another
+
+    def described(part: object) -> object:
+        """The same with the place of every tensor in its stead."""
+        nonlocal size
+        if type(part) in PLAIN:  # most of it is, at every step of somebody's training
+            return part
+        if isinstance(part, Tensor):
+            place, flat = size, part.detach().cpu().reshape(-1).contiguous()
+            if flat.numel():
+                found = flat.view(torch.uint8).numpy().data
+                filled = b"\0" * (-len(found) % ALIGNED)
+                behind.extend([found if len(found) > SMALL else bytes(found), filled])
+                size += len(found) + len(filled)
+            return {"tensor": [str(part.dtype).removeprefix("torch."), list(part.shape), place]}
+        if isinstance(part, Mapping):
+            return {"dict": [[described(key), described(value)] for key, value in part.items()]}
+        if isinstance(part, list | tuple):
+            return {type(part).__name__: [described(each) for each in part]}
+        if not isinstance(part, PLAIN):
+            raise Mistake(f"a {type(part).__name__} cannot be kept in a file; follow without to=")
+        return part
+
+    head = json.dumps(described(content)).encode()
     head += b" " * (-(LENGTH + len(head)) % ALIGNED)
-    parts = [len(head).to_bytes(LENGTH, "little"), head, *tensors.parts]
-    runs = groupby(parts, lambda part: len(part) > SMALL)
+    runs = groupby([len(head).to_bytes(LENGTH, "little"), head, *behind], lambda part: len(part) > SMALL)
     return [part for large, run in runs for part in (run if large else [b"".join(run)])]
-
-
-def described(content: object, tensors: Tensors) -> object:
-    """The content with every tensor put among the tensors, and its place in its stead."""
-    if type(content) in PLAIN:  # most of it is, at every step of somebody's training
-        return content
-    if isinstance(content, Tensor):
-        place = tensors.put(content)
-        return {"tensor": [str(content.dtype).removeprefix("torch."), list(content.shape), place]}
-    if isinstance(content, Mapping):
-        return {"dict": [[described(key, tensors), described(value, tensors)] for key, value in content.items()]}
-    if isinstance(content, list | tuple):
-        return {type(content).__name__: [described(part, tensors) for part in content]}
-    if not isinstance(content, PLAIN):
-        raise Mistake(f"a {type(content).__name__} cannot be kept in a file; follow without to=")
-    return content
 
 
 def read(content: bytes | memoryview) -> Any:
@@ -224,23 +203,23 @@ def read(content: bytes | memoryview) -> Any:
     view = memoryview(content)
     view = memoryview(bytearray(view)) if view.readonly else view  # torch wants to be able to write
     length = int.from_bytes(view[:LENGTH], "little")
-    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])), view[LENGTH + length :])
+    behind = view[LENGTH + length :]
 
+    def restored(head: Any) -> Any:
+        if not isinstance(head, dict):
+            return head
+        ((kind, parts),) = head.items()
+        if kind == "tensor":
+            dtype, shape, place = getattr(torch, parts[0]), parts[1], parts[2]
+            if not (count := torch.Size(shape).numel()):
+                return torch.empty(shape, dtype=dtype)
+            return torch.frombuffer(behind, dtype=dtype, count=count, offset=place).reshape(shape)
+        if kind == "dict":
+            return {restored(key): restored(value) for key, value in parts}
+        found = [restored(part) for part in parts]
+        return tuple(found) if kind == "tuple" else found
 
-def restored(head: Any, tensors: memoryview) -> Any:
-    """The content that a head describes."""
-    if not isinstance(head, dict):
-        return head
-    ((kind, parts),) = head.items()
-    if kind == "tensor":
-        dtype, shape, place = getattr(torch, parts[0]), parts[1], parts[2]
-        if not (count := torch.Size(shape).numel()):
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(tensors, dtype=dtype, count=count, offset=place).reshape(shape)
-    if kind == "dict":
-        return {restored(key, tensors): restored(value, tensors) for key, value in parts}
-    found = [restored(part, tensors) for part in parts]
-    return tuple(found) if kind == "tuple" else found
+    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])))
 
 
 # --- Examples on disk, each once by what it holds, however often and in whatever batch the model is called with it.
@@ -254,7 +233,6 @@ class ExampleLog:
 
     @cached_property
     def entries(self) -> list[Any]:
-        """The content of those that were there when this was first read."""
         return [read(entry) for entry in self.log.entries()]
 
     @cached_property
@@ -334,50 +312,32 @@ def event_of(
     }
 
 
-class AbstractStoredLoop(ABC):
-    """A loop as it is stored, from which its steps are replayed."""
+class StoredLoop(Protocol):
+    """A loop as it is stored, from which its steps are replayed: its events, those of them that begin a step, and those
+    that begin a step and have a checkpoint before them."""
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+    @property
+    def firsts(self) -> Sequence[int]: ...
+
+    @property
+    def checkpoints(self) -> Sequence[int]: ...
+
+    @property
+    def outside(self) -> Outside: ...
+
+    @property
+    def processes(self) -> int: ...
 
     def refresh(self) -> None:
         """Read again, as events may have come."""
-        return
 
-    @property
-    def processes(self) -> int:
-        """How many took these steps together."""
-        return 1
-
-    @property
-    @abstractmethod
-    def outside(self) -> Outside:
-        """What changed after the last step."""
-
-    @property
-    @abstractmethod
-    def events(self) -> Sequence[Event]:
-        """All of them, in order."""
-
-    @property
-    @abstractmethod
-    def firsts(self) -> Sequence[int]:
-        """The first event of every step."""
-
-    @property
-    @abstractmethod
-    def checkpoints(self) -> Sequence[int]:
-        """The events, each the first of a step, before which there is a checkpoint."""
-
-    @abstractmethod
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
         """The one before an event, if there is one."""
 
-    @abstractmethod
-    def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
-        """The calls of an event."""
+    def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]: ...
 
-    @abstractmethod
-    def names(self, event: Event) -> Iterator[str]:
-        """The names of the examples of its calls."""
-
-    @abstractmethod
-    def autocasts(self, event: Event) -> Iterator[Autocast | None]:
-        """The casts of its calls."""
+    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+        """The names of the examples of each of its calls, and the autocast in which it was made."""

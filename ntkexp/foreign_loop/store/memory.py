@@ -15,49 +15,34 @@ from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
-from ntkexp.foreign_loop.store.files import AbstractStoredLoop, Event, event_of
+from ntkexp.foreign_loop.store.files import Event, event_of
 from ntkexp.foreign_loop.store.replay import CheckpointPlan, ReplayedSteps, optimizer_states
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
 
 
 @dataclass
-class LoopInMemory(AbstractStoredLoop):
-    """The events so far, of which the `begin` begin a step, and the contents of checkpoints by the event after them;
-    all of it takes `nbytes`."""
+class LoopInMemory:
+    """`contents` are those of checkpoints, by the event after them; all of it takes `nbytes`."""
 
-    added: list[Event] = field(default_factory=list)
-    begin: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # of segments
+    events: list[Event] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    outside: Outside = field(default_factory=Outside)
     contents: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     nbytes: int = 0
-    changed_after: Outside = field(default_factory=Outside)
+    processes: int = 1
 
-    @property
-    def outside(self) -> Outside:
-        return self.changed_after
-
-    @property
-    def events(self) -> Sequence[Event]:
-        return self.added
-
-    @property
-    def firsts(self) -> Sequence[int]:
-        return self.begin
-
-    @property
-    def checkpoints(self) -> Sequence[int]:
-        return self.ends
+    def refresh(self) -> None:
+        """Nothing can have come that is not here."""
 
     def add(self, event: Event) -> None:
-        """Add an event behind the others."""
-        place = len(self.added)
-        if not self.added or self.added[-1]["step"] < event["step"]:
-            self.begin.append(place)
-            self.ends += [place] if place in self.contents else []
-        self.added.append(event)
+        place = len(self.events)
+        if not self.events or self.events[-1]["step"] < event["step"]:
+            self.firsts.append(place)
+            self.checkpoints += [place] if place in self.contents else []
+        self.events.append(event)
         for call in event["calls"]:
             states = list(call.how.states.values())
             self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states])
@@ -65,7 +50,7 @@ class LoopInMemory(AbstractStoredLoop):
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Add a checkpoint before the next event."""
-        self.contents[len(self.added)] = content
+        self.contents[len(self.events)] = content
         self.nbytes += bytes_in(content)
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
@@ -74,11 +59,8 @@ class LoopInMemory(AbstractStoredLoop):
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
         return tuple(event["calls"])
 
-    def names(self, event: Event) -> Iterator[str]:
-        return (name for call in event["calls"] for name in call.names)
-
-    def autocasts(self, event: Event) -> Iterator[Autocast | None]:
-        return (call.how.autocast for call in event["calls"])
+    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+        return ((call.names, call.how.autocast) for call in event["calls"])
 
 
 def bytes_in(content: object) -> int:
@@ -102,10 +84,6 @@ class MemoryStore(AbstractStore):
     latest: Weights = field(default_factory=dict)
     checkpoint_at: int = 0  # the step before which the latest checkpoint is
     waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since then
-
-    @property
-    def folder(self) -> RunFolder | None:
-        return None
 
     @property
     def count(self) -> int:
@@ -133,17 +111,16 @@ class MemoryStore(AbstractStore):
                 f"{self.loop.nbytes / 1e6 / self.count:.3g} MB each; raise it, follow fewer, or give a folder, to=…"
             )
         self.waiting.discard(which)
-        if not self.waiting and self.plan.due(self.count - self.checkpoint_at):
+        if not self.waiting and self.count - self.checkpoint_at >= self.plan.every:
             self.add_checkpoint(after)
 
     def add_checkpoint(self, weights: Weights) -> None:
-        """Store the weights, and the states of the optimizers."""
         memories = optimizer_states(self.optimizers, self.names)
         self.loop.add_checkpoint({"weights": cloned(weights), "memories": memories})
         self.checkpoint_at, self.waiting = self.count, set(range(len(self.optimizers)))
 
     def end(self, outside: Outside, *, whole: bool) -> None:
-        self.loop.changed_after = outside
+        self.loop.outside = outside
         if self.latest:  # the optimizers' states by now may be of a step that was refused
             self.loop.add_checkpoint({"weights": cloned(self.latest), "memories": None, "ended": None})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import sqrt
@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.attribution import AGREES, factors_between
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.clipping import AGREES, factors_between
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.foreign_loop.store.files import AbstractStoredLoop, Event
+from ntkexp.foreign_loop.store.files import Event, StoredLoop
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE
 from ntkexp.shapes import Weights
@@ -55,20 +55,15 @@ class CheckpointPlan:
         most = int(1e9 * memory_gb / (IN_MEMORY * weights)) if weights else 1
         return cls(every or max(1, min(FIRST, most)), every is not None, most, size, min(SHARE * free, MOST))
 
-    def due(self, since: int) -> bool:
-        """Whether a checkpoint is due, so many steps after the last."""
-        return since >= self.every
-
     def too_many(self, count: int) -> bool:
         """Whether every second one is to be dropped, of so many."""
         return not self.fixed and 2 * self.every <= self.most and count > 2 and count * self.size > self.share
 
 
-# --- What optimizers hold of the parameters of a model, by the names of these.
+# --- What optimizers remember of the parameters of a model, by the names of these.
 
 
 OptimizerState: TypeAlias = dict[str, dict[str, Any]]
-"""What an optimizer remembers of each parameter."""
 
 
 def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[OptimizerState]:
@@ -76,14 +71,14 @@ def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping
     return [{names[id(weight)]: copied(state) for weight, state in each.state.items()} for each in optimizers]
 
 
-def numbers_per_weight(optimizer: torch.optim.Optimizer) -> int:
-    """How many numbers an optimizer may remember for each weight.
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is remembered of a parameter, to be written to."""
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
-    >>> weights = [torch.ones(1, requires_grad=True)]
-    >>> numbers_per_weight(torch.optim.SGD(weights)), numbers_per_weight(torch.optim.AdamW(weights))
-    (0, 2)
-    """
-    return 0 if isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups) else 2
+
+def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
+    """The optimizers' states after the event before a checkpoint, where a loop was resumed there with others."""
+    return checkpoint.get("ended", checkpoint["memories"])
 
 
 # --- Steps between checkpoints are taken again, by the optimizer's own code, and held against what was recorded.
@@ -111,10 +106,10 @@ class ReplayedLoop:
         rule, _ = named(self.kinds[event["optimizer"]])
         settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
         before = self.states[event["optimizer"]]
-        has_momentum = {n for n in before if n in settings and rule.remembered(settings[n], before[n]) is not None}
+        has_momentum = {n for n in before if n in settings and rule.momentum(settings[n], before[n]) is not None}
 
-        gradient = self.gradient(event, calls, start)
-        error = 0.0
+        # the gradient, and the weights after the step
+        gradient, error = self.gradient(event, calls, start), 0.0
         if then is not None:
             self.weights, self.states = then["weights"], states_at_end(then)
         else:
@@ -142,16 +137,16 @@ class ReplayedLoop:
         )
 
     def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
-        """The gradient that was consumed, and zeros where there was none."""
+        """The gradient that was consumed, and zeros where there was none: as it was stored, or that of the calls, times
+        the factors between its signature and the stored one."""
         whole, signature = event["whole"], event["gradient"]
-        zeros = {name: torch.zeros_like(self.weights[name]) for name in names_of(event)}
+        zeros = {name: torch.zeros_like(self.weights[name]) for group in event["groups"] for name in group["names"]}
         stored = {name: part.to(zeros[name]) for name, part in whole.items()}
         if signature.keys() <= whole.keys():
             return zeros | stored
         found = zeros | self.called.gradient(calls, [start] * len(calls))
         ours = self.signatures.of({name: found[name] for name in signature})
-        room = self.called.room_of(calls)
-        factors, _ = factors_between(ours, signature, event["step"], calls, room)
+        factors, _ = factors_between(ours, signature, event["step"], calls, self.called.room_of(calls))
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)
         return zeros | stored | {name: factors[name] * found[name] for name in signature}
@@ -159,11 +154,11 @@ class ReplayedLoop:
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
         _, kind = named(self.kinds[event["optimizer"]])
-        state = self.states[event["optimizer"]]
-        moved = {name: nn.Parameter(self.weights[name].clone()) for name in names_of(event)}
+        state, groups = self.states[event["optimizer"]], event["groups"]
+        moved = {name: nn.Parameter(self.weights[name].clone()) for group in groups for name in group["names"]}
         for name in moved.keys() - event["idle"]:
             moved[name].grad = gradient[name].clone()
-        optimizer = kind([{**g["settings"], "params": [moved[name] for name in g["names"]]} for g in event["groups"]])
+        optimizer = kind([{**group["settings"], "params": [moved[n] for n in group["names"]]} for group in groups])
         optimizer.state.update({moved[name]: copied(each) for name, each in state.items() if name in moved})
         optimizer.step()
         self.states[event["optimizer"]] = state | {
@@ -178,13 +173,14 @@ class ReplayedLoop:
         self.refuse_astray(step, error, then["weights"])
         for kind, here, there in zip(self.kinds, self.states, then["memories"] or (), strict=False):
             rule, _ = named(kind)
-            both = [name for name in here if name in there]
-            found = [(name, rule.remembered({}, here[name]), rule.remembered({}, there[name])) for name in both]
+            found = [(n, rule.momentum({}, here[n]), rule.momentum({}, there[n])) for n in here if n in there]
             pairs = [(name, one, other) for name, one, other in found if one is not None and other is not None]
-            typical = root_mean_square(other for _, _, other in pairs)
+
+            # to rounding of itself, or of what is typical of all (the root of the mean square of their elements), as a
+            # gradient that is zero by symmetry, such as that of the keys' bias in attention, holds nothing else
+            squares = sum(float(other.square().sum()) for _, _, other in pairs)
+            typical = sqrt(squares / max(1, sum(other.numel() for _, _, other in pairs)))
             for name, one, other in pairs:
-                # to rounding of itself, or of what is typical of all, as a gradient that is zero by symmetry, such as
-                # that of the keys' bias in attention, holds nothing else
                 rounds = torch.finfo(one.dtype).eps * max(1, self.events)
                 bound = AGREES * float(other.norm()) + ROUNDING * typical * sqrt(other.numel())
                 if not float((one - other).norm()) <= rounds * bound:
@@ -205,31 +201,6 @@ class ReplayedLoop:
             )
 
 
-def root_mean_square(tensors: Iterable[Tensor]) -> float:
-    """The root of the mean square of all elements.
-
-    >>> root_mean_square([torch.tensor([3.0, -3.0]), torch.tensor([3.0])])
-    3.0
-    """
-    found = [(float(each.square().sum()), each.numel()) for each in tensors]
-    return sqrt(sum(square for square, _ in found) / max(1, sum(count for _, count in found)))
-
-
-def names_of(event: Event) -> list[str]:
-    """The parameters that an event may move."""
-    return [name for group in event["groups"] for name in group["names"]]
-
-
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What is remembered of a parameter, to be written to."""
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
-
-
-def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """The optimizers' states after the event before a checkpoint, where a loop was resumed there with others."""
-    return checkpoint.get("ended", checkpoint["memories"])
-
-
 # --- The steps of a stored loop, a segment between checkpoints at a time.
 
 
@@ -244,7 +215,7 @@ LATEST = 2
 class ReplayedSteps(AbstractSteps):
     """The steps of a stored loop, of a module of this kind; segments go by the events at their ends."""
 
-    loop: AbstractStoredLoop
+    loop: StoredLoop
     module: nn.Module
     output: str | int | None
     kinds: Sequence[str]
@@ -277,11 +248,12 @@ class ReplayedSteps(AbstractSteps):
         return self.segment(len(self.loop.checkpoints) - 1)[-1][1]
 
     def names(self) -> Iterator[str]:
-        return (name for first in self.loop.firsts for name in self.loop.names(self.loop.events[first]))
+        calls = (call for first in self.loop.firsts for call in self.loop.names_and_casts(self.loop.events[first]))
+        return (name for names, _ in calls for name in names)
 
     @property
     def autocast(self) -> Autocast | None:
-        found = (each for event in self.loop.events for each in self.loop.autocasts(event))
+        found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))
         return next((each for each in found if each is not None), None)
 
     def start(self, index: int) -> Weights:

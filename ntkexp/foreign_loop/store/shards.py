@@ -6,10 +6,9 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -19,13 +18,12 @@ from torch.distributed.distributed_c10d import (
     _get_default_store,  # there is no public way to the store
 )
 
-from ntkexp.foreign_loop.attribution import AGREES
+from ntkexp.foreign_loop.clipping import AGREES
 from ntkexp.foreign_loop.rule import distance
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import is_held
 from ntkexp.records.folder import LOCK, Held
-from ntkexp.shapes import Inputs
 
 # --- Processes that train together, each with a part of every batch: which of them this is, and what the first decides.
 #
@@ -97,83 +95,59 @@ LOG = logging.getLogger("ntkexp.follow")
 UNTIL_ENDED, PAUSE = 60.0, 0.05  # seconds: other processes end when the first does, or soon
 
 
-@dataclass(frozen=True)
-class Shards:
-    """Those of one trace."""
-
-    files: TraceFolder
-
-    @cached_property
-    def each(self) -> list[TraceFolder]:
-        """One for every process, if all are there, and nobody writes to them any more."""
-        found = [TraceFolder(self.files.folder, rank) for rank in range(self.files.processes)]
-        for shard in found[1:]:
-            if not (shard.shard / "steps.log").is_file():
-                raise Mistake(
-                    f"{self.files.folder.path}: rank {shard.rank} of {len(found)} left no part of its trace, without "
-                    "which no step is explained; bring it here, or follow anew in every process, with the same to="
-                )
-            wait_for(shard)
-        return found
-
-    def find(self, call: Mapping[str, Any]) -> Inputs:
-        """The inputs of a call, in the shard of its process."""
-        return self.each[int(call["rank"])].rows.find(call)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Each event that all have stored: that of the first process, with the calls of all."""
-        found = [events_of(shard) for shard in self.each]
-        steps = [events[-1]["step"] + 1 if events else 0 for events in found]
-        few, many = min(steps), max(steps)
-        if few < many:
-            rank = steps.index(few)
-            if self.each[rank].ended.is_file():
-                raise Mistake(
-                    f"step {few}: rank {rank} took no part in it, nor in later ones, and another took {many} steps; "
-                    "give every process as many batches (drop_last=True, or a sampler that fills up), without join()"
-                )
-            LOG.warning(
-                "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; the trace has %d",
-                *(rank, self.files.folder.path, few, many, few),
-            )
-        joined = list[dict[str, Any]]()
-        for first, *others in zip(*found, strict=False):
-            for rank, other in enumerate(others, 1):
-                refuse_other_step(first, other, rank)
-            joined.append({**first, "calls": [call for event in (first, *others) for call in event["calls"]]})
-        return joined
-
-
-def refuse_absent(files: TraceFolder) -> None:
-    """Refuse a first step in which a process took part that does not follow it: gradients of all have met by then."""
-    for rank in range(1, files.processes):
-        shard = TraceFolder(files.folder, rank)
-        if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
+def find_shards(files: TraceFolder) -> list[TraceFolder]:
+    """One for every process, if all are there, and nobody writes to them any more."""
+    found = [TraceFolder(files.folder, rank) for rank in range(files.processes)]
+    for shard in found[1:]:
+        if not (shard.shard / "steps.log").is_file():
             raise Mistake(
-                f"rank {rank} of {files.processes} does not follow into {files.folder.path}, and its examples would be "
-                "missing; call ntkexp.follow in every process, with the same to="
+                f"{files.folder.path}: rank {shard.rank} of {len(found)} left no part of its trace, without which no "
+                "step is explained; bring it here, or follow anew in every process, with the same to="
             )
 
+        # wait until a process has ended, if the first one has
+        until = time.monotonic() + UNTIL_ENDED
+        while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
+            if time.monotonic() > until:
+                raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")
+            time.sleep(PAUSE)
+    return found
 
-def wait_for(shard: TraceFolder) -> None:
-    """Wait until a process has ended, if the first one has."""
-    until = time.monotonic() + UNTIL_ENDED
-    while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
-        if time.monotonic() > until:
-            raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")
-        time.sleep(PAUSE)
 
+def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
+    """Each event that all have stored: that of the first process, with the calls of all."""
+    # the events of each process, each with all that was stored of its calls, there or earlier
+    found = list[list[dict[str, Any]]]()
+    for shard in shards:
+        known: dict[int, dict[str, Any]] = {}
+        shard.refuse_lost()
+        found.append([])
+        for event in shard.events():
+            for call in event["calls"]:
+                known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}
+            found[-1].append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
 
-def events_of(shard: TraceFolder) -> list[dict[str, Any]]:
-    """The events of one process, each with all that was stored of its calls, there or earlier."""
-    known: dict[int, dict[str, Any]] = {}
-    events = []
-    shard.refuse_lost()
-    for event in shard.events():
-        for call in event["calls"]:
-            known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}
-        events.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
-    return events
+    # a process that was killed takes later steps of others with it; one that has ended before is refused
+    steps = [events[-1]["step"] + 1 if events else 0 for events in found]
+    few, many = min(steps), max(steps)
+    if few < many:
+        rank = steps.index(few)
+        if shards[rank].ended.is_file():
+            raise Mistake(
+                f"step {few}: rank {rank} took no part in it, nor in later ones, and another took {many} steps; "
+                "give every process as many batches (drop_last=True, or a sampler that fills up), without join()"
+            )
+        LOG.warning(
+            "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; the trace has %d",
+            *(rank, shards[0].folder.path, few, many, few),
+        )
+
+    joined = list[dict[str, Any]]()
+    for first, *others in zip(*found, strict=False):
+        for rank, other in enumerate(others, 1):
+            refuse_other_step(first, other, rank)
+        joined.append({**first, "calls": [call for event in (first, *others) for call in event["calls"]]})
+    return joined
 
 
 def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
@@ -189,3 +163,14 @@ def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: 
             f"step {step}: it led rank {rank} to other weights than rank 0, '{worst}' is off by {missed[worst]:.2g} of "
             "itself; was it taken under no_sync(), without DistributedDataParallel, or by other settings?"
         )
+
+
+def refuse_absent(files: TraceFolder) -> None:
+    """Refuse a first step in which a process took part that does not follow it: gradients of all have met by then."""
+    for rank in range(1, files.processes):
+        shard = TraceFolder(files.folder, rank)
+        if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
+            raise Mistake(
+                f"rank {rank} of {files.processes} does not follow into {files.folder.path}, and its examples would be "
+                "missing; call ntkexp.follow in every process, with the same to="
+            )

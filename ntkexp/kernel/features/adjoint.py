@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, Rows, split_bias
+from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows, split_bias
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
@@ -43,13 +43,11 @@ class Matrix:
             torch.add(some.dense().mul_(ordered), total, alpha=carry, out=total)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
-        """U ← factor · U, each parameter by its own."""
         for view, part in zip((self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True):
             if view is not None:
                 part.mul_(factors[view.name])
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
-        """⟨U, v⟩, for a v in the shape of the weights."""
         return self.total.flatten(2) @ self.in_order(weights).flatten()
 
     def in_order(self, weights: Weights) -> Float[Tensor, "in_ features"]:
@@ -63,10 +61,16 @@ class Matrix:
 
     def kernel(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
+        probe, out, _, features = self.total.shape
+        (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
         if not left_first_is_cheaper(self.total, right):
             return inner(self.total.flatten(2), right.dense().flatten(2))
-        each = self.total.shape[1] * right.inputs.shape[:2].numel() * self.total.shape[3]
-        return torch.cat([left_first(self.total[part], right) for part in turns(len(self.total), each)])
+        found, shifted, beta = [], right.shifted.flatten(0, 1), right.outputs.reshape(train, outputs, -1).mT
+        for part in turns(probe, out * train * uses * features):
+            products = shifted @ self.total[part].flatten(0, 1)  # [probe·out, train·use, features]
+            rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
+            found.append((rows @ beta).transpose(0, 1).reshape(-1, out, train, outputs))
+        return torch.cat(found)
 
     def by_name(self) -> list[Vector]:
         """U of each parameter by itself, up to the last element that is used."""
@@ -81,15 +85,12 @@ class Vector:
     name: str
 
     def accumulate(self, block: Rows, scale: Weights, carry: float) -> None:
-        """U ← scale ⊙ J + carry · U."""
         self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
 
     def shrink(self, factors: Mapping[str, float]) -> None:
-        """U ← factor · U."""
         self.total.mul_(factors[self.name])
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
-        """⟨U, v⟩, for a v in the shape of the weights."""
         return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
 
     def kernel(self, right: Rows) -> Float[Tensor, "probe out train out_"]:
@@ -151,19 +152,17 @@ class Adjoint:
 
 def zero_adjoint(jacobian: Jacobian) -> Adjoint:
     """U = 0, for Jacobians like this one."""
-    return Adjoint({block.key: zero_part(block) for block in jacobian.blocks})
-
-
-def zero_part(block: Block) -> Part:
-    """U = 0 over the parameters of one block."""
-    match block:
-        case Factored():
-            shape = (*block.gradients, block.rows, block.outputs.shape[3])
-            return Matrix(block.outputs.new_zeros(shape), block.weight, block.bias, block.biases)
-        case Rows():
-            return Vector(torch.zeros_like(block.rows), block.name)
-        case Copies():
-            raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
+    parts: dict[Key, Part] = {}
+    for block in jacobian.blocks:
+        match block:
+            case Factored():
+                zeros = block.outputs.new_zeros(*block.gradients, block.rows, block.outputs.shape[3])
+                parts[block.key] = Matrix(zeros, block.weight, block.bias, block.biases)
+            case Rows():
+                parts[block.key] = Vector(torch.zeros_like(block.rows), block.name)
+            case Copies():
+                raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
+    return Adjoint(parts)
 
 
 def inner(
@@ -171,17 +170,6 @@ def inner(
 ) -> Float[Tensor, "probe out train out_"]:
     """All inner products, as one product of matrices."""
     return (left.flatten(0, 1) @ right.flatten(0, 1).t()).view(*left.shape[:2], *right.shape[:2])
-
-
-def left_first(
-    total: Float[Tensor, "probe out in_ features"], right: Factored
-) -> Float[Tensor, "probe out train out_"]:
-    """Σ_u (a_uᵀ U) β_u."""
-    (train, uses, _), (_, outputs, _, _) = right.inputs.shape, right.outputs.shape
-    products = right.shifted.flatten(0, 1) @ total.flatten(0, 1)  # [probe·out, train·use, features]
-    rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
-    found = rows @ right.outputs.reshape(train, outputs, -1).mT  # [train, probe·out, out_]
-    return found.transpose(0, 1).reshape(*total.shape[:2], train, outputs)
 
 
 def turns(probes: int, each: int) -> list[slice]:

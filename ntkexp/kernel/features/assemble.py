@@ -5,7 +5,7 @@ what was pulled back there assembled into gradient blocks, example by example.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -50,7 +50,7 @@ def pull_back(
 ) -> PulledBack:
     """What mixtures of outputs pull back to every use; `at_once` runs every operation for all mixtures."""
     taps = [use.tap for use in uses]
-    cotangents: Sequence[Tensor] = []
+    cotangents: list[Tensor] = []
     if taps and at_once and len(mixtures) > 1:
         cotangents = pull_at_once(output, taps, mixtures)
     elif taps:
@@ -58,15 +58,13 @@ def pull_back(
             torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
             for mixture in mixtures
         ]
-        cotangents = [stack_mixtures(parts) for parts in zip(*pulled, strict=True)]
+        # Those of an example beside each other in memory, as kernels go through them
+        for parts in zip(*pulled, strict=True):
+            if len(parts) == 1:
+                cotangents.append(parts[0][None])
+            else:
+                cotangents.append(torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts))
     return PulledBack(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
-
-
-def stack_mixtures(parts: tuple[Tensor, ...]) -> Float[Tensor, "mixture ..."]:
-    """What the mixtures pulled back, those of an example beside each other in memory, as kernels go through them."""
-    if len(parts) == 1:
-        return parts[0][None]
-    return torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts)
 
 
 def pull_at_once(
@@ -112,7 +110,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE) -> Jacobian:
         if isinstance(use, Element):
             add_rows(rows, use.source, scatter(use, cotangent, owner, pulled.examples), leaves)
         elif isinstance(use, Grouped):
-            inside = None if names(use.weight) & rows.keys() else room_of(use.weight, room, pulled.examples)
+            inside = room_of(use.weight, room, pulled.examples, rows.keys())
             for source, gradient in multiply_groups(use, cotangent, owner, pulled.examples, inside):
                 add_rows(rows, source, gradient, leaves)
         else:
@@ -122,7 +120,11 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE) -> Jacobian:
     blocks: list[Block] = []
     kept = factored_keys(pulled.uses)
     for (weight_, bias_), parts in products.items():
-        joined = join_uses(parts)
+        joined: Sequence[Factored] = parts
+        if len(parts) > 1 and len({part.shift for part in parts}) == 1:  # several uses as one sum over uses
+            inputs = torch.cat([part.inputs for part in parts], dim=1)
+            outputs = torch.cat([part.outputs for part in parts], dim=2)
+            joined = [replace(parts[0], inputs=inputs, outputs=outputs)]
         if (weight_, bias_) in kept and len(joined) == 1:
             blocks.append(joined[0])
             continue
@@ -166,19 +168,9 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
 
 
 def names(source: Source | None) -> frozenset[str]:
-    """The parameters behind a source."""
     if source is None:
         return frozenset()
     return frozenset({source.name}) if isinstance(source, View) else source.names
-
-
-def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Several uses of the same weights, as one sum over uses; left apart, if the bias is not used alike."""
-    if len(parts) == 1 or len({part.shift for part in parts}) > 1:
-        return parts
-    inputs = torch.cat([part.inputs for part in parts], dim=1)
-    outputs = torch.cat([part.outputs for part in parts], dim=2)
-    return [replace(parts[0], inputs=inputs, outputs=outputs)]
 
 
 def add_rows(
@@ -201,16 +193,6 @@ def add_rows(
 
 
 # --- Row index: which rows of a product, or elements, belong to which example.
-
-
-def in_rounds(owner: Int[Tensor, " row"], examples: int) -> bool:
-    """Whether rows of matrices follow each other in rounds, one row of each example, as where time comes first.
-
-    >>> in_rounds(torch.tensor([0, 1, 0, 1]), 2), in_rounds(torch.tensor([0, 0, 1, 1]), 2)
-    (True, False)
-    """
-    rounds, rest = divmod(len(owner), examples)
-    return not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat(rounds))
 
 
 def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
@@ -267,7 +249,10 @@ def factors(
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
     """The factors of a product at the rows of each example."""
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
-    if inputs.dim() == 2 and in_rounds(owner, examples):
+    rounds, rest = divmod(len(owner), examples)
+    one_each = torch.arange(examples, device=owner.device)
+    if inputs.dim() == 2 and not rest and torch.equal(owner, one_each.repeat(rounds)):
+        # Rows follow each other in rounds, one row of each example, as where time comes first
         outputs = cotangent.reshape(len(cotangent), -1, examples, cotangent.shape[-1])
         return inputs.reshape(-1, examples, inputs.shape[1]).transpose(0, 1), outputs.permute(2, 0, 1, 3)
     index = row_index(owner, examples)
@@ -319,9 +304,11 @@ def multiply_groups(
         yield use.bias, outputs.sum(3)
 
 
-def room_of(weight: Source, room: Weights, examples: int) -> Float[Tensor, "example out size"] | None:
-    """Where the gradients of a whole parameter belong, if there is such a place."""
-    if not isinstance(weight, View) or weight.name not in room:
+def room_of(
+    weight: Source, room: Weights, examples: int, taken: Collection[str]
+) -> Float[Tensor, "example out size"] | None:
+    """Where the gradients of a whole parameter belong, if there is such a place and nothing is there yet."""
+    if not isinstance(weight, View) or weight.name not in room or weight.name in taken:
         return None
     inside = room[weight.name][:examples]
     return inside if weight.is_whole(inside.shape[2]) else None
@@ -363,24 +350,21 @@ def add_copies(
     """The sum over the axes that the weight was copied along, and what is left by its place in the weight."""
     positions = use.positions
     copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
-    rows = sum_over(use, cotangent, copied).movedim(axis + 1 - sum(d < axis for d in copied), 1)
+    last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
+    if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:  # of many outputs by products
+        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)  # casts may have left the gain a shorter one
+        gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
+        summed = inner_products(cotangent.flatten(copied[0] + 1).to(kind), gain[None])[0, ..., 0]
+    else:
+        whole = with_gain(use, cotangent)
+        summed = whole.sum([d + 1 for d in copied]) if copied else whole
+    rows = summed.movedim(axis + 1 - sum(d < axis for d in copied), 1)
     rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
     once = positions[tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))]
     places = once.reshape(-1).to(rows.device)
     if not torch.equal(places, torch.arange(size, device=rows.device)):
         rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
     return rows.transpose(0, 1)
-
-
-def sum_over(use: Element, cotangent: Float[Tensor, "out ..."], axes: list[int]) -> Float[Tensor, "out ..."]:
-    """The gradient of the expanded weight, added up; of many outputs by products, where pixels are the last axes."""
-    last = len(axes) > 0 and axes[0] == use.tap.dim() - len(axes)
-    if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
-        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)  # casts may have left the gain a shorter one
-        gain = use.gain.expand(use.tap.shape).flatten(axes[0]).to(kind)
-        return inner_products(cotangent.flatten(axes[0] + 1).to(kind), gain[None])[0, ..., 0]
-    whole = with_gain(use, cotangent)
-    return whole.sum([d + 1 for d in axes]) if axes else whole
 
 
 def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:

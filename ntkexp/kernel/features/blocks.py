@@ -99,7 +99,6 @@ class Factored:
         return self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1).mT
 
     def of_bias(self) -> Float[Tensor, "example out features"]:
-        """The gradients of the bias."""
         total = self.outputs[:, :, 0] if self.outputs.shape[2] == 1 else self.outputs.sum(2)
         return total if self.shift in (None, 1) else self.shift * total
 
@@ -191,8 +190,6 @@ class Factored:
 
 @dataclass(frozen=True)
 class Rows:
-    """The gradients of a parameter, multiplied out."""
-
     rows: Float[Tensor, "example out size"]
     name: str
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, bias_product
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.secant.uses import View
 from ntkexp.mistake import Mistake
 
 
@@ -37,7 +36,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
     # What is added up in many pieces, each of them less than the sum is rounded by, is added in double precision
-    kind = torch.float64 if plan.is_cut else like.dtype
+    is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.chunks)
+    kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
     total = Total(like.new_empty(shape, dtype=kind), (left.outputs, right.outputs), left is right)
 
@@ -96,15 +96,9 @@ ROOM, LEAST = 2**23, 2**11  # bytes of a piece, and elements: products of matric
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """The products of a kernel."""
-
     factored: Sequence[tuple[Factored, Factored, str]]  # whole blocks, and their way
     spread: Sequence[Key]  # of which each side has several blocks of factors
     chunks: Sequence[Column]
-
-    @property
-    def is_cut(self) -> bool:
-        return any(isinstance(one, ParameterChunk) for one, _ in self.chunks)
 
 
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
@@ -123,7 +117,8 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     spread.append(key)
                 done |= one.extents.keys()
                 continue
-            whole = whole and size.rows_bytes(one.numbers) <= WHOLE
+            longer = max(size.probe * size.out, size.train * size.out_)  # its side's rows, multiplied out
+            whole = whole and longer * size.inputs * size.features * one.numbers.element_size() <= WHOLE
         if whole and not isinstance(one, Copies) and not isinstance(other, Copies):
             pieces = one.pieces()
             chunks += zip(pieces, pieces if other is one else other.pieces(), strict=True)
@@ -184,7 +179,6 @@ def side_by_side(side: Jacobian, columns: Sequence[Block | ParameterChunk]) -> F
 
 
 def multiplied_out(block: Block) -> Float[Tensor, "example out size"]:
-    """The gradients of a whole block without a bias."""
     assert not isinstance(block, Copies)
     return block.multiplied_out()
 
@@ -219,7 +213,6 @@ class Sizes:
 
     @property
     def way(self) -> str:
-        """The way that is taken."""
         if self.uses == self.uses_ == 1:
             return "one product"
         return "double sum" if self.double_sum <= self.multiplied_out else "multiplied out"
@@ -236,13 +229,8 @@ class Sizes:
             return (self.probe * self.out + self.train * self.out_) * self.inputs * self.features
         return self.probe * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
 
-    def rows_bytes(self, like: Tensor) -> int:
-        """The memory of the longer side's gradients, multiplied out."""
-        return max(self.probe * self.out, self.train * self.out_) * self.inputs * self.features * like.element_size()
-
 
 def sizes(left: Factored, right: Factored) -> Sizes:
-    """Those of two blocks."""
     (probe, uses, _), (train, uses_, _) = left.inputs.shape, right.inputs.shape
     out, out_ = left.outputs.shape[1], right.outputs.shape[1]
     return Sizes(probe, uses, out, train, uses_, out_, left.rows, left.outputs.shape[3])
@@ -370,7 +358,6 @@ class Total:
         self.begun = True
 
     def add(self, share: Float[Tensor, "row row_"]) -> None:
-        """A share as it is."""
         write(self.matrix, share, begun=self.begun)
         self.begun = True
 
@@ -402,7 +389,6 @@ class Layer:
 
 
 def matrices(left: Factored, right: Factored) -> Layer:
-    """The factors of two blocks."""
     inputs, outputs = left.inputs[:, 0], left.outputs[:, :, 0].flatten(0, 1)
     inputs_, outputs_ = inputs, outputs
     if right is not left:
@@ -416,8 +402,3 @@ def matrices(left: Factored, right: Factored) -> Layer:
 def narrow(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
     """Some rows, or columns, for which an index takes twice as long."""
     return value.narrow(axis, where.start, len(where))
-
-
-def parameters_of(keys: Sequence[Key]) -> frozenset[str]:
-    """The parameters of pairs of weight and bias."""
-    return frozenset(view.name for key in keys for view in key if isinstance(view, View))

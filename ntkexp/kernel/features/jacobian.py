@@ -31,7 +31,6 @@ class Jacobian:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all blocks."""
         return sum(value.nbytes for block in self.blocks for value in arrays(block).values())
 
     @property
@@ -66,7 +65,6 @@ class Jacobian:
         return replace(self, blocks=blocks, outputs=1)
 
     def scaled(self, factors: Mapping[str, float]) -> Jacobian:
-        """Each parameter's part times its factor."""
         return replace(self, blocks=tuple(block.scaled(factors) for block in self.blocks))
 
     def traced(self) -> Jacobian:
@@ -141,11 +139,13 @@ class Assembly:
     def add(self, part: Jacobian) -> bool:
         """Copy the next examples to their place; False where they have another form than those before."""
         if not self.room:
-            self.room = tuple(widened(block, self.examples) for block in part.blocks)
+            for block in part.blocks:
+                room: dict[str, Any] = {k: v.new_empty(self.examples, *v.shape[1:]) for k, v in arrays(block).items()}
+                self.room += (replace(block, **room),)
         if part.keys != [block.key for block in self.room]:
             return False
-        for room, block in zip(self.room, part.blocks, strict=True):
-            places, given = arrays(room), arrays(block)
+        for whole, block in zip(self.room, part.blocks, strict=True):
+            places, given = arrays(whole), arrays(block)
             if places.keys() != given.keys() or any(places[key].shape[1:] != given[key].shape[1:] for key in given):
                 return False
             for key, value in given.items():
@@ -158,12 +158,6 @@ class Assembly:
     @property
     def jacobian(self) -> Jacobian:
         return Jacobian(self.room, self.examples, self.outputs)
-
-
-def widened(block: Block, examples: int) -> Block:
-    """Room for so many examples."""
-    room: dict[str, Any] = {name: value.new_empty(examples, *value.shape[1:]) for name, value in arrays(block).items()}
-    return replace(block, **room)
 
 
 # --- Uses that share their β are one use: positions before a mean over them, or the one position that is read.

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.features.assemble import assemble_uses, pull_back
 from ntkexp.kernel.read.program_cache import Answers
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.tape import Slot, Tape, digest, is_whole
+from ntkexp.kernel.record.tape import Tape, digest, is_whole
 from ntkexp.kernel.record.taping import columns, is_out_of_memory, plain_kernels, record, unfused
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
@@ -64,7 +64,7 @@ class Checks:
 
     def owners(self, tape: Tape) -> Owners:
         """Which example owns what, found once for every structure and routing."""
-        question = self.question(tape, self.routing(tape))
+        question = self.question(tape)
         known = self.findings.owners.kept
         if question in known:
             return self.findings.owners.keep(question, known[question])
@@ -81,7 +81,7 @@ class Checks:
             owned = self.owners(tape)
             return owned if is_faithful(self.function, tape, self.trained, owned) else None
 
-        found = self.findings.faithful.to(self.question(tape, self.deciding(tape)), owners_if_faithful)
+        found = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
         if found is None:
             raise NoRule(UNFAITHFUL)
         return found
@@ -91,23 +91,35 @@ class Checks:
         routing that is new, what is known of another, if the numbers of this point say the same.
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
-        if differentiable and self.question(tape, self.routing(tape)) not in self.findings.owners.kept:
-            known = self.findings.structures.kept.get(tape.form)
-            uses = None if known is None else plain_uses(Trained(tape, self.trained, known.constants))
-            if known is not None and uses is not None and hold_at(tape[tape.output], uses, known, tape.eps):
+        owned: Owners | None = None
+        uses: list[Use] | None = None
+        if differentiable and self.question(tape) not in self.findings.owners.kept:
+            owned = self.findings.structures.kept.get(tape.form)
+            uses = None if owned is None else plain_uses(Trained(tape, self.trained, owned.constants))
+            if owned is None or uses is None or not hold_at(tape[tape.output], uses, owned, tape.eps):
+                owned = None
+            else:
                 self.refuse_dependence(tape)
-                return known, self.if_it_runs_so(tape, uses, known)
-        owned = self.owners(tape)
-        uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
-        return owned, None if uses is None else self.if_it_runs_so(tape, uses, owned)
+        if owned is None:
+            owned = self.owners(tape)
+            uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
+        if uses is None:
+            return owned, None
+        return owned, uses if self.runs_so(tape, uses, owned) else None
 
-    def if_it_runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> list[Use] | None:
-        """The uses, if autograd's graph on the tape is the module's own, found as often as faithfulness."""
+    def runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
+        """Whether autograd's graph on the tape is the module's own: every element has an owner, and what the uses give
+        adds up to the module's gradients. A write under no_grad, once rewritten, has another graph."""
 
-        def is_so() -> bool:
-            return is_as_it_runs(self.function, tape, self.trained, uses, owned)
+        def runs_so() -> bool:
+            if not have_owners(uses, owned):
+                return False
+            cotangent = random_cotangent(tape)
+            leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in self.trained}
+            found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
+            return agree(found, by_autograd(self.function, tape, self.trained, cotangent), tape)
 
-        return uses if self.findings.graphs.to(self.question(tape, self.deciding(tape)), is_so) else None
+        return self.findings.graphs.to(self.question(tape, masks=True), runs_so)
 
     def refuse_dependence(self, tape: Tape) -> None:
         """Refuse examples that depend on each other; of the same operations with other numbers less is checked."""
@@ -117,23 +129,15 @@ class Checks:
             self.findings.independent.keep(tape.operations, True)
 
     def routes(self, tape: Tape) -> Routes:
-        """The values of a tape that decide something."""
         return self.findings.routes.to(tape.form, lambda: routes(tape))
 
-    def routing(self, tape: Tape) -> tuple[Slot, ...]:
-        """What routes values; where inputs choose what Python does, any of them may."""
-        steering = self.routes(tape).steering
-        return (*steering, *tape.inputs) if tape.chooses else steering
-
-    def deciding(self, tape: Tape) -> tuple[Slot, ...]:
-        """What routes values, and masks."""
+    def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
+        """A structure, and what routes values: any input, where these choose what Python does. Or what routes them and
+        masks them. Constants as well, where they may change."""
         known = self.routes(tape)
-        return (*known.steering, *known.masks)
-
-    def question(self, tape: Tape, slots: tuple[Slot, ...]) -> tuple[bytes, bytes]:
-        """A structure, and what is in these slots and in constants."""
+        beside = known.masks if masks else tape.inputs if tape.chooses else ()
         constants = () if self.fixed else tape.constants
-        return tape.form, digest(tape[slot] for slot in (*slots, *constants))
+        return tape.form, digest(tape[slot] for slot in (*known.steering, *beside, *constants))
 
 
 # --- Faithfulness: one random product, by the difference rules and by autograd.
@@ -145,17 +149,10 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     In single precision a value within rounding of a kink may lie on its other side when the module runs again, and many
     units have some: what disagrees there is compared again in double precision.
     """
-    if agree_both_ways(function, tape, trained, owned):
-        return True
-    doubled = in_double(function, tape)
-    return doubled is not None and agree_both_ways(function, doubled, trained, owned)
-
-
-def in_double(function: Function, tape: Tape) -> Tape | None:
-    """What the function does in double precision with the same numbers, if that is the same program in longer ones."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-    if all(weight.dtype == torch.float64 for weight in weights.values()):
-        return None
+    agreed = agree_both_ways(function, tape, trained, owned)
+    if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
+        return agreed
 
     def doubled(value: Any) -> Any:
         if not isinstance(value, Tensor) or is_whole(value):
@@ -164,12 +161,13 @@ def in_double(function: Function, tape: Tape) -> Tape | None:
 
     try:
         both = tree_map(doubled, (weights, tape.given))
-        found = record(function, *both, differentiable=tape[tape.output].requires_grad, known=bool(tape.drawn))
+        longer = record(function, *both, differentiable=tape[tape.output].requires_grad, known=bool(tape.drawn))
     except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
         if is_out_of_memory(error):
             raise
-        return None
-    return found if [entry.op for entry in found.entries] == [entry.op for entry in tape.entries] else None
+        return False
+    alike = [entry.op for entry in longer.entries] == [entry.op for entry in tape.entries]  # in longer numbers
+    return alike and agree_both_ways(function, longer, trained, owned)
 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
@@ -189,19 +187,6 @@ def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], own
     return agree(values, gradients, tape)
 
 
-def is_as_it_runs(function: Function, tape: Tape, trained: frozenset[str], uses: Sequence[Use], owned: Owners) -> bool:
-    """What the recorded graph gives at the uses adds up to the module's own gradients, and every element has an owner.
-
-    A write under no_grad, once rewritten, has another graph.
-    """
-    if not have_owners(uses, owned):
-        return False
-    cotangent = random_cotangent(tape)
-    leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in trained}
-    found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
-    return agree(found, by_autograd(function, tape, trained, cotangent), tape)
-
-
 def gradients_at(
     uses: Sequence[Use], output: Tensor, cotangent: Float[Tensor, "example out"], owned: Owners, leaves: Weights
 ) -> Weights:
@@ -211,7 +196,6 @@ def gradients_at(
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
-    """One for all outputs."""
     noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
     return noise.to(tape.outputs)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from ntkexp.kernel.features.assemble import select_outputs
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.record.tape import Entry, Tape, examples
+from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
@@ -48,13 +48,11 @@ class Mixtures:
 
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
-        """The chosen outputs, or all."""
         outputs = tape.outputs
         return cls(outputs, tuple(range(outputs.shape[1]) if chosen is None else chosen))
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return 1 if self.chosen is None else len(self.chosen)
 
     @cached_property
@@ -88,18 +86,13 @@ def chunks(tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]]
     values, weights = tape.bytes_per_example, sum(tape[slot].nbytes for slot in tape.weights)
     size = int(AT_ONCE / ((values + weights) * examples))
     if size < count:
-        size = int(AT_ONCE / ((values + bytes_made(read([0]))) * examples))
+        made = 0  # bytes of an example's gradients of one output as they are used
+        for block in read([0]).blocks:
+            single = isinstance(block, Factored) and block.inputs.shape[1] == 1
+            made += (block.numbers[0].numel() if single else block.size) * block.numbers.element_size()
+        size = int(AT_ONCE / ((values + made) * examples))
     size = max(1, min(count, size))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
-
-
-def bytes_made(jacobian: Jacobian) -> int:
-    """Bytes of an example's gradients of one output as they are used: multiplied out, where there are many uses."""
-    total = 0
-    for block in jacobian.blocks:
-        single = isinstance(block, Factored) and block.inputs.shape[1] == 1
-        total += (block.numbers[0].numel() if single else block.size) * block.numbers.element_size()
-    return total
 
 
 # --- Threads by size: a small kernel is hundreds of products that take microseconds, and threads that share one of
@@ -153,17 +146,15 @@ class Work:
 
 
 def work(tape: Tape) -> Work:
-    """That of the network on a tape."""
-    sizes = [size(tape, entry) for entry in tape.entries]
-    numbers, multiplications = (sum(each[k] for each in sizes) / examples(tape.given) for k in (0, 1))
-    return Work(numbers, multiplications)
-
-
-def size(tape: Tape, entry: Entry) -> tuple[int, int]:
-    """The numbers that a product of matrices gives, and its multiplications; none of any other operation."""
-    numbers = tape[entry.results[0]].numel() if entry.results else 0
-    if entry.name in PRODUCTS:
-        return numbers, numbers * tape[entry.args[-2]].shape[-1]
-    if entry.name == "convolution":
-        return numbers, numbers * prod(tape[entry.args[1]].shape[1:])
-    return 0, 0
+    numbers = multiplications = 0
+    for entry in tape.entries:
+        if entry.name in PRODUCTS:
+            inner = tape[entry.args[-2]].shape[-1]
+        elif entry.name == "convolution":
+            inner = prod(tape[entry.args[1]].shape[1:])
+        else:
+            continue
+        made = tape[entry.results[0]].numel()
+        numbers, multiplications = numbers + made, multiplications + made * inner
+    count = examples(tape.given)
+    return Work(numbers / count, multiplications / count)

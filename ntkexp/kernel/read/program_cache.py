@@ -63,7 +63,6 @@ class Answers(Generic[A]):
         return self.keep(question, self.kept[question] if question in self.kept else find())
 
     def keep(self, question: Hashable, answer: A) -> A:
-        """Remember an answer as the latest."""
         self.kept[question] = answer
         self.kept.move_to_end(question)
         while len(self.kept) > self.room:
@@ -91,7 +90,6 @@ class Request:
         return assemble(pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once))
 
     def read_at_once(self) -> Jacobian:
-        """For all mixtures at once, where torch can."""
         try:
             with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
                 return self.read(at_once=True)
@@ -126,14 +124,13 @@ class Written(Generic[T]):
 
     program: Program
     template: T
-    fill: Callable[[T, Sequence[Tensor], Sequence[Tensor]], T]
     trials: int = TRIALS  # comparisons that are left
 
     def run(self, fed: Sequence[Tensor]) -> T | None:
         """What the program makes of these values, if it holds."""
         try:
             with torch.no_grad():
-                return self.fill(self.template, fed, self.program.run(fed))
+                return filled(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
         except RuntimeError as error:  # what is laid out otherwise in memory has no such view
@@ -162,8 +159,10 @@ class Programs(Generic[T]):
             return expected
         written.trials -= 1
         found = written.run(fed)
-        if found is not None and alike(parts(found), parts(expected)):
-            return found
+        if found is not None:  # it agrees, to what another order of summation changes
+            one, other = parts(found), parts(expected)
+            if len(one) == len(other) and all(map(close, one, other)):
+                return found
         self.latest.keep(key, None)
         return expected
 
@@ -193,8 +192,12 @@ class ProgramCache:
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
-        if start.program != end.program or (routed and not self.comes_again(key)):
+        if start.program != end.program:
             return request.read_at_once()
+        if routed:
+            known = key in self.once.kept
+            if not self.once.keep(key, known):
+                return request.read_at_once()
         fed = request.fed
         if (found := self.jacobians.run(key, fed)) is not None:
             return found
@@ -205,26 +208,14 @@ class ProgramCache:
             self.jacobians.latest.keep(key, written)
         return self.jacobians.compare(key, fed, made)
 
-    def comes_again(self, key: Hashable) -> bool:
-        """Whether tapes of this program were read before, with these owners."""
-        known = key in self.once.kept
-        return self.once.keep(key, known)
-
 
 def outline(inputs: Inputs) -> str:
     """What inputs are beside the numbers in their tensors."""
-    told = kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs)
-    return repr(told)
 
+    def kind(leaf: Any) -> Any:
+        return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
 
-def kind(leaf: Any) -> Any:
-    """What a tensor is beside its numbers; anything else is itself."""
-    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
-
-
-def alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether two ways of the same computation agree, to what another order of summation changes."""
-    return len(found) == len(expected) and all(close(*pair) for pair in zip(found, expected, strict=True))
+    return repr(kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs))
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
@@ -250,7 +241,7 @@ def write_tape(tape: Tape) -> Written[Tape] | None:
     written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
     gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
     template = tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
-    return Written(written, template, fill_tape)
+    return Written(written, template)
 
 
 def write_jacobian(request: Request, fed: Sequence[Tensor]) -> tuple[Jacobian, Written[Jacobian] | None]:
@@ -267,14 +258,13 @@ def write_jacobian(request: Request, fed: Sequence[Tensor]) -> tuple[Jacobian, W
     except NotPure:
         return found[0] if found else request.read_at_once(), None
     empty = [value.new_empty([0] * value.dim()) for value in parts(found[0])]
-    return found[0], Written(written, fill_jacobian(found[0], (), empty), fill_jacobian)
+    return found[0], Written(written, filled(found[0], (), empty))
 
 
 # --- Templates: tapes and Jacobians without the numbers that a program makes.
 
 
 def fed_slots(tape: Tape) -> list[Slot]:
-    """The slots of weights and inputs."""
     return [*tape.weights, *tape.inputs]
 
 
@@ -288,16 +278,14 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
     return [value for block in made.blocks for value in arrays(block).values()]
 
 
-def fill_tape(template: Tape, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Tape:
-    """Another tape of the same program."""
+def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
+    """Another tape of the same program, or another Jacobian of the same function."""
+    if isinstance(template, Jacobian):
+        left = iter(found)
+        blocks = tuple(type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks)
+        return replace(template, blocks=blocks)
     values = list(template.values)
-    for slot, value in zip((*fed_slots(template), *template.made), (*fed, *found), strict=True):
+    filled_slots = (*template.weights, *template.inputs, *template.made)
+    for slot, value in zip(filled_slots, (*fed, *found), strict=True):
         values[slot] = value
     return template.refilled(tuple(values))
-
-
-def fill_jacobian(template: Jacobian, fed: Sequence[Tensor], found: Sequence[Tensor]) -> Jacobian:
-    """Another Jacobian of the same function."""
-    left = iter(found)
-    filled = tuple(type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks)
-    return replace(template, blocks=filled)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.assemble import NOWHERE, PulledBack, assemble, assemble_uses, pull_back
 from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows
-from ntkexp.kernel.features.gram import Sizes, alone, parameters_of, sizes
+from ntkexp.kernel.features.gram import Sizes, alone, sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.checks import Checks, Findings, dense
 from ntkexp.kernel.read.plan import Mixtures
@@ -193,9 +193,8 @@ def jacobian_one_by_one(
 
 
 # --- What a kernel is expected to cost: of two ways the cheaper is taken, and what would not fit is read in turns.
-
-
-# --- A kernel of many examples, judged by the Jacobian of a few that is kept use by use.
+#
+# A kernel of many examples, judged by the Jacobian of a few that is kept use by use.
 
 
 FITS = 2e9  # bytes of an assembled Jacobian, which is faster while it fits
@@ -205,31 +204,28 @@ TIMES = 3  # that rows are there while they are multiplied out, turned and added
 def fits(some: Jacobian, probe: int, train: int) -> bool:
     """Whether so many examples like some have small Jacobians, with what is multiplied out of them."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
-    factors = kept_factors(some, probe, train)
-    rows = row_length(some, factors) * (probe + train) * some.outputs
+    factors, length = kept_factors(some, probe, train)
+    rows = length * (probe + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
     held = some.nbytes / some.examples * (probe + train)
     return held + (TIMES * rows + made) * bytes_each <= FITS
 
 
-def kept_factors(some: Jacobian, probe: int, train: int) -> dict[Key, Sizes]:
-    """The weights whose factors may be kept, and how large these are for so many examples."""
+def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Sizes], int]:
+    """The weights whose factors may be kept, and how large these are for so many examples; and how many numbers a
+    gradient has of all other parameters."""
     found = alone(some, some)
-    return {key: replace(size, probe=probe, train=train) for key, size in found.items() if size is not None}
-
-
-def row_length(some: Jacobian, factors: dict[Key, Sizes]) -> int:
-    """How many numbers a gradient has of all other parameters."""
-    kept = parameters_of(list(factors))
-    return sum(size for name, size in some.extents.items() if name not in kept)
+    factors = {key: replace(size, probe=probe, train=train) for key, size in found.items() if size is not None}
+    kept = {view.name for key in factors for view in key if isinstance(view, View)}
+    return factors, sum(size for name, size in some.extents.items() if name not in kept)
 
 
 def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
     """Multiplications of the exact kernel; with themselves, where `train` is none, of half of it."""
     other = train or probe
-    factors = kept_factors(some, probe, other)
-    kept = parameters_of(list(factors))
-    products = row_length(some, factors) * some.outputs**2 * probe * other
+    factors, length = kept_factors(some, probe, other)
+    kept = {view.name for key in factors for view in key if isinstance(view, View)}
+    products = length * some.outputs**2 * probe * other
     made = sum(
         row_operations(block) for block in some.blocks if isinstance(block, Factored) and kept.isdisjoint(block.extents)
     )

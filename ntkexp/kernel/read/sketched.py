@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows, zeros
+from ntkexp.kernel.features.blocks import Factored, zeros
 from ntkexp.kernel.features.gram import ParameterChunk, cut, gram
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, stacked
 from ntkexp.kernel.read.program_cache import outline
@@ -46,10 +46,22 @@ class Batches:
 
     @property
     def examples(self) -> int:
-        """How many there are in all batches."""
         return count_examples(self.inputs)
 
-    def tangent(self, chosen: Sequence[int]) -> Jacobian:
+    def read(self, chosen: Sequence[int]) -> Jacobian:
+        """The Jacobian of all examples, example by example where no rules lead through the module."""
+        try:
+            return self.assembled(chosen)
+        except NoRule as error:
+            warn(error.remark, stacklevel=5)
+        if len(self.places) == 1:
+            return self.reader.one_by_one(self.tape, chosen)
+        whole = Assembly(self.examples)
+        for tape in self.tapes():
+            whole.add(self.reader.one_by_one(tape, chosen))
+        return whole.jacobian
+
+    def assembled(self, chosen: Sequence[int]) -> Jacobian:
         """The Jacobian of all examples; each batch is copied to its place, and its tape forgotten."""
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
@@ -57,15 +69,6 @@ class Batches:
         for tape in self.tapes():
             if not whole.add(self.reader.assembled(tape, chosen, whole.rows)):  # of another form than those before
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
-        return whole.jacobian
-
-    def one_by_one(self, chosen: Sequence[int]) -> Jacobian:
-        """The same, example by example."""
-        if len(self.places) == 1:
-            return self.reader.one_by_one(self.tape, chosen)
-        whole = Assembly(self.examples)
-        for tape in self.tapes():
-            whole.add(self.reader.one_by_one(tape, chosen))
         return whole.jacobian
 
     def tapes(self) -> Iterator[Tape]:
@@ -120,7 +123,6 @@ class InTurns:
 
     @property
     def examples(self) -> int:
-        """How many there are."""
         return count_examples(self.inputs)
 
     @cached_property
@@ -232,26 +234,23 @@ def products(
         for group in right.groups:  # V J, for a chunk of the weights
             examples, jacobian = right.together(group)
             for total, piece in zip(gradients, some, strict=True):
-                for thin in thin_pieces(jacobian, piece):
-                    place = within(thin, piece)
-                    total[:, place].addmm_(vectors[:, examples].flatten(1), jacobian.chunk(thin.name, thin.elements))
+                for place, rows in thin_pieces(jacobian, piece):
+                    total[:, place].addmm_(vectors[:, examples].flatten(1), rows)
         for group in left.groups:  # (V J) J̄ᵀ
             examples, jacobian = left.together(group)
             for total, piece in zip(gradients, some, strict=True):
-                for thin in thin_pieces(jacobian, piece):
-                    share = total[:, within(thin, piece)] @ jacobian.chunk(thin.name, thin.elements).t()
-                    results[:, examples] += share.view_as(results[:, examples])
+                for place, rows in thin_pieces(jacobian, piece):
+                    results[:, examples] += (total[:, place] @ rows.t()).view_as(results[:, examples])
     return results
 
 
-def thin_pieces(jacobian: Jacobian, piece: ParameterChunk) -> Iterator[ParameterChunk]:
-    """A piece of the weights in pieces that stay in caches; none of a weight that was not used."""
-    return cut(jacobian, piece.name, piece.elements) if piece.name in jacobian.uses else iter(())
-
-
-def within(thin: ParameterChunk, piece: ParameterChunk) -> slice:
-    """Where a piece lies in a larger one."""
-    return slice(thin.elements.start - piece.elements.start, thin.elements.stop - piece.elements.start)
+def thin_pieces(jacobian: Jacobian, piece: ParameterChunk) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
+    """The gradients of a piece of the weights in pieces that stay in caches, and where each lies in it; none of weights
+    that were not used."""
+    if piece.name in jacobian.uses:
+        for thin in cut(jacobian, piece.name, piece.elements):
+            place = slice(thin.elements.start - piece.elements.start, thin.elements.stop - piece.elements.start)
+            yield place, jacobian.chunk(thin.name, thin.elements)
 
 
 def has_few_uses(some: Jacobian) -> bool:
@@ -297,7 +296,16 @@ LONG = 1e11  # multiplications of a sketch that are worth a word: a second or tw
 
 def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
     """What to say of a sketch of so many examples, with as many as `train` or with themselves, which are like some."""
-    sketched = sketch_operations(some, probe, train, size)
+    # The sketch of each example, and its error bar
+    sketched = 0.0
+    for block in some.blocks:
+        if isinstance(block, Factored):
+            sketched += (probe + train) * min(operations(block.inputs, block.outputs, size))
+        else:
+            sketched += (probe + train) * SLOWER * block.numbers[0].numel()
+    made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
+    bar = VECTORS * made if has_few_uses(some) else made + VECTORS * some.outputs * sum(some.extents.values())
+    sketched += (probe + (train or probe)) * bar
     held = (probe + train) * some.nbytes / some.examples <= KEPT
     if sketched < LONG or not held or (exact := kernel_operations(some, probe, train)) > sketched:
         return None
@@ -305,23 +313,3 @@ def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
         f"the exact kernel of these {probe + train} examples takes less than this sketch of it, some {exact:.1g} "
         f"multiplications for {sketched:.1g}, and has no error: leave sketch out"
     )
-
-
-def sketch_operations(some: Jacobian, probe: int, train: int, size: int) -> float:
-    """Multiplications of a sketch to so many dimensions, and of its error bar."""
-    weights = sum(some.extents.values())
-    each = sum(block_operations(block, size) for block in some.blocks)
-    made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
-    bar = VECTORS * made if has_few_uses(some) else made + VECTORS * some.outputs * weights
-    return (probe + train) * each + (probe + (train or probe)) * bar
-
-
-def block_operations(block: Block, size: int) -> float:
-    """Multiplications of the sketch of one use, for an example."""
-    match block:
-        case Factored():
-            return min(operations(block.inputs, block.outputs, size))
-        case Copies():
-            return SLOWER * block.values[0].numel()
-        case Rows():
-            return SLOWER * block.rows[0].numel()

@@ -10,7 +10,7 @@ the rounding of its weights:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias
@@ -88,14 +88,18 @@ NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", 
 MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
 
 
-def keep_full_precision() -> list[str]:
-    """Multiply full numbers in every product from now on; returns the precisions of before.
+def keep_full_precision(precisions: Sequence[str] = ("ieee",) * len(MULTIPLYING)) -> list[str]:
+    """Multiply full numbers in every product from now on, or in these precisions; returns those of before.
 
     >>> with full_precision():
     ...     torch.backends.cudnn.conv.fp32_precision
     'ieee'
     """
-    return set_precisions(["ieee"] * len(MULTIPLYING))
+    found = [kind.fp32_precision for kind in MULTIPLYING]
+    for kind, before, precision in zip(MULTIPLYING, found, precisions, strict=True):
+        if before != precision:
+            kind.fp32_precision = precision
+    return found
 
 
 @contextmanager
@@ -105,13 +109,4 @@ def full_precision() -> Iterator[None]:
     try:
         yield
     finally:
-        set_precisions(before)
-
-
-def set_precisions(precisions: list[str]) -> list[str]:
-    """Set the precision of each kind of product; returns those of before."""
-    found = [kind.fp32_precision for kind in MULTIPLYING]
-    for kind, before, precision in zip(MULTIPLYING, found, precisions, strict=True):
-        if before != precision:
-            kind.fp32_precision = precision
-    return found
+        keep_full_precision(before)

@@ -144,19 +144,6 @@ CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 # kernel. Pixels follow each other in memory, as in x: to bring a patch together takes longer than to multiply it.
 
 
-def patches(
-    x: Float[Tensor, "example channel *pixels"],
-    window: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Float[Tensor, "example use size"]:
-    """What the window of a convolution shows at each output pixel, channel by channel."""
-    padded = nn.functional.pad(x, [width for width in reversed(padding) for _ in range(2)])
-    windows = sliding_windows(padded, window, stride, dilation)
-    return windows.reshape(len(x), x.shape[1] * prod(window), -1).mT
-
-
 def sliding_windows(
     image: Float[Tensor, "example channel *pixels"],
     window: Sequence[int],
@@ -182,8 +169,10 @@ class Window:
 
     @property
     def rows(self) -> Float[Tensor, "example use size"]:
-        """All patches."""
-        return patches(self.x, self.size, self.stride, self.padding, self.dilation)
+        """What the window shows at each output pixel, channel by channel."""
+        padded = nn.functional.pad(self.x, [width for width in reversed(self.padding) for _ in range(2)])
+        windows = sliding_windows(padded, self.size, self.stride, self.dilation)
+        return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
     def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
         """The patches of a few examples at a time, transposed; each time in the memory of the time before."""

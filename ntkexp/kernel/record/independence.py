@@ -152,7 +152,6 @@ class Trial:
         raise Mistake(COUPLED)
 
     def run_or_none(self, inputs: Inputs) -> Float[Tensor, "example out"] | None:
-        """The outputs; None where the module itself refuses its inputs."""
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
@@ -188,13 +187,11 @@ def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
 
 
 def shuffled(rows: Sequence[int], number: int = 0) -> list[int]:
-    """The same in a random order."""
     order = torch.randperm(len(rows), generator=stream("independence", len(rows), number)).tolist()
     return [rows[k] for k in order]
 
 
 def selected(inputs: Inputs, rows: Sequence[int]) -> Inputs:
-    """The inputs of some examples, in an order."""
     return map_tensors(lambda tensor: tensor[list(rows)], inputs)
 
 

@@ -47,7 +47,6 @@ class Program:
     shapes: list[torch.Size]
 
     def run(self, fed: Sequence[Tensor]) -> list[Tensor]:
-        """The results for new values."""
         results, read = self.function(*fed, *self.constants)
         if read != self.read or [result.shape for result in results] != self.shapes:
             raise DoesNotHold
@@ -186,17 +185,16 @@ def overwritten(entries: Sequence[Entry], values: Sequence[Tensor], others: Iter
         used = [homes.get(slot, slot) for slot in entry.slots]
         # the first argument last, for it is the quickest to write over
         for slot in [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)] if entry.op in IN_PLACE else []:
-            home = homes.get(slot, slot)
-            if home not in needed and used.count(home) == 1 and fits(values[entry.results[0]], values[slot]):
+            home, made, argument = homes.get(slot, slot), values[entry.results[0]], values[slot]
+            fills = argument.is_contiguous() and argument.untyped_storage().nbytes() == argument.nbytes > 0  # in order
+            if home not in needed and used.count(home) == 1 and fills and has_layout_of(made, argument):
                 found[entry.results[0]] = slot
         needed.update(used)
     return found
 
 
-def fits(result: Tensor, argument: Tensor) -> bool:
-    """Whether the result can be where the argument is, which fills its memory in order."""
-    alike = result.shape == argument.shape and result.stride() == argument.stride() and result.dtype == argument.dtype
-    return alike and argument.is_contiguous() and argument.untyped_storage().nbytes() == argument.nbytes > 0
+def has_layout_of(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
 # --- Functions of torch that run one operation each, in half the time of calling the operation itself.
@@ -209,8 +207,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
     (True, True, False, False)
     """
-    layout = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
-    return (layout and one.data_ptr() == other.data_ptr()) or torch.equal(one, other)
+    return (has_layout_of(one, other) and one.data_ptr() == other.data_ptr()) or torch.equal(one, other)
 
 
 OF_TENSORS = """
@@ -284,7 +281,6 @@ class Source:
         self.text = f"def program({inputs}):\n    " + "\n    ".join([*lines, end])
 
     def function(self) -> Function:
-        """The function; its lines are kept as long as it is."""
         file = next(FILES)
         exec(compile(self.text, file, "exec"), self.known)
         made: Function = self.known.pop("program")
@@ -334,7 +330,6 @@ class Source:
         return self.name(value, f"c{len(self.known)}")
 
     def name(self, value: Any, name: str) -> str:
-        """A name for this value and no other."""
         if self.known.setdefault(name, value) is value:
             return name
         return self.name(value, f"{name}_")

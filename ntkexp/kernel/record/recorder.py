@@ -45,8 +45,6 @@ class NotPure(Exception):
 
 
 class PureOnly(TorchFunctionMode):
-    """Stops before a number is read."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise NotPure
@@ -181,9 +179,14 @@ class Recorder(DispatchMode):
         if not self.rewrites and writes(func):
             raise NotPure
         if (twin := functional_twin(func)) is not None:
-            if torch.Tag.inplace_view in func.tags:
-                return self.view_in_place(func, twin, args, kwargs)
-            return self.write_in_place(func, twin, args, kwargs)
+            if torch.Tag.inplace_view not in func.tags:
+                return self.write_in_place(func, twin, args, kwargs)
+            # It changes the shape of its first argument and none of its elements
+            result = self.apply(twin, *args)
+            self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
+            target: Tensor = func(*args, **kwargs)
+            self.slots[id(target)] = self.slots[id(result)]
+            return target
         slots, named = self.with_slots(args, kwargs)
         outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
@@ -195,7 +198,6 @@ class Recorder(DispatchMode):
         return outcome
 
     def with_slots(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Arguments with slots for tensors."""
         return map_leaves(args, self.slot), {name: map_leaves(value, self.slot) for name, value in kwargs.items()}
 
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -226,17 +228,8 @@ class Recorder(DispatchMode):
         return self.from_outside(func(*args, **kwargs))
 
     def from_outside(self, drawn: Tensor) -> Tensor:
-        """Numbers that were drawn, with a slot of their own."""
         self.drawn.append(self.slot(drawn))
         return drawn
-
-    def view_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """An operation that changes the shape of its first argument and none of its elements."""
-        result = self.apply(twin, *args)
-        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
-        target: Tensor = func(*args, **kwargs)
-        self.slots[id(target)] = self.slots[id(result)]
-        return target
 
     def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
         """An operation that writes into its first argument, recorded as its twin that returns a new tensor."""
@@ -254,15 +247,20 @@ class Recorder(DispatchMode):
                 self.values[slot] = value.clone()  # its numbers before the write
         func(*args, **kwargs)
         # Views that overlap with what was written have no slot any more: `slot` takes them from the flat value again
-        for key in [key for key, value in self.seen.items() if storage(value) == home and overlap(value, target)]:
-            self.slots.pop(key, None)
+        here, written = (target.shape, target.stride(), target.storage_offset()), positions(target).reshape(-1)
+        for key, value in self.seen.items():
+            if storage(value) == home and (
+                here == (value.shape, value.stride(), value.storage_offset())
+                or bool(torch.isin(positions(value).reshape(-1), written).any())
+            ):
+                self.slots.pop(key, None)
         self.flats.pop(home, None)
         # view ← op(view, …), and flat with its elements put in
         after = target.clone()
         self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
         self.slots[id(target)] = self.slots[id(after)]
         elements = self.apply(aten.reshape.default, after, [-1])
-        self.flats[home] = self.apply(aten.index_copy.default, flat, 0, positions(target).reshape(-1), elements)
+        self.flats[home] = self.apply(aten.index_copy.default, flat, 0, written, elements)
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
@@ -277,13 +275,11 @@ class Recorder(DispatchMode):
 
 @cache
 def is_random(op: OpOverload) -> bool:
-    """Whether the operation draws numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
 @cache
 def writes(op: OpOverload) -> bool:
-    """Whether the operation writes into one of its arguments."""
     return bool(op._schema.is_mutable)
 
 
@@ -320,10 +316,3 @@ def positions(value: Tensor) -> Int[Tensor, "..."]:
     size = value.untyped_storage().nbytes() // value.element_size()
     count = torch.arange(size, device=value.device)
     return count.as_strided(value.shape, value.stride(), value.storage_offset())
-
-
-def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two views of a storage share an element."""
-    if one.stride() == other.stride() and one.shape == other.shape and one.storage_offset() == other.storage_offset():
-        return True
-    return bool(torch.isin(*(positions(view).reshape(-1) for view in (one, other))).any())

@@ -41,7 +41,6 @@ def as_inputs(inputs: object) -> Inputs:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """The inputs with a function applied to every tensor."""
     if isinstance(inputs, Tensor):
         return function(inputs)
     result: Inputs = tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
@@ -58,13 +57,11 @@ def part(inputs: Inputs, where: slice) -> Inputs:
 
 
 def tensors(inputs: Inputs) -> list[Tensor]:
-    """The tensors among the inputs."""
     leaves = [inputs] if isinstance(inputs, Tensor) else tree_flatten(inputs)[0]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def examples(inputs: Inputs) -> int:
-    """How many examples there are."""
     counts = {len(tensor) if tensor.dim() else None for tensor in tensors(inputs)}
     if len(counts) != 1 or None in counts:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs)) or "no tensor at all"
@@ -133,7 +130,6 @@ class Entry:
 
     @property
     def reads(self) -> bool:
-        """Whether it gave a number to Python."""
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
@@ -148,12 +144,10 @@ class Entry:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """The slots among the arguments."""
         return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
 
 
 def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
-    """The given slots, and all that is computed from them."""
     found = set(start)
     for entry in entries:
         if not found.isdisjoint(entry.slots):
@@ -201,7 +195,6 @@ class Tape:
 
     @property
     def given(self) -> Inputs:
-        """The inputs."""
         found: Inputs = tree_map(lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments)
         return found
 
@@ -232,12 +225,10 @@ class Tape:
 
     @cached_property
     def form(self) -> bytes:
-        """The digest of the structure."""
         return digest((), self.structure)
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """Slots that operations fill."""
         return tuple(dict.fromkeys(slot for entry in self.entries for slot in entry.results))
 
     @cached_property
@@ -279,7 +270,6 @@ class Tape:
 
     @cached_property
     def is_complex(self) -> bool:
-        """Whether any of its numbers is complex."""
         return any(value.is_complex() for value in self.values)
 
     @cached_property
@@ -291,7 +281,6 @@ class Tape:
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
-        """Slots whose value depends on the inputs."""
         return self.reached(self.inputs)
 
     @cached_property
@@ -301,16 +290,13 @@ class Tape:
 
     @cached_property
     def operations(self) -> frozenset[str]:
-        """The names of all operations."""
         return frozenset(str(entry.op) for entry in self.entries)
 
     @cached_property
     def from_weights(self) -> frozenset[Slot]:
-        """Slots whose value depends on the weights."""
         return self.reached(self.weights)
 
     def reached(self, start: Iterable[Slot]) -> frozenset[Slot]:
-        """The given slots, and all that is computed from them."""
         return reached(self.entries, start)
 
 

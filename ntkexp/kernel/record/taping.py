@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from math import prod
 from typing import Any
@@ -60,36 +60,27 @@ def record(
                 f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
                 "and put them together by torch.view_as_complex"
             )
-    taped = partial(functional_tape, partial(columns, function), weights, inputs, differentiable, known)
+
+    def taped() -> Tape:
+        """A pure program, where torch can make one of the function."""
+        run = partial(columns, function)
+        with suppress(NotPure), PureOnly():
+            return run_on_tape(run, weights, inputs, differentiable, known, rewrites=False)
+        try:
+            with NoteReads(in_memory=False):
+                return run_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known)
+        except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, no list or array
+            if is_out_of_memory(error):
+                raise
+            with NoteReads(in_memory=True):
+                return run_on_tape(run, weights, inputs, differentiable, known)
+
     tape = taped()
     operations = {entry.op for entry in tape.entries}
     if operations.isdisjoint(FUSED):
         return tape
     with unfused(), composed() if aten._cudnn_rnn.default in operations else nullcontext():
         return taped()
-
-
-def functional_tape(
-    run: Callable[[Weights, Inputs], Tensor],
-    weights: Weights,
-    inputs: Inputs,
-    differentiable: bool,
-    known: bool = False,
-) -> Tape:
-    """One run and its tape, as a pure program where torch can make one of it."""
-    try:
-        with PureOnly():
-            return run_on_tape(run, weights, inputs, differentiable, known, rewrites=False)
-    except NotPure:
-        pass
-    try:
-        with NoteReads(in_memory=False):
-            return run_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known)
-    except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, and no list or array
-        if is_out_of_memory(error):
-            raise
-        with NoteReads(in_memory=True):
-            return run_on_tape(run, weights, inputs, differentiable, known)
 
 
 def run_on_tape(
@@ -101,7 +92,6 @@ def run_on_tape(
     *,
     rewrites: bool = True,
 ) -> Tape:
-    """One run and its tape."""
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     given = as_inputs(inputs)
     versions = [tensor._version for tensor in tensors(given)]
@@ -192,7 +182,14 @@ class MemoryLimit(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if (size := new_shape(func, args)) is not None:
+        # Arrays that are made from others follow those that were counted
+        names = [argument.name for argument in func._schema.arguments]
+        values = dict(zip(names, args, strict=False))
+        size: list[int] | None = None
+        if "device" in names and not any(isinstance(value, torch.Tensor) for value in args):
+            count = values.get("n", values.get("end"))  # of randperm and arange
+            size = list(values["size"]) if "size" in values else None if count is None else [max(0, int(count))]
+        if size is not None:
             kind = named.get("dtype") or torch.get_default_dtype()
             self.taken += self.copies * prod(size) * kind.itemsize
             if self.taken > self.memory_gb * 1e9:
@@ -202,15 +199,3 @@ class MemoryLimit(DispatchMode):
                     f"{self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or raise memory_gb"
                 )
         return func(*args, **named)
-
-
-def new_shape(operation: Any, arguments: tuple[Any, ...]) -> list[int] | None:
-    """The shape of an array that is made from no other; arrays made from others follow those that were counted."""
-    names = [argument.name for argument in operation._schema.arguments]
-    if "device" not in names or any(isinstance(value, torch.Tensor) for value in arguments):
-        return None
-    values = dict(zip(names, arguments, strict=False))
-    if "size" in values:
-        return list(values["size"])
-    count = values.get("n", values.get("end"))  # of randperm and arange
-    return None if count is None else [max(0, int(count))]

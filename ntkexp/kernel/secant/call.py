@@ -124,7 +124,6 @@ class Ends:
 
     @property
     def change(self) -> Tensor:
-        """The difference of a value that does change."""
         assert self.delta is not None, "a rule asked for the difference of a value that cannot change"
         return self.delta
 
@@ -132,6 +131,9 @@ class Ends:
         """The same rearrangement of the value at both ends and of the difference."""
         delta = None if self.delta is None else function(self.delta)
         return Ends(function(self.start), function(self.end), delta, self.from_weights, self.from_inputs)
+
+    def __getitem__(self, index: Any) -> Ends:
+        return self.view(lambda v: v[index])
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,6 @@ class Call:
 
     @cached_property
     def ends(self) -> list[tuple[Tensor, Tensor]]:
-        """Every result at both ends."""
         chord, slots = self.chord, self.entry.results
         starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
         ends = starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
@@ -215,10 +216,6 @@ class Call:
     @property
     def is_point(self) -> bool:
         return self.chord.is_point
-
-    @property
-    def pullback_only(self) -> bool:
-        return self.chord.pullback_only
 
     def is_use(self, value: Ends) -> bool:
         """Whether the operation uses this weight: the argument is made of weights alone, the result depends on
@@ -240,10 +237,13 @@ class Call:
         return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """slope(v₀, v₁)."""
         if self.chord.scramble is not None:
             return self.chord.random_like(value.start)
         return slope(value.start, value.end)
+
+    def coefficient(self, value: Tensor) -> Tensor:
+        """A number of both ends that multiplies a difference."""
+        return self.slope(Ends(value, value, None), lambda v, _: v)
 
     # --- Differences.
 
@@ -255,6 +255,21 @@ class Call:
         if isinstance(gain, Tensor) and gain.is_complex():
             return self.element_use(value, lambda source: source.expand(wide.shape)) * gain
         return self.element_use(value, lambda source: source.expand(wide.shape), gain)
+
+    def wide(self, value: Any, shape: torch.Size | None = None) -> Ends:
+        """An argument with its difference, at the shape at which the operation uses it; a number is a constant."""
+        if not isinstance(value, Ends):
+            size = self.start.shape if shape is None else shape
+            number = torch.full(size, float(value), dtype=self.start.dtype, device=self.start.device)
+            return Ends(number, number, None, from_inputs=False)
+        delta = None if value.delta is None else self.delta(value, shape)
+        start, end = (v if shape is None else v.expand(shape) for v in (value.start, value.end))
+        return Ends(start, end, delta, from_inputs=value.from_inputs)
+
+    def both(self) -> tuple[Ends, Ends]:
+        """The first two arguments at the shape of the result."""
+        left, right = (self.wide(value, self.start.shape) for value in self.args[:2])
+        return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
         """The differences along an axis one by one, if the network selects each of them: autograd stacks them at once,
@@ -282,7 +297,7 @@ class Call:
         if left.delta is not None:  # gain · ΔA B̄
             matrix = self.mean(right)
             ways = (partial(torch.matmul, other=matrix), once(partial(torch.matmul, other=matrix.t()), -2))
-            zero = (len(left.delta), matrix.shape[1]) if self.pullback_only else None
+            zero = (len(left.delta), matrix.shape[1]) if self.chord.pullback_only else None
             terms.append(passed(left.delta if gain == 1 else gain * left.delta, *ways, zero))
         if self.is_use(right):  # gain · Ā ΔW, and the bias with it if there is one for each feature
             wide = self.start.shape[1:]
@@ -300,15 +315,15 @@ class Call:
     def product_use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
         """factor ΔW + shift · Δb: rows for rows, images [example, out, use] for patches [example, use, in]."""
         change, row = weight.change.detach(), None
-        if bias is not None and bias.delta is not None and not self.pullback_only:
+        if bias is not None and bias.delta is not None and not self.chord.pullback_only:
             row = shift * bias.delta.detach()
         if factor.dim() == 2:
             shape = [len(factor), change.shape[1]]
-            tap = factor.new_zeros(shape) if self.pullback_only else torch.mm(factor, change)
+            tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.mm(factor, change)
         else:
             shape, row = [len(factor), change.shape[1], factor.shape[1]], None if row is None else row[:, None]
             kernels = change.t().expand(len(factor), -1, -1)
-            tap = factor.new_zeros(shape) if self.pullback_only else torch.bmm(kernels, factor.mT)
+            tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.bmm(kernels, factor.mT)
         tap = tap if row is None else tap + row
         added = None if bias is None else self.source(bias)
         use = Product(tap.requires_grad_(), factor, self.source(weight), added, None if bias is None else shift)
@@ -351,3 +366,39 @@ class Call:
 def real_part(value: Tensor, part: int) -> Tensor:
     """The real (0) or imaginary (1) part of complex numbers."""
     return torch.view_as_real(value.resolve_conj()).select(-1, part)
+
+
+# --- Rules, and sums of their terms.
+
+
+Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""The difference of the (first) result, or of each; None for one that a network does not use (and may not)."""
+
+Rule: TypeAlias = Callable[[Call], Result]
+
+
+def total(terms: list[Tensor], shape: torch.Size) -> Tensor:
+    """The sum of at least one term, at the given shape."""
+    return sum(terms[1:], start=terms[0]).expand(shape)
+
+
+def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
+    """All values along the last axis as one, pair by pair in a fixed order: neighbours of a round are half of its
+    length apart."""
+    while (n := value.start.shape[-1]) > 1:
+        half = n // 2
+        made = pair(value[..., :half], value[..., half : 2 * half])
+        if n % 2:  # the last has no partner
+            parts = ((made.start, value.start), (made.end, value.end), (made.change, value.change))
+            start, end, delta = (torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts)
+            made = Ends(start, end, delta)
+        value = made
+    return value[..., 0]
+
+
+def last(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:
+    """The given axes as one, behind all others; all of them, if none are given."""
+    dims = [dims] if isinstance(dims, int) else list(dims) or list(range(value.start.dim()))
+    if value.start.dim() == 0:
+        return value[None]
+    return value.view(lambda v: v.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)))

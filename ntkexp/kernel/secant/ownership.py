@@ -52,16 +52,8 @@ class Owners:
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Those of a tape, in the order of its uses; rows of constants belong to examples wherever they can."""
-    refuse_frequency(tape, trained)
-    if constants := multiplied_constants(tape, trained):
-        with suppress(Mistake):
-            return owners_beside(tape, trained, constants)
-    return owners_beside(tape, trained, constants=frozenset())
-
-
-def refuse_frequency(tape: Tape, trained: frozenset[str]) -> None:
-    """Refuse tables whose gradients are divided by how often a batch has a row: that of an example depends on the
-    others, and a batch in which every row stands once does not show it."""
+    # Refuse tables whose gradients are divided by how often a batch has a row: that of an example depends on the
+    # others, and a batch in which every row stands once does not show it
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
         place = [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY) if entry.name in LOOKUPS else 0
@@ -71,13 +63,14 @@ def refuse_frequency(tape: Tape, trained: frozenset[str]) -> None:
                     f"the gradient of '{name}' is divided by how often a batch has each row (scale_grad_by_freq=True): "
                     "that of an example depends on the others, and is no derivative; build its layer without that"
                 )
-
-
-def multiplied_constants(tape: Tape, trained: frozenset[str]) -> frozenset[Slot]:
-    """Constants of which weights make a product."""
+    # Constants of which weights make a product
     weights = Trained(tape, trained).slots
     products = (entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm"))
-    return frozenset(left for left, right in products if right in weights) - tape.from_weights - tape.from_inputs
+    constants = frozenset(left for left, right in products if right in weights) - tape.from_weights - tape.from_inputs
+    if constants:
+        with suppress(Mistake):
+            return owners_beside(tape, trained, constants)
+    return owners_beside(tape, trained, constants=frozenset())
 
 
 def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
@@ -87,14 +80,26 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
-    once = replay.chord.random_like(replay.delta)
-    count = torch.arange(1.0, examples + 1, dtype=once.dtype, device=once.device)
-    weighted = once * count.view(-1, *[1] * (once.dim() - 1))
-    below, above = replay.pullback(once, again=True), replay.pullback(weighted)
+    draw = replay.chord.random_like(replay.delta)  # u, and n·u
+    count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
+    weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))
+    below, above = replay.pullback(draw, again=True), replay.pullback(weighted)
     found = [owner(a, b) for a, b in zip(above, below, strict=True)]
-    pairs = zip(replay.uses, found, strict=True)
-    shown = (compact(owner) if isinstance(use, Element) else rows(owner) for use, owner in pairs)
-    return Owners(tuple(shown), constants)
+    kept = []
+    for use, each in zip(replay.uses, found, strict=True):
+        if isinstance(use, Element):  # the numbers are kept once along every axis on which they do not change
+            once = each
+            for axis in range(each.dim()):
+                first = once.narrow(axis, 0, min(1, once.shape[axis]))
+                once = first if torch.equal(first.expand_as(once), once) else once
+            kept.append(once.clone().expand_as(each))
+        else:  # one for each row of a product
+            rows = rows_of(each, batch=0)
+            of_row = rows.amax(1)
+            if ((rows != of_row[:, None]) & (rows >= 0)).any():
+                raise NoRule("a row of a matrix product belongs to several examples")
+            kept.append(of_row)
+    return Owners(tuple(kept), constants)
 
 
 def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
@@ -142,27 +147,9 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     return whole.long() - 1
 
 
-def compact(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """The same numbers, kept once along every axis on which they do not change."""
-    kept = owner
-    for axis in range(owner.dim()):
-        first = kept.narrow(axis, 0, min(1, kept.shape[axis]))
-        kept = first if torch.equal(first.expand_as(kept), kept) else kept
-    return kept.clone().expand_as(owner)
-
-
 def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """The numbers that are kept."""
+    """The numbers that are kept, of those that an axis repeats."""
     return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
-
-
-def rows(owner: Int[Tensor, "..."]) -> Int[Tensor, " row"]:
-    """The owner of each row of a product."""
-    owner = rows_of(owner, batch=0)
-    of_row = owner.amax(1)
-    if ((owner != of_row[:, None]) & (owner >= 0)).any():
-        raise NoRule("a row of a matrix product belongs to several examples")
-    return of_row
 
 
 # --- Routing: the values on a tape that decide where other values go.
@@ -188,7 +175,6 @@ class Routes:
 
 
 def routes(tape: Tape) -> Routes:
-    """Those of all tapes of this structure."""
     read = {slot for entry in tape.entries for slot in entry.slots} | {tape.output}
     alone = tape.from_inputs - tape.from_weights
     return Routes(
@@ -199,18 +185,15 @@ def routes(tape: Tape) -> Routes:
 
 def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """The whole numbers that steer an operation, as its arguments or as an order that it finds."""
+    if entry.name == "index_put":  # h[h < 0] = 0 is an elementwise choice
+        _, (*before, last), value, *_ = entry.args
+        is_number = tape[value].dim() == 0 and value not in tape.from_weights
+        keeps_places = is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
+    else:
+        keeps_places = torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
     moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
     only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)
-    if moved and not (keeps_places(tape, entry) or only_picks):
+    if moved and not (keeps_places or only_picks):
         yield from (slot for slot in entry.slots if is_whole(tape[slot]))
     if entry.name not in TOURNAMENTS and any(slot in read and not is_whole(tape[slot]) for slot in entry.results):
         yield from (slot for slot in entry.results if is_whole(tape[slot]))
-
-
-def keeps_places(tape: Tape, entry: Entry) -> bool:
-    """Whether every element stays where it is; h[h < 0] = 0 is an elementwise choice."""
-    if entry.name != "index_put":
-        return torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
-    _, (*before, last), value, *_ = entry.args
-    is_number = tape[value].dim() == 0 and value not in tape.from_weights
-    return is_number and before == [None] * len(before) and tape[last].dtype == torch.bool

@@ -63,7 +63,6 @@ class Replay:
 
     @property
     def uses(self) -> list[Use]:
-        """Where weights met inputs, in their order."""
         return self.chord.uses
 
     @property
@@ -170,6 +169,8 @@ class GradientScale:
     >>> _ = y.register_hook(GradientScale())
     >>> [float(torch.autograd.grad(y, x, torch.full_like(y, u), retain_graph=True)[0]) for u in (2.0**900, 2.0**901)]
     [3.0, 6.0]
+    >>> [float(GradientScale()(torch.tensor(u))) for u in (5.0, 2.0**-100, 0.0)] == [5.0, 2.0**-100, 0.0]
+    True
     """
 
     def __init__(self) -> None:
@@ -179,17 +180,7 @@ class GradientScale:
         if gradient is None or gradient.numel() == 0:  # nothing depends on the tensor
             return gradient
         if self.scale is None:
-            self.scale = scale_for(float(gradient.abs().amax()))
+            largest = float(gradient.abs().amax())
+            power = frexp(largest)[1] - 1 if largest and isfinite(largest) else 0
+            self.scale = 1.0 if abs(power) <= REACH else 2.0**-power
         return gradient if self.scale == 1.0 else gradient * self.scale
-
-
-def scale_for(largest: float) -> float:
-    """The power of two that brings a number back to about one from far away.
-
-    >>> scale_for(5.0), scale_for(2.0**600) == 2.0**-600, scale_for(2.0**-600) == 2.0**600
-    (1.0, True, True)
-    """
-    if largest == 0 or not isfinite(largest):
-        return 1.0
-    power = frexp(largest)[1] - 1
-    return 1.0 if abs(power) <= REACH else 2.0**-power

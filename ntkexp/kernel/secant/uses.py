@@ -162,8 +162,11 @@ class Trained:
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
         """Slots that hold rows of a trained table at places that no input decides: the table, and the places."""
-        found = [entry for entry in self.tape.entries if entry.name == "embedding" and len(entry.args) == 2]
-        return {entry.results[0]: (entry.args[0], entry.args[1]) for entry in found if entry.results[0] in self.slots}
+        return {
+            entry.results[0]: (entry.args[0], entry.args[1])
+            for entry in self.tape.entries
+            if entry.name == "embedding" and len(entry.args) == 2 and entry.results[0] in self.slots
+        }
 
     def view(self, value: Tensor) -> View | None:
         """The view of a trained parameter that this tensor is, if it is one."""
@@ -180,6 +183,10 @@ class Trained:
 # multiplied with is on the tape. Uses come in the order of the replay's, which knows who owns their elements.
 
 
+class NotPlain(Exception):
+    """A use of a weight that is not seen from the operation's result."""
+
+
 def plain_uses(trained: Trained) -> list[Use] | None:
     """The uses of trained weights, if autograd can differentiate at the operations' own results; otherwise None."""
     uses: list[Use] = []
@@ -188,17 +195,13 @@ def plain_uses(trained: Trained) -> list[Use] | None:
             return None  # autograd has no derivative of what a write in place becomes
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
-        if entry.results and trained.tape[entry.results[0]].is_complex():
-            return None  # a use has real taps
+        if entry.name not in READINGS or trained.tape[entry.results[0]].is_complex():
+            return None  # its result does not tell what weights were multiplied with; a use has real taps
         try:
-            uses += READINGS.get(entry.name, refuse)(Meeting(trained, entry))
+            uses += READINGS[entry.name](Meeting(trained, entry))
         except NotPlain:
             return None
     return uses
-
-
-class NotPlain(Exception):
-    """A use of a weight that is not seen from the operation's result."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,7 @@ class Meeting:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """Its arguments, slots for tensors."""
-        return self.entry.args
+        return self.entry.args  # slots for tensors
 
     @property
     def tap(self) -> Tensor:
@@ -223,7 +225,6 @@ class Meeting:
         return self.trained.tape[slot].detach()
 
     def is_trained(self, value: object) -> bool:
-        """Whether an argument is made of trained weights."""
         return isinstance(value, Slot) and value in self.trained.slots
 
     def source(self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight) -> View:
@@ -248,11 +249,6 @@ class Meeting:
         return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
 
 
-def refuse(met: Meeting) -> list[Use]:
-    """An operation whose result does not tell what its weights were multiplied with."""
-    raise NotPlain
-
-
 def product(met: Meeting) -> list[Use]:
     """gain · x W + shift · b, with the weight on the right."""
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
@@ -270,48 +266,30 @@ def convolution(met: Meeting) -> list[Use]:
     if transposed or met.is_trained(left):
         raise NotPlain
     bias = met.source(added) if met.is_trained(added) else None
-    window = Window(met.value(left), met.value(right).shape[2:], stride, padding, dilation)
-    if groups > 1 or not keeps_factors(met.value(right).shape, met.tap.shape):
+    kernel = met.value(right).shape
+    window = Window(met.value(left), kernel[2:], stride, padding, dilation)
+    # Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out
+    uses, inputs, features = prod(met.tap.shape[2:]), prod(kernel[1:]), kernel[0]
+    if groups > 1 or uses**2 * (inputs + features + 1) >= inputs * features:
         return [Grouped(met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
     weight = met.source(right, lambda kernel: kernel.flatten(1).t())
     return [Product(met.tap, window.rows, weight, bias, None if bias is None else 1.0)]
 
 
-def keeps_factors(kernel: torch.Size, result: torch.Size) -> bool:
-    """Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out."""
-    uses, inputs, features = prod(result[2:]), prod(kernel[1:]), kernel[0]
-    return uses**2 * (inputs + features + 1) < inputs * features
-
-
-def layer_norm(met: Meeting) -> list[Use]:
-    """Gain and bias of the last axes."""
-    x, shape, gain, bias, _ = met.args
-    return affine(met, normed(met, met.value(x)), gain, bias, shape)
-
-
-def group_norm(met: Meeting) -> list[Use]:
-    """Gain and bias of the channels."""
-    x, gain, bias, examples, channels, _, groups, _ = met.args
-    grouped = met.value(x).reshape(examples, groups, -1)
-    moments = (met.value(slot).view(examples, groups, 1) for slot in met.entry.results[1:])
-    return affine(met, normed(met, grouped, *moments).view(met.tap.shape), gain, bias, along_channels(met, channels))
-
-
-def normed(met: Meeting, x: Tensor, *moments: Tensor) -> Tensor:
-    """(x − mean)/deviation, by the mean and the reciprocal deviation that the operation gave beside its result."""
-    mean, reciprocal = moments or (met.value(slot) for slot in met.entry.results[1:])
-    return (x - mean) * reciprocal
-
-
-def along_channels(met: Meeting, channels: int) -> list[int]:
-    """The shape of a number for each channel."""
-    return [1, channels] + [1] * (met.tap.dim() - 2)
-
-
-def affine(met: Meeting, x: Tensor, gain: Slot | None, bias: Slot | None, axes: Sequence[int]) -> list[Use]:
-    """gain · x + bias."""
-    uses: list[Use] = [met.spread(gain, axes, x)] if met.is_trained(gain) and gain is not None else []
-    return [*uses, met.spread(bias, axes)] if met.is_trained(bias) and bias is not None else uses
+def normalisation(met: Meeting) -> list[Use]:
+    """gain · x + bias of what is normalised, by the mean and the reciprocal deviation that come beside the result: of
+    the last axes, or of channels in groups."""
+    mean, reciprocal = (met.value(slot) for slot in met.entry.results[1:])
+    if met.entry.name == "native_layer_norm":
+        x, axes, gain, bias, _ = met.args
+        normed = (met.value(x) - mean) * reciprocal
+    else:
+        x, gain, bias, examples, channels, _, groups, _ = met.args
+        grouped, shape = met.value(x).reshape(examples, groups, -1), (examples, groups, 1)
+        normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(met.tap.shape)
+        axes = [1, channels] + [1] * (met.tap.dim() - 2)
+    uses: list[Use] = [met.spread(gain, axes, normed)] if met.is_trained(gain) else []
+    return [*uses, met.spread(bias, axes)] if met.is_trained(bias) else uses
 
 
 def add(met: Meeting) -> list[Use]:
@@ -337,16 +315,12 @@ def embedding(met: Meeting) -> list[Use]:
     return [Element(met.tap, met.source(table), count[places], gain)]
 
 
-Reading: TypeAlias = Callable[[Meeting], list[Use]]
-
-READINGS: dict[str, Reading] = {
+READINGS: dict[str, Callable[[Meeting], list[Use]]] = {
+    **dict.fromkeys(("mm", "addmm"), product),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm"), normalisation),
     "add": add,
-    "addmm": product,
     "convolution": convolution,
     "embedding": embedding,
-    "mm": product,
     "mul": multiply,
-    "native_group_norm": group_norm,
-    "native_layer_norm": layer_norm,
 }
 """What each operation makes of the weights that it uses, if that can be seen from its result."""

@@ -12,15 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ntkexp.covariance.covariance import Cross
+from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
-from ntkexp.limit.fused import program as tables
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures
+from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures, field_count, tables
 from ntkexp.limit.fused.tile import walked
-from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, symmetric
+from ntkexp.limit.network import COPIES, Kernels, Network, Side, both, cuts, finite, symmetric
 
 # --- Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours.
 
@@ -136,11 +135,9 @@ def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
 
 SubBlock = tuple[slice, slice]
 Result = TypeVar("Result")
-IMAGES = 32
-"""Images on each side of a sub-block: so many that laying them out costs little."""
 
 
-def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
+def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
     """The sub-blocks; where the sides are the same, those on and above the diagonal."""
     return [
         (row, column)
@@ -148,30 +145,6 @@ def places(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
         for column in cuts(len(right.x), size)
         if not same or column.start >= row.start
     ]
-
-
-def long_places(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """The sub-blocks of a strip of vectors, so many that every thread has some; where the sides are the same, the first
-    ones of their rows begin on the diagonal.
-    """
-    rows = strip.stop - strip.start
-    few = rows if threads == 1 else max(1, rows // (2 * threads))
-    return [
-        (slice(row, min(row + few, strip.stop)), slice(start, min(start + PIECE, columns)))
-        for row in range(strip.start, strip.stop, few)
-        for start in range(row if same else 0, columns, PIECE)
-    ]
-
-
-def laid_out(levels: Sequence[Tables], memory_gb: float) -> int:
-    """How many images on each side of a sub-block there is room for, each laid out in three steps."""
-    largest = max(table.left[0].nbytes for table in levels)
-    return max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * largest))))
-
-
-def shared(left: Side, right: Side, size: int, threads: int) -> int:
-    """The sides of sub-blocks so short that every thread has some."""
-    return size if threads == 1 else max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
 
 
 def in_threads(
@@ -201,7 +174,7 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
     whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
     nngp, ntk = whole[0].numpy(), whole[1].numpy()
     level = program.levels[0]
-    table = tables.of_vectors(level, left, right)
+    table = tables(level, left, right)
     fields = np.ascontiguousarray(table.right.T)
     products = left.x.new_empty(min(len(left.x), ROWS * threads), len(right.x))
 
@@ -219,10 +192,16 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
 
     largest = 0
     for strip in cuts(len(left.x), len(products)):
-        start = strip.start if same else 0
-        shown = products[: strip.stop - strip.start, start:]
-        torch.addmm(shown, left.x[strip], right.x[start:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
-        parts = long_places(strip, len(right.x), same, threads)
+        first, rows = strip.start if same else 0, strip.stop - strip.start
+        shown = products[:rows, first:]
+        torch.addmm(shown, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
+        # So many sub-blocks that every thread has some; of equal sides the first ones begin on the diagonal.
+        few = rows if threads == 1 else max(1, rows // (2 * threads))
+        parts = [
+            (slice(row, min(row + few, strip.stop)), slice(start, min(start + PIECE, len(right.x))))
+            for row in range(strip.start, strip.stop, few)
+            for start in range(row if same else 0, len(right.x), PIECE)
+        ]
         largest = max([largest, *in_threads(walk, parts, threads, len(parts))])
     return finite(whole) if largest == beyond(nngp.dtype) else whole
 
@@ -236,6 +215,8 @@ TABLES = 8
 """Into so many parts memory goes, of which the tables of a side take one."""
 NUMBERS = 2**22
 """Numbers of each kernel in a sub-block that are kept between levels."""
+IMAGES = 32
+"""Images on each side of a sub-block: so many that laying them out costs little."""
 
 
 def kernels(
@@ -244,29 +225,16 @@ def kernels(
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return of_vectors(program, left, right, same, threads)
-    numbers = left.x[0].numel() + sum(tables.pair_count(one, left, right) * prod(one.sizes) for one in program.levels)
+    numbers = left.x[0].numel() + sum(field_count(one, left, right) * prod(one.sizes) for one in program.levels)
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
-    if max(len(left.x), len(right.x)) > most:
-        return in_parts(program, net, left, right, same, threads, memory_gb, most)
-    nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
-    if same:
-        nngp, ntk = symmetric(nngp), symmetric(ntk)
-    return finite(rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
-
-
-def in_parts(
-    program: TileProgram,
-    net: Network,
-    left: Side,
-    right: Side,
-    same: bool,
-    threads: int,
-    memory_gb: float,
-    most: int,
-) -> Kernels:
-    """The kernels of a block part by part, of no more examples a side than there is room for in tables."""
-    whole = tuple(left.x.new_empty(len(left.x), len(right.x)) for _ in range(2))
-    for row, column in places(left, right, most, same):
+    if max(len(left.x), len(right.x)) <= most:
+        nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
+        if same:
+            nngp, ntk = symmetric(nngp), symmetric(ntk)
+        return finite(rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
+    # Part by part, of no more examples a side than there is room for in tables.
+    whole = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
+    for row, column in sub_blocks(left, right, most, same):
         itself = same and row == column
         found = kernels(program, net, left.part(row), right.part(column), itself, threads, memory_gb)
         for values, part in zip(whole, found, strict=True):
@@ -280,10 +248,12 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
     sub-block after the other.
     """
-    found = [tables.of_images(level, left, right) for level in program.levels]
-    size = shared(left, right, sub_block(program, found, memory_gb), threads)
-    parts, last = places(left, right, size, same), program.levels[-1].pairs
+    found = [tables(level, left, right) for level in program.levels]
     leaving = [departures(*ends, found[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
+    size = sub_block_size(program, found, memory_gb)
+    if threads > 1:  # so short that every thread has some
+        size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
+    parts, last = sub_blocks(left, right, size, same), program.levels[-1].pairs
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
     def tiles(place: SubBlock) -> Kernels:
@@ -298,13 +268,17 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     return nngp, ntk
 
 
-def sub_block(program: TileProgram, found: Sequence[Tables], memory_gb: float) -> int:
-    """How many images there is room for on each side of a sub-block, with all that departs from two levels."""
+def sub_block_size(program: TileProgram, found: Sequence[Tables], memory_gb: float) -> int:
+    """How many images there is room for on each side of a sub-block, each laid out in three steps, with all that
+    departs from two levels.
+    """
+    laid_out = max(table.left[0].nbytes for table in found)
     departing = [
         2 * len(one.departures) * after.count for one, after in zip(program.levels, program.departed, strict=True)
     ]
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * found[0].left.itemsize)))
-    return max(1, min(laid_out(found, memory_gb), isqrt(2 * numbers // max(1, *departing))))
+    size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
+    return max(1, min(size, isqrt(2 * numbers // max(1, *departing))))
 
 
 def through(
@@ -357,6 +331,6 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
 def rest(program: TileProgram, left: Side, right: Side, found: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
     wanted = base.need(program.rest, Pairs((), ()), program.rest_shape)
-    start = Cross(*found, wanted, left.variances, right.variances, same, program.met)
-    end = base.push(program.rest, start, program.rest_shape)
-    return end.nngp, end.ntk
+    met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
+    start = Covariance(*found, wanted, left.variances, right.variances, same, met)
+    return both(base.push(program.rest, start, program.rest_shape))

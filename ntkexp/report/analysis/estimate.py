@@ -30,20 +30,21 @@ Student's. Where all seeds were run at all places, this is the fit through all r
 
 How an estimate stands to what was expected of it: the expectation leaves a range, and the whole interval counts.
 
-    inside     the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
-    outside    the interval lies beyond it
-    across     anything else; nothing is known if there is one repetition alone
+    inside           the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
+    above, below     the interval lies beyond it
+    across           anything else; nothing is known if there is one repetition alone
 
-Laws of sweeps say of it `agrees`, `larger` or `smaller`, `undecided`; claims `supported`, `refuted`, `undecided`.
+Laws of sweeps say of it `agrees`, `larger`, `smaller`, `undecided`; claims `supported`, `refuted`, `refuted`,
+`undecided`.
 
 An exponent leaves exponent ± margin; one that bounds from above leaves (−∞, exponent + margin], one from below
 [exponent − margin, ∞). So few repetitions are never evidence for anything: their interval is too wide.
 
 >>> law = Estimate(-0.97, error=0.02, freedom=4)
->>> [judge(law, expected).word for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
-['agrees', 'smaller', 'agrees']
->>> judge(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
-Verdict(word='undecided', more=43)
+>>> [compare(law, expected).where for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
+['inside', 'below', 'inside']
+>>> compare(Estimate(-0.97, error=0.1, freedom=1), Expected(-1.0))
+IntervalComparison(where='across', p=None, more=43)
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate is a value with its standard error, which was found with so many degrees of freedom."""
+    """A value with its standard error, which was found with so many degrees of freedom."""
 
     value: float
     error: float = math.nan
@@ -79,17 +80,15 @@ class Estimate:
 
     @property
     def reach(self) -> float:
-        """The interval reaches so far on both sides of the value."""
+        """How far the interval reaches on both sides of the value."""
         return student(self.freedom, (1 + CONFIDENCE) / 2) * self.error if self.known else math.nan
 
     @property
     def low(self) -> float:
-        """The interval begins here."""
         return self.value - self.reach
 
     @property
     def high(self) -> float:
-        """The interval ends here."""
         return self.value + self.reach
 
     def covers(self, value: float) -> bool | None:
@@ -97,7 +96,7 @@ class Estimate:
         return self.low <= value <= self.high if self.known else None
 
     def widened(self, factor: float) -> Estimate:
-        """The same value is given, known less well."""
+        """The same value, known less well."""
         return replace(self, error=self.error * factor)
 
 
@@ -109,12 +108,12 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Find the standard deviation, with n − 1; NaN of fewer than two."""
+    """The standard deviation, with n − 1; NaN of fewer than two."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def student(freedom: int, share: float) -> float:
-    """Find the number below which so large a share of Student's distribution lies."""
+    """The number below which so large a share of Student's distribution lies."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     return float(stdtrit(freedom, share))
@@ -143,14 +142,13 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
     """
     of_seeds = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
     shared = [unit for unit in of_seeds if np.ptp(x[unit]) > 0]
-    return shared if len(shared) > 1 else shared + gathered([unit for unit in of_seeds if np.ptp(x[unit]) == 0], x)
-
-
-def gathered(single: Sequence[Unit], x: NDArray[np.float64]) -> list[Unit]:
-    """Put together seeds that were run at one place each, the k-th of every place."""
+    if len(shared) > 1:
+        return shared
+    # Seeds that were run at one place each, the k-th of every place as if they were one
+    single = [unit for unit in of_seeds if np.ptp(x[unit]) == 0]
     places = [[unit for unit in single if x[unit[0]] == place] for place in np.unique(x)]
     rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*places))
-    return [np.concatenate(turn) for turn in rounds if len(turn) > 1]
+    return shared + [np.concatenate(turn) for turn in rounds if len(turn) > 1]
 
 
 def most_informative(known: Sequence[float]) -> list[int]:
@@ -174,7 +172,7 @@ ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted law has these coefficients, and was fitted to so much."""
+    """A fitted law: its coefficients, and how much it was fitted to."""
 
     exponent: Estimate
     prefactor: float
@@ -193,11 +191,11 @@ class PowerLaw:
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > ROUNDING
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The law says this at a place."""
+        """y at these places."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
     def widened(self, factor: float) -> PowerLaw:
-        """The same law is given, known less well."""
+        """The same law, known less well."""
         return replace(self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor))
 
 
@@ -212,11 +210,17 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     asked, lines = own(np.vander(log_x - middle, 2, increasing=True), units(x[fit], seeds[fit]))
     heights, slopes = (lines @ log_y).T
     used = np.concatenate(asked)
+
+    # The curvature c, by the units with three places or more
+    curvature = Estimate(math.nan)
+    if able := [unit for unit in asked if len(np.unique(log_x[unit])) > 2]:
+        _, parabolas = own(np.vander(log_x - middle, 3, increasing=True) / [1, 1, 2], able)
+        curvature = mean_of((parabolas[:, 2] @ log_y).tolist())
     exponent = mean_of(slopes.tolist())
     return PowerLaw(
         exponent=exponent,
         prefactor=math.exp(heights.mean() - exponent.value * middle),
-        curvature=bend(log_x - middle, log_y, asked),
+        curvature=curvature,
         start=float(x[fit][used].min()),
         stop=float(x[fit][used].max()),
         points=len(np.unique(x[fit][used])),
@@ -225,15 +229,6 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
         units=len(asked),
         left_out=len(x) - len(used),
     )
-
-
-def bend(log_x: NDArray[np.float64], log_y: NDArray[np.float64], asked: Sequence[Unit]) -> Estimate:
-    """Fit the curvature c, by the units with three places or more."""
-    able = [unit for unit in asked if len(np.unique(log_x[unit])) > 2]
-    if not able:
-        return Estimate(math.nan)
-    _, parabolas = own(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
-    return mean_of((parabolas[:, 2] @ log_y).tolist())
 
 
 def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
@@ -248,9 +243,6 @@ def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit]
     return [asked[k] for k in chosen], inverses[chosen]
 
 
-Place: TypeAlias = Literal["inside", "outside", "across"]
-Word: TypeAlias = Literal["agrees", "larger", "smaller", "undecided"]
-
 CHANCE = (1 - CONFIDENCE) / 2
 POWER = 0.8
 MOST = 1000
@@ -258,53 +250,48 @@ MOST = 1000
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The verdict is a word, and says of what is undecided how many more repetitions would probably decide it; None if
-    far too many.
+class IntervalComparison:
+    """Where the interval lies beside the range that was expected.
+
+    `p` is the probability of so good an estimate by chance, were the truth at the edge, where the interval lies on one
+    side of it. Where it lies across, `more` repetitions would probably decide; None if far too many.
     """
 
-    word: Word
+    where: Literal["inside", "above", "below", "across"]
+    p: float | None = None
     more: int | None = None
 
 
-def place(estimate: Estimate, expected: Expected, *, strict: bool = False) -> tuple[Place, float]:
-    """Where the interval lies, and p: the probability of so good an estimate by chance, were the truth at the edge.
+def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> IntervalComparison:
+    """Compare an interval with the range that was expected; claims and the laws of sweeps are judged by this alone.
 
     p ≤ 2.5 % is where the whole 95 % interval lies inside or outside. The edges belong to the range, unless it is
     `strict`: then an exact estimate at an edge lies outside.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
-    >>> [place(equal, Expected(0.0, 0.0, "lower"), strict=strict)[0] for strict in (False, True)]
-    ['inside', 'outside']
+    >>> [compare(equal, Expected(0.0, 0.0, "lower"), strict=strict).where for strict in (False, True)]
+    ['inside', 'below']
     """
-    value = estimate.value
-    if not estimate.known or math.isnan(value):
-        return "across", math.nan
-    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
-    inside = 1.0 if at_edge else max(tail(estimate, value - expected.low), tail(estimate, expected.high - value))
-    outside = min(tail(estimate, expected.low - value), tail(estimate, value - expected.high))
-    if inside <= CHANCE:
-        return "inside", inside
-    return ("outside", outside) if outside <= CHANCE else ("across", math.nan)
-
-
-def tail(estimate: Estimate, way: float) -> float:
-    """The probability of an estimate so far beyond an edge, were the truth at that edge."""
     from scipy.special import stdtr  # noqa: PLC0415  slow, and a report without intervals needs none
 
-    if math.isinf(way) or not estimate.error:
-        return 0.0 if way >= 0 else 1.0
-    return float(stdtr(estimate.freedom, -way / estimate.error))
+    value = estimate.value
+    if not estimate.known or math.isnan(value):
+        return IntervalComparison("across")
 
+    def chance(way: float) -> float:
+        """The probability of an estimate so far beyond an edge, were the truth at that edge."""
+        if math.isinf(way) or not estimate.error:
+            return 0.0 if way >= 0 else 1.0
+        return float(stdtr(estimate.freedom, -way / estimate.error))
 
-def judge(estimate: Estimate, expected: Expected) -> Verdict:
-    """Judge an estimate by what was expected."""
-    match place(estimate, expected)[0]:
-        case "inside":
-            return Verdict("agrees")
-        case "outside":
-            return Verdict("larger" if estimate.value > expected.high else "smaller")
-    return Verdict("undecided", missing(estimate, expected) if estimate.known else None)
+    at_edge = strict and value in {expected.low, expected.high} and not estimate.error
+    inside = 1.0 if at_edge else max(chance(value - expected.low), chance(expected.high - value))
+    if inside <= CHANCE:
+        return IntervalComparison("inside", inside)
+    outside = min(chance(expected.low - value), chance(value - expected.high))
+    if outside <= CHANCE:
+        return IntervalComparison("above" if value >= expected.high else "below", outside)
+    return IntervalComparison("across", more=missing(estimate, expected))
 
 
 def missing(estimate: Estimate, expected: Expected) -> int | None:
@@ -316,13 +303,13 @@ def missing(estimate: Estimate, expected: Expected) -> int | None:
     """
     way = min(abs(estimate.value - expected.low), abs(estimate.value - expected.high))
     have = estimate.freedom + 1
-    enough = np.flatnonzero(reaches()[have:] * estimate.error * math.sqrt(have) <= way)
+    enough = np.flatnonzero(ways()[have:] * estimate.error * math.sqrt(have) <= way)
     return int(enough[0]) + 1 if len(enough) else None
 
 
 @cache
-def reaches() -> NDArray[np.float64]:
-    """Find what is asked of way/s above, for m = 1, 2, …"""
+def ways() -> NDArray[np.float64]:
+    """What way/s above has to be at least, for m = 1, 2, …"""
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     total = np.arange(1, MOST + 1)

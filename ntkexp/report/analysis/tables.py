@@ -15,7 +15,7 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
 from ntkexp.report.analysis.estimate import Estimate, deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of, start_variances
-from ntkexp.report.run import START_VARIANCE, Run, load_tables, quantities
+from ntkexp.report.run import START_VARIANCE, Run, load_runs, quantities
 from ntkexp.report.tables import format_csv
 
 # --- A sweep in numbers, as three files beside it.
@@ -60,12 +60,10 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 
 def write_tables(path: Path) -> tuple[Path, ...]:
     """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
-    sweep, runs = read_sweep(path), {}
-    for place in sweep.runs:
-        try:
-            runs[place.folder] = load_tables(place.folder)
-        except Mistake:
-            continue  # the run's own row says what became of it
+    sweep = read_sweep(path)
+    folders = [place.folder for place in sweep.runs]
+    loaded = zip(folders, load_runs(folders), strict=True)  # of one that cannot be read, its row says what it became
+    runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
 
 

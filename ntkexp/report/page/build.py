@@ -1,5 +1,13 @@
 """The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything else;
 and the same in Markdown.
+
+    outputs/report/index.html           the page
+    outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
+    outputs/report/runs.csv             the table of all runs
+    outputs/report/claims.html          the page of claims, if any was judged
+    outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where somebody asked
+
+A template is filled with views: what the page shows of a run, a sweep, a point or a claim, by the template's names.
 """
 
 from __future__ import annotations
@@ -7,78 +15,84 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
+from typing import TypeAlias
 
 import jinja2
+import pandas as pd
 
+from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
-from ntkexp.records.claim import ClaimRecord
+from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
 from ntkexp.records.folder import package_version
+from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
-from ntkexp.report.analysis.tables import save
+from ntkexp.report.analysis.tables import Analysis, save
+from ntkexp.report.claims import outlook, tabulate_claims
 from ntkexp.report.claims import summary as claims_summary
-from ntkexp.report.explain import Explanation
-from ntkexp.report.forgetting import forgettings, sentence
+from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
+from ntkexp.report.explain import notes as explanation_notes
+from ntkexp.report.forgetting import forgettings
+from ntkexp.report.forgetting import sentence as forgetting_sentence
+from ntkexp.report.inventory import differing, flat
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material, tabulate_fits, tabulate_points, what_came_out, what_was_run
-from ntkexp.report.page.claim_view import RULE, claim_view
-from ntkexp.report.page.claim_view import overview as claims_overview
-from ntkexp.report.page.run_view import check, lead, overview, point_views, run_views, sweep_view
+from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
+from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
+from ntkexp.report.plots import examples
+from ntkexp.report.plots.run_plots import Picture, exhibition, strip
+from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run, combined
-from ntkexp.report.tables import escaped, format_csv, format_markdown, of_frame
-
-# --- The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything
-# else.
-#
-#     outputs/report/index.html           the page
-#     outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
-#     outputs/report/runs.csv             the table of all runs
-#     outputs/report/claims.html          the page of claims, if any was judged
-#     outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where somebody asked
-
+from ntkexp.report.sentence import notes, sentence, tabulate_ladder
+from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, of_frame, tabulate
+from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
 PER_PAGE = 25
 """Rows that a table shows at once."""
 
+View: TypeAlias = dict[str, object]
+
 
 def write(material: Material, folder: Path, command: str) -> Path:
     """Write the page and the files beside it; the page's path is given back."""
     make_folder(folder)
-    page = folder / "index.html"
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    write_atomically(page, render(material, folder, command))
-    return page
-
-
-def render(material: Material, folder: Path, command: str) -> str:
-    """Write the page as text."""
-    return filled(
+    first = None if material.analyses else strip(material.runs)  # where there is no sweep to begin with
+    names = anchors(material.runs)
+    caption = "Every run, what sets it apart, and its relative errors"
+    links = [f"#{name}" for name in names.values()]
+    page = fill(
         "template.html",
         command,
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
-        lead=None if material.analyses else lead(material, command, folder),
+        lead=first and show(first, "runs", command, folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
-        runs=list(run_views(material, folder)),
-        overview=overview(material),
+        runs=run_views(material, names, folder),
+        overview=format_html(of_frame(combined(material.runs)), "all-runs", caption, links),
         claims=CLAIMS if (folder / CLAIMS).is_file() else "",
     )
+    write_atomically(folder / "index.html", page)
+    return folder / "index.html"
 
 
 def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> Path:
     """Write the page of claims beside that of runs; its path is given back."""
     make_folder(folder)
-    page = filled(
+    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of them, at 5 %"
+    links = [f"#{claim_anchor(record)}" for record in records]
+    page = fill(
         "claims.html",
         command,
         summary=claims_summary(records),
         rule=RULE,
-        overview=claims_overview(records),
+        overview=format_html(tabulate_claims(records).select(*OF_A_CLAIM), "claims", caption, links),
         claims=[claim_view(record, folder) for record in records],
     )
     write_atomically(folder / CLAIMS, page)
@@ -89,15 +103,18 @@ def write_explanations(
     run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
 ) -> Path:
     """Write the page of a run's explanations; its path is given back."""
-    checked, picture = check(run)
-    text = filled(
+    known, check, picture = known_effects(run), "", None
+    if known is not None and known.check is not None and known.agreement is not None:  # whether effects came true
+        check, picture = known.agreement.sentence, show(examples.checked(known.check, known.agreement), "check")
+    entries = {entry.number: entry for entry in removed}
+    text = fill(
         "explain.html",
         command,
         run=run.name,
         outcome=run.outcome,
-        tasks=[sentence(each) for each in forgettings(run)],
-        points=point_views(found, removed),
-        check=checked,
+        tasks=[forgetting_sentence(each) for each in forgettings(run)],
+        points=[point_view(explanation, entries.get(explanation.number)) for explanation in found],
+        check=check,
         check_picture=picture,
     )
     make_folder(page.parent)
@@ -105,7 +122,7 @@ def write_explanations(
     return page
 
 
-def filled(template: str, command: str, **content: object) -> str:
+def fill(template: str, command: str, **content: object) -> str:
     """Fill a template, with what all pages have."""
     script = (HERE / "script.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -123,23 +140,225 @@ def filled(template: str, command: str, **content: object) -> str:
     )
 
 
-# --- A report for a paper or a terminal: the same sentences and tables, in Markdown.
-
-
 def markdown(material: Material) -> str:
-    """Write the whole report."""
-    return "\n\n".join(parts(material)) + "\n"
-
-
-def parts(material: Material) -> Iterator[str]:
-    """Go through sentences and tables, in the order of the page."""
-    yield f"# {escaped(what_was_run(material))}"
-    yield escaped(what_came_out(material.runs))
+    """Write the same sentences and tables in Markdown, for a paper or a terminal."""
+    parts = [f"# {escaped(what_was_run(material))}", escaped(what_came_out(material.runs))]
     for analysis in material.analyses:
-        yield f"## {escaped(analysis.sweep.name)}"
+        parts.append(f"## {escaped(analysis.sweep.name)}")
         if analysis.laws:
-            yield escaped(summary(analysis.laws, analysis.draws))
-            yield format_markdown(of_frame(tabulate_fits(analysis)))
-        yield format_markdown(of_frame(tabulate_points(analysis)))
-    yield "## All runs"
-    yield format_markdown(of_frame(combined(material.runs)))
+            parts.append(escaped(summary(analysis.laws, analysis.draws)))
+            parts.append(format_markdown(of_frame(tabulate_fits(analysis))))
+        parts.append(format_markdown(of_frame(tabulate_points(analysis))))
+    return "\n\n".join([*parts, "## All runs", format_markdown(of_frame(combined(material.runs)))]) + "\n"
+
+
+# --- Runs: each by itself, with pictures of as many as there is room for.
+
+
+ROOM = 4_000_000
+"""Bytes for pictures of single runs; what does not fit is linked to."""
+
+
+def anchors(runs: Sequence[Run]) -> dict[Path, str]:
+    """What each run is called in links; of namesakes from several places, the later ones are numbered."""
+    taken: dict[str, Path] = {}
+    for run in runs:
+        plain = f"run-{slug(run.name)}"
+        taken[next(name for name in chain([plain], (f"{plain}-{k}" for k in count(2))) if name not in taken)] = run.path
+    return {path: name for name, path in taken.items()}
+
+
+def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
+    """Show every run; pictures of those that stand for a point come first, as long as there is room."""
+    first: dict[tuple[object, ...], Run] = {}  # seed of every point of a sweep
+    for analysis in material.analyses:
+        for place in analysis.sweep.runs:
+            if place.folder in material.by_folder:
+                first.setdefault((analysis.sweep.name, *place.point), material.by_folder[place.folder])
+    left, figures = ROOM, dict[Path, tuple[Shown, ...]]()
+    for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
+        if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
+            figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
+            left -= sum(len(shown.svg) for shown in figures[run.path])
+
+    configs = {run.path: flat(run.config) for run in material.runs}
+    keys = differing(list(configs.values()))
+    return [
+        run_view(run, names[run.path], folder)
+        | {
+            "differences": [(key, configs[run.path][key]) for key in keys if key in configs[run.path]],
+            "figures": figures.get(run.path, ()),
+        }
+        for run in material.runs
+    ]
+
+
+def run_view(run: Run, anchor: str, folder: Path) -> View:
+    ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
+    names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
+    drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
+    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
+    return {
+        "anchor": anchor,
+        "name": run.name,
+        "href": link(run.path, folder),
+        "sentence": sentence(run.ladder, diverged=run.diverged),
+        "outcome": run.outcome,
+        "command": command_of(run),
+        "ladder": format_html(ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"),
+        "notes": notes(run.ladder),
+        "files": [(name, link(run.path / name, folder)) for name in there],
+    }
+
+
+# --- A sweep: its pictures, its laws and the means at its points.
+
+
+def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
+    sweep, name = analysis.sweep, slug(analysis.sweep.name)
+    laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
+    means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
+    pictures = exhibition(analysis, material.by_folder)
+    return {
+        "anchor": f"sweep-{name}",
+        "name": sweep.name,
+        "extent": extent(sweep),
+        "command": sweep.command,
+        "base": " ".join(sweep.base),
+        "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
+        "laws": summary(analysis.laws, analysis.draws),
+        "fits": format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
+        "reasons": dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None),
+        "points": format_html(of_frame(tabulate_points(analysis)), f"points-{name}", means),
+        "failed": [f"{run.folder.name}: {run.reason or run.state}" for run in sweep.runs if run.state == "failed"],
+    }
+
+
+# --- A point that is explained: what made its output, what would change it, what a removal did.
+
+
+def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
+    """Show one point: what its output is, all training examples, and what a removal changed, if one was asked for."""
+    name, point = f"{explanation.split} {explanation.number}", explanation.point
+    anchor = slug(name.replace(" ", "-"))
+    pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
+    pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
+    parts = tabulate_examples(explanation).select("example", "holds", *phase, "added", "if left out", "half by")
+    return {
+        "anchor": anchor,
+        "title": f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
+        "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
+        "examples": format_html(parts, f"examples-{anchor}", "All training examples"),
+        "notes": explanation_notes(explanation),
+        "pictures": [show(picture, anchor) for picture in explanation_pictures(explanation, entry)],
+        "removal": "" if entry is None else removal_sentence(entry),
+    }
+
+
+def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
+    """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
+    added = tabulate_examples(explanation).select("index", "name", "added")
+    with house_style():
+        numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
+        yield Picture("examples", examples.draw([examples.row(explanation)]), numbers)
+    yield examples.beside(explanation)
+    if (moved := explanation.movement) is not None:
+        yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
+    if entry is not None:
+        yield examples.shares(entry)
+        yield examples.when(entry.by_step, "At which steps leaving them out made its change")
+
+
+def removal_sentence(entry: LedgerEntry) -> str:
+    """Say what leaving a group out was predicted to change, and changed."""
+    several = f", by the sum of {len(entry.places)} effects, which do not add" if len(entry.places) > 1 else ""
+    predicted = "" if entry.predicted is None else f" (predicted: {short(entry.before + entry.predicted)}{several})"
+    return (
+        f"Trained again without {len(entry.places)} of the examples, the output is "
+        f"{short(entry.before + entry.actual)} instead of {short(entry.before)}{predicted}."
+    )
+
+
+# --- A claim: its picture, its looks and its command.
+
+
+OF_A_CLAIM = (
+    *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "CPU minutes", "size"),
+    *("source", "expected", "digest"),
+)
+OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
+SPOKEN = {"main": "the claim", "second": "second look"}
+RULE = (
+    "Each claim said beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
+    "expected; refuted: it lies outside; undecided: anything else, and also where the control is supported too. CPU "
+    "minutes are those of one core that does all runs of a claim by itself: two idle cores need half as long, and what "
+    "else a machine is doing does not count. Runs that claims share are counted for each."
+)
+
+
+def claim_anchor(record: ClaimRecord) -> str:
+    return f"claim-{slug(record.path.name)}"
+
+
+def claim_view(record: ClaimRecord, folder: Path) -> View:
+    anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
+    # with its size, if that is not its own: no other on the page is called so
+    title = record.name if record.size == "default" else f"{record.name}, {record.size}"
+    looks = [(SPOKEN.get(name, name), look) for name, look in record.looks.items()]
+    rows = [
+        (name, look.verdict, look.figure, look.low, look.high, seeds(look), look.draws, look.expected)
+        for name, look in looks
+    ]
+    notes = [f"{name}: {look.note}." for name, look in looks if look.note]
+    notes += [f"{SPOKEN[name]}: {said}." for name in SPOKEN if (said := outlook(record, name))]
+
+    picture: Shown | None = None  # if it is there, and is one
+    heading = f"{title}: {record.main.verdict}"
+    try:
+        drawn = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
+        picture = Shown(heading, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
+    except (Mistake, OSError, UnicodeDecodeError):
+        pass
+
+    files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
+    return {
+        "anchor": anchor,
+        "name": record.name,
+        "verdict": record.main.verdict,
+        "size": record.size,
+        "statement": record.statement,
+        "source": record.source,
+        "refutes": record.refutes,
+        "digest": record.digest,
+        "href": link(record.path, folder),
+        "picture": picture,
+        "caption": exhibit.caption,
+        "published": published_table(exhibit, anchor, f"{title}, by the protocol of {record.source}"),
+        "looks": format_html(
+            tabulate(OF_A_LOOK, rows, ("figure", "low", "high")), f"looks-{anchor}", f"Looks at {title}"
+        ),
+        "notes": notes,
+        "files": [(name, link(record.path / name, folder)) for name in files],
+    }
+
+
+def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
+    """The table that belongs to the picture, if there is one."""
+    if not exhibit.columns:
+        return None
+    columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
+    numbers = {name for name, column in columns if all(isinstance(cell, float | int | None) for cell in column)}
+    return format_html(tabulate(exhibit.columns, exhibit.rows, numbers), f"published-{anchor}", caption)
+
+
+def seeds(look: Judgement) -> str:
+    """Spell seeds as a range where they are one.
+
+    >>> from types import SimpleNamespace
+    >>> seeds(SimpleNamespace(seeds=(0, 1, 2))), seeds(SimpleNamespace(seeds=(0, 7)))
+    ('0 to 2', '0 and 7')
+    """
+    first, last = look.seeds[0], look.seeds[-1]
+    if len(look.seeds) > 2 and look.seeds == tuple(range(first, last + 1)):
+        return f"{first} to {last}"
+    return listed(list(map(str, look.seeds)))

@@ -168,8 +168,6 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """One picture stands on the page."""
-
     title: str
     svg: Markup
     csv: str
@@ -177,23 +175,12 @@ class Shown:
     command: str
 
 
-def show_and_keep(picture: Picture, prefix: str, command: str, folder: Path) -> Shown:
-    """Show a picture that was drawn for the page; it and its numbers are kept beside the page too."""
-    drawn, numbers = svg(picture.figure), format_csv(picture.table)
-    name = f"{prefix}.{picture.name}"
-    write_atomically(folder / f"{name}.svg", drawn)
-    write_atomically(folder / f"{name}.csv", numbers)
-    return show_with_numbers(picture, drawn, numbers, name, command)
-
-
-def show(picture: Picture, prefix: str) -> Shown:
-    """Show a picture that is on the page alone."""
-    numbers = format_csv(picture.table)
-    return show_with_numbers(picture, svg(picture.figure), numbers, f"{prefix}.{picture.name}", "")
-
-
-def show_with_numbers(picture: Picture, drawn: str, numbers: str, name: str, command: str) -> Shown:
-    """Put a picture and its numbers into the page."""
+def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
+    """Show a picture that was drawn for the page; it and its numbers are kept in a folder too, if one is given."""
+    drawn, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
+    if folder is not None:
+        write_atomically(folder / f"{name}.svg", drawn)
+        write_atomically(folder / f"{name}.csv", numbers)
     title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
     return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)

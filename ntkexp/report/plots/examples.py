@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.report.examples import Example
-from ntkexp.report.explain import Explanation, Part
+from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.plots.run_plots import Picture, write
@@ -39,7 +39,7 @@ POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, 
 
 @dataclass(frozen=True)
 class Explained:
-    """A point is explained by the examples that contributed most."""
+    """A point and the examples that contributed most to its output."""
 
     role: str
     said: str  # what the network gives the point
@@ -80,7 +80,9 @@ def pictures(rows: list[Explained]) -> Figure:
     page = pixel_axes(figure)
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
-        label(page, image(page, row.point.shown, POINT, bottom), point_label(row), BLACK)
+        # The point's class, with its phase where that fits, why it was chosen, and what is explained
+        name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
+        label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.said}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
@@ -94,12 +96,6 @@ def pixel_axes(figure: Figure) -> Axes:
     axes.set_axis_off()
     axes.set(xlim=(0, figure.get_figwidth() * DPI), ylim=(0, figure.get_figheight() * DPI), autoscale_on=False)
     return axes
-
-
-def point_label(row: Explained) -> str:
-    """Say the point's class, with its phase where that fits, why it was chosen, and what is explained."""
-    name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
-    return f"{name}\n{row.role}\n{row.said}"
 
 
 def remark(figure: Figure, x: int, text: str) -> None:
@@ -124,7 +120,6 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
 
 
 def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
-    """Write below an image."""
     left, right, bottom, _ = image.get_extent()
     page.annotate(
         text, ((left + right) / 2, bottom), xytext=(0, -2), textcoords="offset points",
@@ -202,7 +197,6 @@ def labelled(example: Example) -> Example:
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
-    """Write the title."""
     masses = [explanation.mass for explanation in explanations]
     largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
@@ -222,14 +216,15 @@ def beside(explanation: Explanation) -> Picture:
     """Draw what each of the first examples added, and by how much the output would change without it, if known."""
     parts = explanation.parts[:BARS]
     tells = any(part.left_out is not None for part in parts)
-    names = [name_of(part) for part in parts]
+    shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
+    names = [each.label if each.text else f"#{each.index} {each.label}" for each in shown]
     table = pd.DataFrame({
         "example": names,
         "added": [part.added for part in parts],
         **({"if_left_out": [part.left_out for part in parts]} if tells else {}),
     })  # fmt: skip
     with house_style():
-        figure = sheet(WIDE if tells else NARROW, len(parts))
+        figure = Figure(figsize=(WIDE if tells else NARROW, 0.8 + 0.17 * len(parts)), layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
         named_bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
         if tells:
@@ -245,7 +240,7 @@ def shares(entry: LedgerEntry) -> Picture:
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
     with house_style():
-        figure = sheet(NARROW, len(names))
+        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
         axes = figure.subplots()
         named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
@@ -298,11 +293,6 @@ def checked(found: LeaveOut, agreement: Agreement) -> Picture:
     return Picture("checked", figure, table)
 
 
-def sheet(width: float, rows: int) -> Figure:
-    """Make room for so many bars."""
-    return Figure(figsize=(width, 0.8 + 0.17 * rows), layout="constrained")
-
-
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
     """Draw bars downwards: blue raises the output, orange lowers it."""
     axes.barh(range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values])
@@ -310,9 +300,3 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.axvline(0, color=BLACK, linewidth=0.5)
     axes.set_xlabel(label)
-
-
-def name_of(part: Part) -> str:
-    """Name an example beside its bar."""
-    shown = replace(part.example, name=fitting(part.example.name))
-    return shown.label if shown.text else f"#{shown.index} {shown.label}"

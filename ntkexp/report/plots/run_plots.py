@@ -1,5 +1,5 @@
-"""All pictures of a run, of a sweep, of many runs and of an ensemble, as SVG to look at and CSV for the next plot:
-the same bytes each time.
+"""The pictures of a run, of a sweep, of many runs and of an ensemble, as SVG to look at and CSV for the next plot: the
+same bytes each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
@@ -23,17 +22,13 @@ from ntkexp.chapter import files
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour, heading, house_style, log_axis
+from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, WIDE, colour, heading, house_style, log_axis
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
 from ntkexp.report.tables import format_csv
 from ntkexp.text import counted, listed, short, spoken
 
-# --- All pictures of a run, as SVG to look at and CSV for the next plot: the same bytes each time.
-
-
 Draw: TypeAlias = Callable[[Run], Figure | None]
-Table: TypeAlias = Callable[[Run], pd.DataFrame]
 
 # what matplotlib would write about itself and the time
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
@@ -41,33 +36,43 @@ NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
 """What no XML may hold, in UTF-8: most control characters, and two that are none."""
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its name, and the numbers in it."""
+
+    name: str
+    figure: Figure
+    table: pd.DataFrame
+
+
+def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
+    """Draw what the files in `together` make of a sweep, those with laws first."""
+    with house_style():
+        for name in sorted(files(together), key=lambda name: name != "laws"):
+            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
+                yield Picture(f"{name}{suffix}", figure, table)
+
+
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """Find the name of each picture and the function that draws it: the files in `figures`."""
+    """The name of each picture of a run and the function that draws it: the files in `figures`."""
     for name in files(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
-def numbers(name: str) -> Table:
-    """Find the function that gives the numbers in a picture."""
-    table: Table = import_module(f"{figures.__name__}.{name}").table
-    return table
-
-
 def figure_of(run: Run, draw: Draw) -> Figure | None:
-    """Draw one picture, if it applies to the run."""
     with house_style():
         return draw(run)
 
 
 def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
-    """Give the names and contents of the files of one picture: it, and the numbers in it."""
+    """The names and contents of the files of one picture: it, and the numbers in it, which its file gives too."""
     if (figure := figure_of(run, draw)) is not None:
         yield f"{name}.svg", svg(figure)
-        yield f"{name}.csv", format_csv(numbers(name)(run))
+        yield f"{name}.csv", format_csv(import_module(f"{figures.__name__}.{name}").table(run))
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Give the names and contents of the files of every picture."""
+    """The names and contents of the files of every picture."""
     for name, draw in gallery():
         yield from files_of(run, name, draw)
 
@@ -82,19 +87,16 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
-    """Write one figure as one file."""
     write_atomically(path, drawn(figure, kind))
     return path
 
 
 def png(figure: Figure) -> bytes:
-    """Draw a figure as pixels."""
     with house_style():
         return drawn(figure, "png")
 
 
 def svg(figure: Figure) -> str:
-    """Draw a figure as text."""
     with house_style():
         return drawn(figure, "svg").decode()
 
@@ -110,33 +112,10 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return NO_XML.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
-# --- All pictures of a sweep, each with the numbers that it shows.
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure is called so, and these are the numbers in it."""
-
-    name: str
-    figure: Figure
-    table: pd.DataFrame
-
-
-def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Draw what the files in `together` make of it, those with laws first."""
-    with house_style():
-        for name in sorted(files(together), key=lambda name: name != "laws"):
-            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
-                yield Picture(f"{name}{suffix}", figure, table)
-
-
 # --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all
 # runs.
 #
 # What is no number has no dot: it is counted beside the row.
-
-
-LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
@@ -171,7 +150,7 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
                   markeredgewidth=0)  # fmt: skip
         axes.plot([errors.median()], [height], "|", color=BLACK, markersize=0 if runs == 1 else 7)
         axes.annotate(
-            beside(found), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
+            errors_in_words(found), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", va="center", fontsize=7,
         )  # fmt: skip
     axes.set_yticks(range(len(names)), [spoken(name) for name in names])
@@ -179,27 +158,27 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"relative error ({', '.join(dict.fromkeys(table['split']))})")
-    heading(figure, answer(table, runs))
+    heading(figure, strip_title(table, runs))
     return figure
 
 
-def beside(errors: pd.Series[float]) -> str:
-    """Say the errors of a machine in words: one, or the median and the worst, and how many are no number.
+def errors_in_words(errors: pd.Series[float]) -> str:
+    """Spell the errors of a machine: one, or the median and the worst, and how many are no number.
 
-    >>> beside(pd.Series([1e-15])), beside(pd.Series([0.01, 0.02, 0.3, float("nan")]))
+    >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
     """
-    finite = errors[np.isfinite(errors)]
-    said = [short(float(finite.median()))] if len(finite) else []
-    worst = [f", worst {short(float(finite.max()))}"] if len(finite) > 1 else []
-    wrong = [f"{len(errors) - len(finite)} not finite"] if len(finite) < len(errors) else []
-    return "; ".join(["".join(said + worst)] * bool(said) + wrong)
+    finite, parts = errors[np.isfinite(errors)], []
+    if len(finite):
+        worst = f", worst {short(float(finite.max()))}" if len(finite) > 1 else ""
+        parts.append(f"{short(float(finite.median()))}{worst}")
+    if len(finite) < len(errors):
+        parts.append(f"{len(errors) - len(finite)} not finite")
+    return "; ".join(parts)
 
 
-def answer(table: pd.DataFrame, runs: int) -> str:
-    """Write the title: which machine is nearest to the network in most runs, controls aside; exact ones are equally
-    near.
-    """
+def strip_title(table: pd.DataFrame, runs: int) -> str:
+    """Which machine is nearest to the network in most runs, controls aside; exact ones are equally near."""
     own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
     ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
     least = ranks.groupby(level=0).transform("min")
@@ -216,23 +195,18 @@ def answer(table: pd.DataFrame, runs: int) -> str:
 # networks, dots are what was learned.
 
 
-Curve = NDArray[np.float64]
+Curve: TypeAlias = NDArray[np.float64]
 LINES = 25  # networks that are drawn
 PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
 
 
 @dataclass(frozen=True)
 class Theory:
-    """A process has this mean and this deviation along the places."""
+    """The mean and the deviation of a process along the places."""
 
     process: str
     mean: Curve
     deviation: Curve
-
-    @property
-    def curves(self) -> tuple[Curve, Curve, Curve]:
-        """The mean, and two deviations below and above it."""
-        return self.mean, self.mean - 2 * self.deviation, self.mean + 2 * self.deviation
 
 
 @dataclass(frozen=True)
@@ -251,7 +225,28 @@ def draw_ensemble(
     """Draw panels side by side, on one scale."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        band(axes, places, panel)
+        for network in panel.networks[:LINES]:
+            axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
+        name, machine = PROCESSES[panel.own.process]
+        mean, deviation = panel.own.mean, panel.own.deviation
+        axes.fill_between(
+            places, mean - 2 * deviation, mean + 2 * deviation, color=colour(machine), alpha=0.35, linewidth=0, zorder=2
+        )
+        axes.plot(places, mean, color=colour(machine), linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
+
+        # The others as thin lines, and the networks' own mean and deviation as dashes
+        thin = [
+            (f"{PROCESSES[each.process][0]}, mean ± 2 sd", each.mean, each.deviation,
+             {"color": colour(PROCESSES[each.process][1]), "linewidth": 0.9, "zorder": 3.5})
+            for each in panel.others
+        ]  # fmt: skip
+        found = panel.networks.mean(axis=0), panel.networks.std(axis=0, ddof=1)
+        dashes = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
+        for label, middle, apart, look in [*thin, (f"{len(panel.networks)} networks, mean ± 2 sd", *found, dashes)]:
+            axes.plot(places, middle, label=label, **look)
+            axes.plot(places, middle - 2 * apart, **look)
+            axes.plot(places, middle + 2 * apart, **look)
+
         axes.plot(*learned, "o", color=BLACK, markersize=4, zorder=5)
         axes.set(xlabel=axis, xlim=(places.min(), places.max()))
         axes.set_title(panel.title)
@@ -260,26 +255,3 @@ def draw_ensemble(
     figure.legend(first, labels, loc="outside lower center", ncols=len(labels), fontsize=6.5, handlelength=1.8)
     heading(figure, answer)
     return figure
-
-
-def band(axes: Axes, places: Curve, panel: Panel) -> None:
-    """Draw one kind of networks."""
-    for network in panel.networks[:LINES]:
-        axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
-    name, machine = PROCESSES[panel.own.process]
-    mean, low, high = panel.own.curves
-    axes.fill_between(places, low, high, color=colour(machine), alpha=0.35, linewidth=0, zorder=2)
-    axes.plot(places, mean, color=colour(machine), linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
-    for other in panel.others:
-        name, machine = PROCESSES[other.process]
-        lines(axes, places, other.curves, f"{name}, mean ± 2 sd", color=colour(machine), linewidth=0.9, zorder=3.5)
-    mean, deviation = panel.networks.mean(axis=0), panel.networks.std(axis=0, ddof=1)
-    label, dashed = f"{len(panel.networks)} networks, mean ± 2 sd", (0, (4, 2))
-    curves = (mean, mean - 2 * deviation, mean + 2 * deviation)
-    lines(axes, places, curves, label, color=BLACK, linewidth=0.8, linestyle=dashed, zorder=4)
-
-
-def lines(axes: Axes, places: Curve, curves: Sequence[Curve], label: str, **style: object) -> None:
-    """Draw curves alike, with one label."""
-    for curve in curves:
-        axes.plot(places, curve, label=label if curve is curves[0] else None, **style)  # type: ignore[arg-type]

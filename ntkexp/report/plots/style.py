@@ -17,8 +17,10 @@ from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
+
+from ntkexp.text import short
 
 # --- How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each
 # time.
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 EXPONENT = re.compile(r"\^\{(.*?)\}")
 RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
+LEAST = 1e-17  # where an error of exactly zero is drawn on a log axis
 
 RC = RcParams(
     {
@@ -123,7 +126,6 @@ class PowersOfTen(LogFormatterSciNotation):
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
     axis.set_major_formatter(PowersOfTen())
@@ -163,6 +165,15 @@ def step_axis(axes: Axes, last: int) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_xlim(0, max(last, 1))
     axes.set_xlabel("step")
+
+
+def tick(axes: Axes, places: list[float]) -> None:
+    """Mark the values that were run, as many as there is room for."""
+    every = -(-len(places) // 7)
+    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 # --- Lines are named at their ends, in their colours, instead of in a legend.

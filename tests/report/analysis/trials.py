@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import Estimate, Word, judge, mean_of, own, units
+from ntkexp.report.analysis.estimate import Estimate, compare, mean_of, own, units
+from ntkexp.report.analysis.laws import VERDICT
 
 Array = NDArray[np.float64]
 WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
@@ -81,11 +81,11 @@ class Laws:
         """How often a law of this curvature is found to be curved."""
         return float(np.mean([law.covers(-curvature) is False for law in self.curvatures]))
 
-    def words(self, expected: Expected, scale: float = 1.0) -> Mapping[Word, float]:
+    def words(self, expected: Expected, scale: float = 1.0) -> Mapping[str, float]:
         """The share of each verdict on laws with the exponent zero, with so much less of chance."""
         laws = (Estimate(scale * law.value, scale * law.error, law.freedom) for law in self.exponents)
-        found = Counter(judge(law, expected).word for law in laws)
-        return {word: found[word] / len(self.exponents) for word in get_args(Word)}
+        found = Counter(VERDICT[compare(law, expected).where] for law in laws)
+        return {word: found[word] / len(self.exponents) for word in VERDICT.values()}
 
 
 def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:

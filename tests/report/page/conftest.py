@@ -13,7 +13,7 @@ from ntkexp.report.material import gather
 from ntkexp.report.page.build import write
 from ntkexp.report.plots.run_plots import save
 from ntkexp.report.run import load_run
-from tests.report.sweeps import WIDTHS, write_sweep
+from tests.report.synthetic import WIDTHS, write_sweep
 
 HOSTILE = "<script>alert('&')</script>"
 

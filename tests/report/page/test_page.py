@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import permutations
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from playwright.sync_api import Browser, expect
 
+from ntkexp.cli.commands.claims import line, notes
+from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
+from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
+from ntkexp.records.contributions import LeaveOut, LeftOut
+from ntkexp.records.results import Took, write_timings
+from ntkexp.report.claims import outlook, standing, summary
+from ntkexp.report.leave_out import held_against
 from ntkexp.report.material import Material, gather
-from ntkexp.report.page.build import HERE, markdown, write
+from ntkexp.report.page.build import HERE, markdown, write, write_claims
 from ntkexp.report.page.picture import inline, link
+from ntkexp.report.plots.examples import checked
+from ntkexp.report.run import load_run
 from tests.report.page.conftest import HOSTILE
-from tests.report.sweeps import write_small_run
+from tests.report.synthetic import digits, write_run, write_small_run
 
 CSV = "data:text/csv;base64,"
 
@@ -234,3 +249,167 @@ def test_a_picture_takes_names_of_its_own_and_keeps_its_text() -> None:
     assert 'd="M 1.23 2"' in shown
     assert "<text>0.12345</text>" in shown
     assert "a &quot;b&quot;" in shown
+
+
+# The page of claims: every claim with its verdicts, escaped; and which verdicts stand when all are counted.
+
+
+def judgement(verdict: str = "supported", p: float | None = 0.001) -> Judgement:
+    numbers = {"figure": -0.5, "low": -0.6, "high": math.nan, "p": p, "more_seeds": None}
+    told = {"expected": "slope −0.5 ± 0.1", "seeds": (0, 1, 2), "draws": "each drawing weights", "note": HOSTILE}
+    return Judgement(verdict=verdict, **numbers, **told)  # type: ignore[arg-type]
+
+
+def record(folder: Path, name: str, verdict: str = "supported", p: float | None = 0.001) -> ClaimRecord:
+    """A claim that was judged, in its folder."""
+    looks = {"main": judgement(verdict, p), "control": judgement("refuted"), "second": judgement()}
+    said = {"statement": HOSTILE, "source": HOSTILE, "refutes": HOSTILE, "command": f"ntkexp claims {name}"}
+    found = ClaimRecord(path=folder / f"{name}-0", name=name, digest="0", size="default", looks=looks, **said)
+    write_claim(found)
+    return found
+
+
+def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
+    """Three seeds took 90 seconds of work, so that four more take two minutes, however long the machine was busy."""
+    found = record(tmp_path / "claims", "one", "undecided", None)
+    asked = replace(found, looks={**found.looks, "main": replace(found.main, more_seeds=4)})
+    write_claim(asked)
+    for uncounted in ({}, {"runs": Took(wall=90.0)}):  # as those that were kept before processor time was counted
+        write_timings(asked.path / TIMINGS, uncounted)
+        assert outlook(asked) == "4 more seeds would probably decide"
+    write_timings(asked.path / TIMINGS, {"runs": Took(wall=4000.0, processor=90.0)})
+    told = "4 more seeds, about 2.0 CPU minutes, would probably decide"
+    assert asked.told["cpu_minutes"] == 1.5
+    assert told in line(asked)
+    assert told in notes([asked])
+    page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
+    assert told in page.read_text(encoding="utf-8")
+    assert outlook(found) == ""
+
+
+def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
+    """Its three seeds took 30 of the claim's 90 seconds; a control may stay undecided."""
+    found = record(tmp_path / "claims", "one")
+    open_ = {name: replace(look, more_seeds=4) for name, look in found.looks.items() if name != "main"}
+    asked = replace(found, looks={**found.looks, **open_})
+    write_claim(asked)
+    write_timings(asked.path / TIMINGS, {"runs": Took(90.0, 90.0), "second": Took(30.0, 30.0)})
+    told = "4 more seeds, about 0.7 CPU minutes, would probably decide"
+    assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
+    page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
+    assert page.read_text(encoding="utf-8").count(f"second look: {told}") == 1
+    assert asked.cpu_minutes == 1.5
+
+
+class Shown(HTMLParser):
+    """The links of a page, the names of its elements, and the scripts in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+        self.names: list[str] = []
+        self.scripts = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.hrefs += [value or "" for name, value in attrs if name == "href" and tag == "a"]
+        self.names += [value or "" for name, value in attrs if name == "id"]
+
+
+def test_every_claim_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
+    for name, verdict in (("one", "supported"), ("two", "refuted"), ("three", "undecided")):
+        record(tmp_path / "claims", name, verdict)
+    page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
+    text = page.read_text(encoding="utf-8")
+    shown = Shown(text)
+    assert shown.scripts == 1
+    assert {"claim-one-0", "claim-two-0", "claim-three-0"} <= set(shown.names)
+    assert "3 claims: 1 supported, 1 refuted and 1 undecided." in text
+    assert "By Holm&#39;s correction over all 3, 2 of 2 verdicts stand at 5 %." in text
+    inside = [href for href in shown.hrefs if href.startswith("#")]
+    assert {href[1:] for href in inside} <= set(shown.names)
+    files = [page.parent / unquote(href) for href in shown.hrefs if href not in inside]
+    assert [file for file in files if not file.exists()] == []
+
+
+def test_what_is_damaged_is_left_to_its_command(tmp_path: Path) -> None:
+    record(tmp_path, "one")
+    (record(tmp_path, "two").path / "verdict.json").write_text("{}")
+    three = record(tmp_path, "three", "refuted").path / "verdict.json"
+    three.write_bytes((tmp_path / "one-0" / "verdict.json").read_bytes())  # what was found of another claim
+    assert [found.name for found in claim_records(tmp_path)] == ["one"]
+
+
+@pytest.mark.parametrize("chances", [*permutations([0.001, 0.007, 0.012, 1.0])][::3])
+def test_the_correction_is_holms(chances: tuple[float, ...]) -> None:
+    ordered = sorted(chances)
+    kept = [all(2 * p <= 0.05 / (len(ordered) - j) for j, p in enumerate(ordered[: k + 1])) for k in range(4)]
+    assert standing(chances) == [kept[ordered.index(p)] for p in chances]
+    assert standing([*chances, None])[-1]
+
+
+def test_one_claim_needs_no_correction(tmp_path: Path) -> None:
+    assert summary([record(tmp_path, "one", p=0.02)]) == "1 claim: 1 supported."
+
+
+# The page of explanations: every point can be chosen, and shows both answers and what they rest on.
+
+
+@pytest.fixture(scope="module")
+def explanation_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two points of a run."""
+    folder = write_run(tmp_path_factory.mktemp("outputs") / "runs" / "net", digits())
+    assert run(["explain", str(folder), "--page", "--split=test", "--probe=1", "--probe=0"]) == 0
+    return folder.parent.parent / "report" / f"explain-{folder.name}.html"
+
+
+def test_every_choice_has_its_part(explanation_page: Path) -> None:
+    text = explanation_page.read_text(encoding="utf-8")
+    parts = re.findall(r'<section id="([\w-]+)" data-part="point"', text)
+    assert parts == re.findall(r'<option value="([\w-]+)"', text) == ["test-1", "test-0"]
+    assert "Added</em>" in text
+    assert "If left out</em>" in text
+
+
+def test_pieces_add_up_to_the_output(explanation_page: Path) -> None:
+    """As their cells are sorted by, to all digits."""
+    text = explanation_page.read_text(encoding="utf-8")
+    rows = re.search(r'<table id="pieces-test-1".*?</table>', text, re.S)
+    assert rows is not None
+    *pieces, output = [float(key) for key in re.findall(r'class="number" data-key="([^"]+)"', rows[0])]
+    assert sum(pieces) == pytest.approx(output, rel=1e-12)
+
+
+def test_the_check_shows_what_is_known() -> None:
+    """A dot for each removal and point whose effect is known, and the sentence that they come to."""
+    actual = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
+    predicted = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
+    removals = tuple(LeftOut(influential=not k, examples=(k,)) for k in range(2))
+    found = LeaveOut(removals=removals, probe=(0, 1), predicted=predicted, actual=actual)
+    picture = checked(found, held_against(found, 1.0))
+    assert picture.table["actual"].tolist() == [1.0, 2.0, 3.0]
+    assert "2 retrainings" in picture.figure.get_suptitle().replace("\n", " ")
+
+
+@pytest.mark.parametrize("other", ["--json", "--picture=x.svg"])
+def test_what_a_page_cannot_be_is_one_line(
+    explanation_page: Path, other: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = explanation_page.parent.parent / "runs" / explanation_page.stem.removeprefix("explain-")
+    assert load_run(folder).finished
+    assert run(["explain", str(folder), "--page", other]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_choice_shows_its_part_alone(explanation_page: Path, browser: Browser) -> None:
+    opened = browser.new_page()
+    heard: list[str] = []
+    opened.on("console", lambda message: heard.append(message.text))
+    opened.goto(explanation_page.as_uri())
+    opened.get_by_label("Show").select_option("test-0")
+    expect(opened.locator("#test-0")).to_be_visible()
+    expect(opened.locator("#test-1")).to_be_hidden()
+    opened.close()
+    assert heard == []

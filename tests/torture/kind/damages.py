@@ -12,11 +12,9 @@ from random import Random
 from unittest import mock
 
 from ntkexp.run.folder_listener import FolderListener
-from tests.torture.command import Command
 from tests.torture.damage import damage
-from tests.torture.judge import Fault, Outcome, agree, judged
 from tests.torture.kind.kills import COMMANDS, promised, undrawn
-from tests.torture.stage import Stage
+from tests.torture.stage import Command, Fault, Outcome, Stage, agree, judged
 
 MOMENTS = {
     "secant": [("on_step", 9)],
@@ -87,6 +85,5 @@ def broken_off(command: Command, owner: type, method: str, call: int) -> Command
 
 
 def only_run(folder: Path) -> Path:
-    """The folder of the one run."""
     (found,) = (folder / "outputs" / "runs").iterdir()
     return found

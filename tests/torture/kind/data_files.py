@@ -12,9 +12,8 @@ from struct import pack
 
 import numpy as np
 
-from tests.torture.judge import Outcome
-from tests.torture.nasty import letters, value
-from tests.torture.stage import SMALL, Stage
+from tests.torture.damage import letters, value
+from tests.torture.stage import SMALL, Outcome, Stage
 
 TRAIN = ("train", "--quiet", *SMALL, "steps=1", "ladder.machine=[secant]")
 
@@ -58,7 +57,6 @@ MISSING = ("refuse", "drop", "mean")
 
 
 def parquet(luck: Random, folder: Path) -> list[str]:
-    """The same, with types."""
     import pyarrow  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
     from pyarrow.parquet import write_table  # type: ignore[import-untyped]  # noqa: PLC0415
 
@@ -105,7 +103,6 @@ def batches(luck: Random, folder: Path) -> list[str]:
 
 
 def text(luck: Random, folder: Path) -> list[str]:
-    """Anything."""
     held = "".join(luck.choice("abcd é\n") for _ in range(luck.choice((0, 10, 2000))))
     place(folder, "x.txt").write_text(held, "utf-8")
     model = (
@@ -128,7 +125,6 @@ def cut(held: bytes, luck: Random) -> bytes:
 
 
 def flipped(held: bytes, luck: Random) -> bytes:
-    """Some bytes are others."""
     found = bytearray(held)
     for _ in range(luck.choice((1, 1, 3, 20)) if held else 0):
         found[luck.randrange(min(len(found), luck.choice((16, len(found)))))] = luck.randrange(256)

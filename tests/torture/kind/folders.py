@@ -8,13 +8,14 @@ from pathlib import Path
 from random import Random
 
 from tests.torture.damage import damage
-from tests.torture.judge import Ended, Fault, Outcome, agree, judged
 from tests.torture.kind.kills import COMMANDS, promised, undrawn
-from tests.torture.stage import Stage, contents
+from tests.torture.stage import Ended, Fault, Outcome, Stage, agree, contents, judged
 
 NAMES = ("secant", "adam")
 ANSWER = "answer"
 REDOING = ("train", "resume")
+SAID = ("damaged", "left out")
+"""A word for what is wrong with the run, or why it is not among the others."""
 
 
 def questions(name: str, run: str, other: str) -> dict[str, tuple[str, ...]]:
@@ -45,7 +46,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
         outcome = judged(ended)
         if outcome == "done" and asked in REDOING:
             agree(promised(stage.folder), promised(made), what)
-        elif outcome == "done" and "damaged" not in ended.out + ended.err:
+        elif outcome == "done" and not any(word in ended.out + ended.err for word in SAID):
             agree(answer(stage.folder, ended), contents(left_alone / "told"), what)
     except Fault as fault:
         raise Fault(f"{what}\n{fault}") from None

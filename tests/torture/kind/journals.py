@@ -8,9 +8,8 @@ from pathlib import Path
 from random import Random
 
 from tests.torture.damage import damage
-from tests.torture.judge import Fault, Outcome, agree, judged
 from tests.torture.kind.kills import promised
-from tests.torture.stage import SMALL, Stage
+from tests.torture.stage import SMALL, Fault, Outcome, Stage, agree, judged
 
 SWEEP = ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", *SMALL)
 FORMS = ("csv", "md", "json")
@@ -40,7 +39,6 @@ def make(seed: int, stage: Stage) -> None:
 
 
 def asked(made: Path) -> Sequence[tuple[str, ...]]:
-    """What is asked about it."""
     (record,) = (made / "outputs" / "sweeps").glob("*.json")
     return (*SWEEP, "seed=0"), *(("report", record.stem, f"--format={form}") for form in FORMS)
 

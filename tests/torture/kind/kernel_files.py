@@ -8,11 +8,9 @@ from functools import partial
 from random import Random
 
 from ntkexp.records.kernel_file import KernelMatrix
-from tests.torture.command import ntkexp
 from tests.torture.damage import damage
-from tests.torture.judge import Fault, Outcome, agree, judged
 from tests.torture.kind.damages import broken_off
-from tests.torture.stage import SMALL, Stage, contents
+from tests.torture.stage import SMALL, Fault, Outcome, Stage, agree, contents, judged, ntkexp
 
 SIZES = (*SMALL, "data.train=70", "data.probe=30", "data.test=45")  # a tile is of 32 points
 FILE = "k.zarr"

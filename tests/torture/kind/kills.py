@@ -9,9 +9,7 @@ from random import Random
 from unittest import mock
 
 from ntkexp.report.painter import Paint
-from tests.torture.command import Command, ntkexp
-from tests.torture.judge import Ended, Fault, Outcome, agree, judged
-from tests.torture.stage import SMALL, Stage, contents
+from tests.torture.stage import SMALL, Command, Ended, Fault, Outcome, Stage, agree, contents, judged, ntkexp
 
 TRAIN = ("train", "--quiet", "--out=outputs", *SMALL, "steps=30", "checkpoint_seconds=0")
 STOP = "stop_at_loss=0.17"  # somewhere on the way: room for kernels is given back at the end

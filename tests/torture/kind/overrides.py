@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.torture.choices import CHOICES, CHOSEN, aimed
-from tests.torture.judge import Outcome
-from tests.torture.nasty import letters, misspelt, value
-from tests.torture.stage import SMALL, Stage
+from tests.torture.damage import CHOICES, CHOSEN, aimed, letters, misspelt, value
+from tests.torture.stage import SMALL, Outcome, Stage
 
 COMMANDS = (
     *(("config",),) * 6,

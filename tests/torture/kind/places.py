@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from random import Random
 
-from tests.torture.judge import Outcome
-from tests.torture.nasty import WORDS, letters
-from tests.torture.stage import SMALL, Stage
+from tests.torture.damage import WORDS, letters
+from tests.torture.stage import SMALL, Outcome, Stage
 
 POINTS = ("data.train=4", "data.probe=2", "data.test=2")
 COMMANDS = (

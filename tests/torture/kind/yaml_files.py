@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from tests.torture.choices import CHOICES, CHOSEN
-from tests.torture.judge import Outcome
-from tests.torture.nasty import letters, value
-from tests.torture.stage import SMALL, Stage
+from tests.torture.damage import CHOICES, CHOSEN, letters, value
+from tests.torture.stage import SMALL, Outcome, Stage
 
 WHOLE = (
     b"",

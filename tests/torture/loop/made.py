@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from ntkexp.foreign_loop.example_names import digests
+from ntkexp.kernel.read.reader import Reader
 
 EXAMPLES, WIDTH = 12, 5
 WORLD: dict[str, float] = {}
@@ -138,3 +143,179 @@ def loop_of(chance: random.Random, read: Callable[[Tampered], Any] | None, numbe
         schedule=chance.random() < 0.3,
         casts=casts,
     )
+
+
+# What each example did to the weights and so to the outputs, by plain autograd and the optimizers' formulas.
+
+
+@dataclass
+class Oracle:
+    """What each example did to the weights, by plain autograd: Δθᵢ at every step, by the optimizers' formulas."""
+
+    loop: Loop
+    reader: Reader
+    queries: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # Jᵀℓ′ of examples, in this step, by parameter
+    memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)
+
+    def back(self, outputs: Tensor, loss: Tensor, names: tuple[str, ...]) -> None:
+        """Take in what comes back to each example of a call."""
+        (came,) = torch.autograd.grad(loss, outputs, retain_graph=True)
+        named = [(name, weight) for name, weight in self.loop.net.named_parameters() if weight.requires_grad]
+        for row, name in enumerate(names):
+            one = torch.zeros_like(came)
+            one[row] = came[row]
+            found = torch.autograd.grad(
+                outputs, [weight for _, weight in named], one, retain_graph=True, allow_unused=True
+            )
+            for (key, _), gradient in zip(named, found, strict=True):
+                if gradient is not None:
+                    held = self.rows.setdefault(name, {})
+                    held[key] = held[key] + gradient if key in held else gradient
+
+    def step(self, start: dict[str, Tensor], factors: dict[str, float], settings: list[dict[str, Any]]) -> None:
+        """Take in a step that was taken, in which gradients were multiplied with factors."""
+        end = {name: weight.detach().clone() for name, weight in self.loop.net.named_parameters()}
+        tapes = [self.reader.record(weights, self.queries) for weights in (start, end)]
+        features = self.reader.along(tapes[0], tapes[1])
+        by_name = dict(self.loop.net.named_parameters())
+        for example in sorted({*self.rows, *(name for name, _ in self.memory)}):
+            moved = {name: torch.zeros_like(weight) for name, weight in start.items()}
+            for optimizer, group in zip(self.loop.optimizers, settings, strict=True):
+                own = {id(weight) for weight in optimizer.param_groups[0]["params"]}
+                for name, weight in by_name.items():
+                    if id(weight) in own and weight.grad is not None:
+                        mine = self.rows.get(example, {}).get(name, torch.zeros_like(weight))
+                        moved[name] = self.moved(example, name, factors[name] * mine, group, optimizer.state[weight])
+            part = features.applied(moved)
+            self.parts[example] = self.parts[example] + part if example in self.parts else part
+        for name in by_name:
+            self.moves[name] = self.moves.get(name, 0) + 1
+        self.rows.clear()
+
+    def moved(self, example: str, name: str, mine: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """How a gradient moves its weight."""
+        key = (example, name)
+        if "betas" in group:
+            (first_, second), count = group["betas"], float(state["step"])
+            held = self.memory[key] = first_ * self.memory.get(key, torch.zeros_like(mine)) + (1 - first_) * mine
+            below = state["exp_avg_sq"].sqrt() / math.sqrt(1 - second**count) + group["eps"]
+            return torch.as_tensor(-group["lr"] / (1 - first_**count) * held / below)
+        if not group["momentum"]:
+            return torch.as_tensor(-group["lr"] * mine)
+        steps = self.moves.get(name, 0)
+        taken = mine if steps == 0 else (1 - group["dampening"]) * mine
+        held = self.memory[key] = group["momentum"] * self.memory.get(key, torch.zeros_like(mine)) + taken
+        return torch.as_tensor(-group["lr"] * (mine + group["momentum"] * held if group["nesterov"] else held))
+
+
+# A loop is carried out, as people write loops, with what is planted in it.
+
+
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A plant in the model is planted before step `when`; one `between` backward and step at that step and, if
+    `always`, at all later ones. What it multiplies is true, if it is recorded as that, where `multiplies`."""
+
+    plant: Plant | None
+    when: int
+    between: bool
+    always: bool
+    multiplies: bool
+
+    def at(self, step: int) -> bool:
+        """Whether it is planted between backward and step."""
+        return self.between and (step == self.when or (self.always and step > self.when))
+
+
+def clipped(loop: Loop, step: int) -> None:
+    """Clipping, as this loop does it."""
+    weights = loop.weights
+    if loop.clip == "all":
+        clip_grad_norm_(weights, 0.5, error_if_nonfinite=True)
+    elif loop.clip == "apart":
+        for weight in weights:
+            clip_grad_norm_([weight], 0.2)
+    elif loop.clip == "part":
+        clip_grad_norm_(weights[: max(1, len(weights) // 2)], 0.2)
+    elif loop.clip == "once" and step == 2:
+        clip_grad_norm_(weights, 0.1)
+
+
+def trained(loop: Loop, planted: Planted, oracle: Oracle | None) -> None:
+    """Carry the loop out."""
+    order = torch.Generator().manual_seed(5)
+    for step in range(STEPS + 1):
+        if planted.plant is not None and not planted.between and step == planted.when:
+            planted.plant(loop)
+        if step == STEPS:
+            return
+        batch = torch.randperm(EXAMPLES, generator=order)[: 6 + step % 2]
+        for optimizer in loop.optimizers:
+            optimizer.zero_grad()
+            if loop.schedule:
+                optimizer.param_groups[0]["lr"] *= 0.8
+        for piece in batch.chunk(loop.pieces):
+            back(loop, piece, oracle)
+        factors = multiplied(loop, planted, step)
+        start = {name: weight.detach().clone() for name, weight in loop.net.named_parameters()}
+        for optimizer in loop.optimizers:
+            if loop.scaler is not None and heard(optimizer):
+                loop.scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if oracle is not None:
+            oracle.step(start, factors, [dict(optimizer.param_groups[0]) for optimizer in loop.optimizers])
+        if loop.scaler is not None and any(map(heard, loop.optimizers)):
+            loop.scaler.update()
+
+
+def heard(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether there are gradients, without which PyTorch's scaler takes no part in a step."""
+    return any(weight.grad is not None for weight in optimizer.param_groups[0]["params"])
+
+
+def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
+    """One call and its way back."""
+    with torch.autocast("cpu", torch.bfloat16) if loop.casts else torch.enable_grad():
+        outputs = loop.net(loop.x[piece])
+    loss = (outputs - loop.y[piece]).square().mean() / loop.pieces
+    if not loss.requires_grad:  # all was frozen
+        return
+    if oracle is not None:
+        oracle.back(outputs, loss, digests(loop.x[piece]))
+    (loss if loop.scaler is None else loop.scaler.scale(loss)).backward()
+
+
+def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
+    """Clip and plant; what gradients were multiplied with in truth, each parameter's."""
+    rounded = 1.0  # a scale that is no power of two is taken back in float32
+    if loop.scaler is not None:
+        scale = loop.scaler.get_scale()
+        rounded = float(torch.tensor(scale).double().reciprocal().float()) * scale
+        for optimizer in filter(heard, loop.optimizers):
+            loop.scaler.unscale_(optimizer)
+    before = gradients(loop)
+    clipped(loop, step)
+    held = gradients(loop)
+    factors = {name: rounded * share(before[name], held[name]) for name in held}
+    if planted.plant is not None and planted.at(step):
+        planted.plant(loop)
+        for name, now in gradients(loop).items():
+            if planted.multiplies and (now.numel() == 1 or "cut" not in loop.past["planted"]):
+                factors[name] *= share(held[name], now)
+    return factors
+
+
+def gradients(loop: Loop) -> dict[str, Tensor]:
+    return {name: weight.grad.clone() for name, weight in loop.net.named_parameters() if weight.grad is not None}
+
+
+def share(was: Tensor, now: Tensor) -> float:
+    square = float((was * was).sum())
+    return float((was * now).sum()) / square if square else 0.0

@@ -28,10 +28,8 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.shapes import Function, Inputs, Weights
-from tests.torture.loop.made import LINEAR, WORLD, Loop, Tampered, loop_of
-from tests.torture.loop.oracle import Oracle
+from tests.torture.loop.made import LINEAR, STEPS, WORLD, Loop, Oracle, Planted, Tampered, loop_of, trained
 from tests.torture.loop.plants import GRADIENTS, READ, STRUCTURE, TRUE_TIMES, closure_cell, first, layer_of
-from tests.torture.loop.training import STEPS, Planted, trained
 
 
 @contextmanager

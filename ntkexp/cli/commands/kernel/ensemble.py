@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust, ensure_writable, limit_threads
+from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable
 from ntkexp.report.progress import listener
 from ntkexp.text import aligned, short
 
@@ -34,23 +34,18 @@ def ensemble(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
         "outputs/ensembles"
     ),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
-    limit_threads(overrides or [])
-    from ntkexp.config.compose import compose
-
-    experiment = compose([*USUAL, *(overrides or [])], config_dir, trust or [])
+    experiment = common.compose([*USUAL, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
     from ntkexp.ensemble import comparisons, problem
     from ntkexp.ensemble import ensemble as train_networks
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), listener(quiet)
+    given, listening = problem(experiment), listener(common.quiet)
     listening.start("networks", 2 * networks, 0)
     before = {"all layers": 0, "readout": networks}
     try:
@@ -60,9 +55,9 @@ def ensemble(
     finally:
         listening.stop()
     table = comparisons(found, given.train)
-    said = answer(table, experiment)
+    sentence = answer(table, experiment)
     files = write_files(folder, experiment, given, found, table)
-    show(table, said, files, quiet=quiet, as_json=as_json)
+    show(table, sentence, files, quiet=common.quiet, as_json=common.as_json)
 
 
 def write_files(
@@ -123,37 +118,25 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
 
 def stand(rows: Sequence[Comparison]) -> str:
     """How one kind of networks stands to the processes."""
-    unknown = [row for row in rows if math.isnan(row.chance)]
-    follows = [row for row in rows if row.follows]
-    others = [row for row in rows if row not in unknown and not row.follows]
-    parts = [
-        f"{verb} {' or '.join(map(distance_in_words, some))}"
-        for verb, some in (
-            ("could be draws of", follows),
-            ("are no draws of", others),
-            ("have no distance to", unknown),
-        )
-        if some
-    ]
-    return " and ".join(parts)
+    kinds: dict[str, list[str]] = {"could be draws of": [], "are no draws of": [], "have no distance to": []}
+    for row in rows:
+        name = f"the {row.process.upper()} process"
+        if math.isnan(row.chance):
+            kinds["have no distance to"].append(f"{name} (it or networks are not finite, or it has no spread)")
+            continue
+        mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
+        verb = "could be draws of" if row.follows else "are no draws of"
+        kinds[verb].append(f"{name} (mean off by {mean}, covariance by {covariance})")
+    return " and ".join(f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names)
 
 
-def distance_in_words(row: Comparison) -> str:
-    """A process, and how far the networks are from it."""
-    name = f"the {row.process.upper()} process"
-    if math.isnan(row.chance):
-        return f"{name} (it or networks are not finite, or it has no spread)"
-    mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
-    return f"{name} (mean off by {mean}, covariance by {covariance})"
-
-
-def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
+def show(table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
     """Show the comparison and what follows from it, and where the picture is."""
     from ntkexp.records.atomic import to_text
 
     if as_json:
         rows = [asdict(row) for row in table]
-        sys.stdout.write(to_text({"comparison": rows, "answer": said, "files": [str(path) for path in files]}))
+        sys.stdout.write(to_text({"comparison": rows, "answer": sentence, "files": [str(path) for path in files]}))
     elif not quiet:
         header = ["networks train", "process", "networks", "points"]
         header += [
@@ -168,5 +151,5 @@ def show(table: Sequence[Comparison], said: str, files: Sequence[Path], *, quiet
             + [short(number) for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)]
             for row in table
         ]
-        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{said}.\n{BASIS}\n\n")
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{BASIS}\n\n")
         sys.stdout.write("".join(f"{path}\n" for path in files))

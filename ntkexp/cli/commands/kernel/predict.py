@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, fields
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.options import AsJson, ConfigDir, Overrides, Quiet, Trust
+from ntkexp.cli.options import CommonOptions, Overrides
 from ntkexp.mistake import Mistake
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.text import rate
 
 if TYPE_CHECKING:
     from ntkexp.kernel_file.predict import Answer, Entries, Score
-    from ntkexp.records.kernel_file import KernelMatrix
 
 
 class Solver(StrEnum):
@@ -72,10 +71,8 @@ def predict(
         Path | None,
         typer.Option("--out", metavar="DIR", help="The folder for the tables; beside the kernel file if not given."),
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Predict targets from a kernel file: accuracy, error and calibration. KEY=VALUE: its data."""
     from ntkexp.kernel_file.predict import Entries, Question
@@ -95,10 +92,15 @@ def predict(
         memory_gb=memory_gb,
     )
     matrix = open_matrix(file.expanduser())
-    if overrides:
-        refuse_other_data(matrix, file, overrides, trust or [], config_dir)
+    if overrides:  # a file that is of other data than is named
+        from ntkexp.kernel_file.kernel import data_digest
+
+        if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
+            raise Mistake(
+                f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
+            )
     entries = Entries(matrix)
-    answers = list(predict_from(entries, question, listener(quiet).say))
+    answers = list(predict_from(entries, question, listener(common.quiet).say))
     scores = [score for answer in answers for score in answer.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]
@@ -106,22 +108,21 @@ def predict(
         save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
         save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, answers)),
     ]
-    if as_json:
+    if common.as_json:
         from ntkexp.records.atomic import to_text
 
         rows = [asdict(score) for score in scores]
         sys.stdout.write(to_text({"scores": rows, "files": [str(path) for path in written]}))
-    elif not quiet:
+    elif not common.quiet:
         sys.stdout.write(f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written))
 
 
 def read_ridge(text: str) -> float | None:
-    """Read a ridge; None asks for the best one."""
+    """A ridge; None asks for the best one."""
     return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
 def number(option: str, text: str, allowed: str) -> float:
-    """Read a number that is not negative."""
     try:
         found = float(text)
     except ValueError:
@@ -129,19 +130,6 @@ def number(option: str, text: str, allowed: str) -> float:
     if not found >= 0:
         raise Mistake(f"{option}={text}: it takes {allowed}")
     return found
-
-
-def refuse_other_data(
-    matrix: KernelMatrix, file: Path, overrides: Sequence[str], trust: Sequence[str], config_dir: Path | None
-) -> None:
-    """Refuse a file that is of other data than is named."""
-    from ntkexp.config.compose import compose
-    from ntkexp.kernel_file.kernel import data_digest
-
-    if data_digest(compose(overrides, config_dir, trust).draw()) != matrix.description["data_sha256"]:
-        raise Mistake(
-            f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
-        )
 
 
 # --- Scores and predictions as tables: every digit in a file, few on the terminal.
@@ -160,24 +148,18 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
             deviation = [None] * len(places) if found.deviation is None else found.deviation.tolist()
             head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
             for k, (place, values, spread) in enumerate(zip(places, found.mean.tolist(), deviation, strict=True)):
-                told = (int(index[place]), int(entries.labels[place]))
-                rows.append((*head, *told, *entries.targets[points.start + k].tolist(), *values, spread))
+                place_of = (int(index[place]), int(entries.labels[place]))
+                rows.append((*head, *place_of, *entries.targets[points.start + k].tolist(), *values, spread))
     return header, rows
 
 
 def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a table as a file, with every digit."""
-    import csv
-
     from ntkexp.records.atomic import write_atomically
-    from ntkexp.records.results import cell
+    from ntkexp.records.results import csv_text
 
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([cell(name) for name in header])
-    table.writerows([cell(value) for value in row] for row in rows)
     try:
-        write_atomically(folder / name, text.getvalue())
+        write_atomically(folder / name, csv_text(header, rows))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
     return folder / name
@@ -185,23 +167,10 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 def table(scores: Sequence[Score]) -> str:
     """Lay scores out as a reader wants them."""
-    header = ["kernel", "trained", "ridge", "split", "points", "accuracy", "RMSE", "R²", "log loss", "ECE", "solved by"]
-    rows = [
-        [
-            *(score.kernel, score.when, short(score.ridge), score.split, str(score.points)),
-            rate(score.accuracy),
-            *map(short, (score.rmse, score.r2, score.log_loss, score.calibration_error)),
-            score.solver,
-        ]
-        for score in scores
-    ]
-    return aligned(header, rows, [False, False, True, False, *[True] * 6, False])
-
-
-def rate(share: float | None) -> str:
-    """Spell an accuracy as papers print it.
-
-    >>> rate(0.98765), rate(None)
-    ('98.8 %', '–')
-    """
-    return "–" if share is None else f"{100 * share:.1f} %"
+    columns = (
+        *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
+        *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),
+        *map(Column, ("RMSE", "R²", "log loss", "ECE")),
+        Column("solved by", number=False),
+    )
+    return format_text(Table(columns, tuple(map(astuple, scores))))

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.commands.kernel.predict import rate, read_ridge, save
-from ntkexp.cli.kernel_files import FOLDER, Filling, compose_for_tiles, default_path, tiles_at_once
-from ntkexp.cli.options import AsJson, ConfigDir, Engine, Overrides, Quiet, Tiles, Trust
-from ntkexp.text import aligned, short
+from ntkexp.cli.commands.kernel.predict import read_ridge, save
+from ntkexp.cli.kernel_files import FOLDER, Filling, Tiles, compose_for_tiles, default_path, tiles_at_once
+from ntkexp.cli.options import CommonOptions, Engine, Overrides
+from ntkexp.text import aligned, rate, short
 
 
 def study(
@@ -31,10 +31,8 @@ def study(
     ] = None,
     workers: Tiles = None,
     engine: Engine = "local",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    common: CommonOptions,
 ) -> None:
     """Compare several kernels of infinite width in one table of accuracies."""
     from ntkexp.config.choices import Choices, folders
@@ -43,14 +41,14 @@ def study(
     from ntkexp.kernel_file.predict import Entries, Question, predict
     from ntkexp.kernel_file.predict import study as read_study
 
-    found = read_study(name, Choices(folders(config_dir)))
+    found = read_study(name, Choices(folders(common.config_dir)))
     question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
     chosen, rows = choose(engine, workers), list[list[str | float | None]]()
     for each, words in found.overrides(overrides or []).items():
-        experiment = compose_for_tiles(words, config_dir, trust or [])
+        experiment = compose_for_tiles(words, common)
         kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
         filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
-        entries = Entries(filling.carry_out(trust or [], quiet=quiet))
+        entries = Entries(filling.carry_out(common.trusted, quiet=common.quiet))
         answers = list(predict(entries, question, lambda text: None))
         for score in (score for answer in answers for score in answer.scores if score.split == "test"):
             beside = found.published.get(each) if score.kernel == "ntk" else None
@@ -59,7 +57,7 @@ def study(
             rows.append([each, score.kernel, score.points, *numbers, beside, source])
     header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]
     file = save(place, f"{name}.study.csv", header, rows)
-    show_study([dict(zip(header, row, strict=True)) for row in rows], file, quiet=quiet, as_json=as_json)
+    show_study([dict(zip(header, row, strict=True)) for row in rows], file, quiet=common.quiet, as_json=common.as_json)
 
 
 def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool) -> None:
@@ -72,19 +70,10 @@ def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, 
         known = any(row["published"] for row in rows)
         source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
         header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if known else [])]
-        lines = [
-            [
-                *(str(row["name"]), str(row["kernel"]).upper(), short(as_number(row["ridge"]))),
-                rate(None if row["accuracy"] is None else as_number(row["accuracy"])),
-                *(short(as_number(row["rmse"])), short(as_number(row["r2"]))),
-                *([f"{row['published']} %" if row["published"] else ""] if known else []),
-            ]
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            ridge, rmse, r2 = (float(row[key] or 0.0) for key in ("ridge", "rmse", "r2"))
+            accuracy = None if row["accuracy"] is None else float(row["accuracy"])
+            cells = [str(row["name"]), str(row["kernel"]).upper(), short(ridge), rate(accuracy), short(rmse), short(r2)]
+            lines.append(cells + ([f"{row['published']} %" if row["published"] else ""] if known else []))
         sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")
-
-
-def as_number(value: str | float | None) -> float:
-    """Read a cell that holds a number."""
-    assert isinstance(value, int | float)
-    return float(value)

@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.kernel_files import Filling, compose_for_tiles, default_path, show_matrix, tiles_at_once
-from ntkexp.cli.options import (
-    AsJson,
-    ConfigDir,
-    Engine,
-    FillDryRun,
-    KernelFile,
-    Overrides,
-    Quiet,
-    Recompute,
-    Tiles,
-    Trust,
-)
+from ntkexp.cli.kernel_files import FillOptions, KernelFile, compose_for_tiles, fill_file, tiles_at_once
+from ntkexp.cli.options import CommonOptions, Overrides
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
     from ntkexp.kernel.read.plan import Outputs
-    from ntkexp.records.folder import RunFolder
 
 
 class When(StrEnum):
@@ -61,69 +49,48 @@ def tangent(
             help="Take the weights of the run before training (start) or after it (end).",
         ),
     ] = When.end,
-    workers: Tiles = None,
-    engine: Engine = "local",
-    dry_run: FillDryRun = False,
-    force: Recompute = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    trust: Trust = None,
-    config_dir: ConfigDir = None,
+    *,
+    options: FillOptions,
+    common: CommonOptions,
 ) -> None:
     """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
-    overrides, trust = overrides or [], trust or []
     if run is not None:
-        refuse_no_run(run, " ".join(overrides) or "--seeds" * (seeds is not None))
+        surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)
+        if surplus:
+            raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
+        if not (run.expanduser() / "config.json").is_file():
+            raise Mistake(f"--run={run} is no run folder: it has no config.json")
     from ntkexp.engine.base import choose
 
-    chosen = choose(engine, workers)
+    engine = choose(options.engine, options.workers)
     if run is None:
-        experiment = compose_for_tiles(overrides, config_dir, trust)
-        from ntkexp.kernel_file.kernel import EmpiricalKernel
+        experiment = compose_for_tiles(overrides, common)
         from ntkexp.sweep.definition import values, whole_numbers
 
         drawn = (experiment.seed,) if seeds is None else tuple(whole_numbers(values("--seeds", seeds)))
         weights = ""
-    else:
+    else:  # the weights of a run that is finished, as they were written
         from ntkexp.config.build import admit
-        from ntkexp.kernel_file.kernel import EmpiricalKernel
+        from ntkexp.records.folder import RunFolder
         from ntkexp.run.environment import fix_circumstances
         from ntkexp.run.execute import rebuilt
 
-        written = finished(run)
-        experiment = rebuilt(written, admit(trust))
+        written = RunFolder(run.expanduser())
+        if written.state in {"running", "interrupted", "dead"}:
+            raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
+        written.check("weights.pt")
+        experiment = rebuilt(written, admit(common.trusted))
         fix_circumstances(experiment, experiment.threads or 1)
         drawn, weights = (), str((written.path / "weights.pt").absolute())
-    wanted = read_outputs(outputs)
-    kernel = EmpiricalKernel(experiment, experiment.draw(), tiles_at_once(chosen), drawn, wanted, weights, when.value)
-    filling = Filling(kernel, (out or default_path(kernel)).expanduser(), chosen, workers, force)
-    if dry_run:
-        filling.show(as_json=as_json)
-    else:
-        show_matrix(filling.carry_out(trust, quiet=quiet), quiet=quiet, as_json=as_json)
+    from ntkexp.kernel_file.kernel import EmpiricalKernel
 
-
-def refuse_no_run(run: Path, surplus: str) -> None:
-    """Refuse a run beside words that say as well what the network is, and a folder that is none."""
-    if surplus:
-        raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
-    if not (run.expanduser() / "config.json").is_file():
-        raise Mistake(f"--run={run} is no run folder: it has no config.json")
-
-
-def finished(run: Path) -> RunFolder:
-    """The folder of a run that is finished, its weights as they were written."""
-    from ntkexp.records.folder import RunFolder
-
-    written = RunFolder(run.expanduser())
-    if written.state in {"running", "interrupted", "dead"}:
-        raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
-    written.check("weights.pt")
-    return written
+    wanted, data = read_outputs(outputs), experiment.draw()
+    kernel = EmpiricalKernel(experiment, data, tiles_at_once(engine), drawn, wanted, weights, when.value)
+    fill_file(kernel, out, engine, options, common)
 
 
 def read_outputs(outputs: str) -> Outputs:
-    """Read which outputs are meant: all, their trace, or some of them by number."""
+    """Which outputs are meant: all, their trace, or some of them by number."""
     match outputs:
         case "all":
             return "all"

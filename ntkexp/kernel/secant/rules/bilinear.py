@@ -8,29 +8,22 @@ with inputs is a use of the weights (call.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.record.convolution import CONVOLVE_BACK, patches
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, once, passed
-from ntkexp.kernel.secant.rules.base import Rule, fold, last, total
+from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, fold, last, once, passed, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
 
 # --- Products of numbers.
 
 
-def mul(call: Call) -> Tensor:
-    """Δ(ab) = Δa·b̄ + ā·Δb, with broadcasting; either factor may be a number."""
-    left, right = call.args
-    return multiply(call, left, right, call.start.shape)
-
-
 def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(ab) = Δa·b̄ + ā·Δb of two values, or of a value and a number."""
+    """Δ(ab) = Δa·b̄ + ā·Δb of two values with broadcasting, or of a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
@@ -57,16 +50,14 @@ def prod(call: Call) -> Tensor:
         return Ends(left.start * right.start, left.end * right.end, delta)
 
     value, *dims = call.args
-    known = Ends(value.start, value.end, call.delta(value))
-    return fold(last(known, dims[0] if dims else []), pair).change.reshape(call.start.shape)
+    return fold(last(call.wide(value), dims[0] if dims else []), pair).change.reshape(call.start.shape)
 
 
 def glu(call: Call) -> Tensor:
     """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
-    value, dim = call.args[0], call.given["dim"]
-    known = Ends(value.start, value.end, call.delta(value))
-    left, right = (known.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
-    moved = call.slope(right, partial(sigmoid, call)) * right.change
+    value, dim = call.wide(call.args[0]), call.given["dim"]
+    left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
+    moved = call.slope(right, sigmoid) * right.change
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
     return multiply(call, left, gate, call.start.shape)
 
@@ -102,8 +93,8 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
     return total(terms, shape)
 
 
-BILINEAR: dict[str, Rule] = {
-    "mul": mul,
+NUMBERS: dict[str, Rule] = {
+    "mul": lambda call: multiply(call, call.args[0], call.args[1], call.start.shape),
     "addcmul": partial(add_scaled, multiply),
     "div": div,
     "addcdiv": partial(add_scaled, divide),
@@ -116,59 +107,36 @@ BILINEAR: dict[str, Rule] = {
 # --- Products of matrices.
 
 
-def mm(call: Call) -> Tensor:
-    """Δ(AB) = ΔA B̄ + Ā ΔB."""
-    left, right = call.args
-    return call.product(left, right)
-
-
-def mv(call: Call) -> Tensor:
-    """ΔA b̄ + Ā Δb, the vector as a matrix of one column."""
-    left, right = call.args
-    return call.product(left, right.view(lambda vector: vector[:, None]))[:, 0]
-
-
 def addmm(call: Call) -> Tensor:
     """β Δx + α (ΔA B̄ + Ā ΔB), for βx + αAB."""
     bias, left, right = call.args
     return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
 
-def dot(call: Call) -> Tensor:
-    """⟨Δa, b̄⟩ + ⟨ā, Δb⟩."""
-    left, right = call.args
-    return call.product(left.view(lambda v: v[None]), right.view(lambda v: v[:, None]))[0, 0]
+def terms_of(product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends) -> list[Tensor]:
+    """ΔA B̄ and Ā ΔB, those that there are."""
+    terms = [] if left.delta is None else [product(left.delta, call.mean(right))]
+    return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
 
 
-def bmm(call: Call) -> Tensor:
-    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices."""
-    left, right = call.args
-    return in_batches(call, left, right, call.start.shape)
-
-
-def in_batches(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """The same of any two batches; a weight among them is used batch by batch, and one copied along the batch once."""
+def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
+    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches; a weight among them is used batch by batch, and one copied along
+    the batch once."""
 
     def is_copied(value: Tensor) -> bool:
         return value.shape[0] == 1 or value.stride(0) == 0
 
     if not (call.is_use(left) or call.is_use(right)):
-        terms = [] if left.delta is None else [torch.bmm(left.delta, call.mean(right))]
-        terms += [] if right.delta is None else [torch.bmm(call.mean(left), right.delta)]
-        return total(terms, shape)
+        return total(terms_of(torch.bmm, call, left, right), shape)
     batch, rows, columns = shape
     if call.is_use(right) and is_copied(right.start):
-        folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right.view(lambda v: v[0]))
+        folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right[0])
         return folded.view(batch, rows, columns)
     if call.is_use(left) and is_copied(left.start):
         turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
         folded = call.product(turned, left.view(lambda v: v[0].t()))
         return folded.view(batch, columns, rows).transpose(1, 2)
-
-    def product_of(k: int) -> Tensor:
-        return call.product(left.view(lambda v: v[k]), right.view(lambda v: v[k]))
-
-    return torch.stack([product_of(k) for k in range(batch)])
+    return torch.stack([call.product(left[k], right[k]) for k in range(batch)])
 
 
 def baddbmm(call: Call) -> Tensor:
@@ -178,9 +146,7 @@ def baddbmm(call: Call) -> Tensor:
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
     gain, shift = call.given["alpha"], call.given["beta"]
     terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
-    terms += [] if left.delta is None else [gain * torch.bmm(left.delta, call.mean(right))]
-    terms += [] if right.delta is None else [gain * torch.bmm(call.mean(left), right.delta)]
-    return total(terms, call.start.shape)
+    return total(terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape)
 
 
 def trilinear(call: Call) -> Tensor:
@@ -188,7 +154,7 @@ def trilinear(call: Call) -> Tensor:
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
-    a, c = left.view(lambda v: v[:, :, None]), right.view(lambda v: v[:, None, :])
+    a, c = left[:, :, None], right[:, None, :]
     start, end = a.start * c.start, a.end * c.end
     varies = a.delta is not None or c.delta is not None
     delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
@@ -196,13 +162,13 @@ def trilinear(call: Call) -> Tensor:
     return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
 
 
-MATRIX_PRODUCT: dict[str, Rule] = {
+MATRICES: dict[str, Rule] = {
     "_trilinear": trilinear,
-    "mm": mm,
-    "mv": mv,
-    **dict.fromkeys(("dot", "vdot"), dot),
+    "mm": lambda call: call.product(*call.args),
+    "mv": lambda call: call.product(call.args[0], call.args[1][:, None])[:, 0],
+    **dict.fromkeys(("dot", "vdot"), lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0]),
     "addmm": addmm,
-    "bmm": bmm,
+    "bmm": lambda call: batch_product(call, call.args[0], call.args[1], call.start.shape),
     "baddbmm": baddbmm,
 }
 
@@ -211,20 +177,27 @@ MATRIX_PRODUCT: dict[str, Rule] = {
 # product of matrices, a row of patches for every output position times the kernel: its uses are the positions.
 
 
-Numbers = tuple[int, ...]
-
-
 def convolution(call: Call) -> Tensor:
     """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:
-        terms.append(
-            convolved(call.delta(x), call.mean(kernel), call.start.shape if call.pullback_only else None, *how)
-        )
+    if x.delta is not None:  # on the way back all vectors are the images of one batch
+        delta, mean = call.delta(x), call.mean(kernel)
+        lead, shape = 1 - delta.dim(), delta.shape[1:]
+
+        def there(v: Tensor) -> Tensor:
+            found = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
+            return found.view(*v.shape[:lead], *found.shape[1:])
+
+        def back(w: Tensor) -> Tensor:
+            found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
+            return found.view(*w.shape[:lead], *shape)
+
+        nothing = call.start.shape if call.chord.pullback_only else None
+        terms.append(passed(delta, there, once(back, -delta.dim()), nothing))
     if call.is_use(kernel):
         added = bias if bias is not None and call.is_use(bias) else None
-        terms.append(convolution_use(call, x, kernel, added, *how))
+        terms.append(convolution_use(call, x, kernel, added, how))
         bias = None if added is not None else bias
     elif kernel.delta is not None:
         terms.append(torch.convolution(call.mean(x), kernel.delta, None, *how))
@@ -234,41 +207,23 @@ def convolution(call: Call) -> Tensor:
     return total(terms, call.start.shape)
 
 
-def convolved(delta: Tensor, kernel: Tensor, nothing: Sequence[int] | None, *how: Any) -> Tensor:
-    """Δx ∗ W, or zeros of the shape `nothing`. On the way back all vectors are the images of one batch."""
-    lead, shape = 1 - delta.dim(), delta.shape[1:]
-
-    def there(v: Tensor) -> Tensor:
-        found = torch.convolution(v.flatten(0, lead - 1), kernel, None, *how)
-        return found.view(*v.shape[:lead], *found.shape[1:])
-
-    def back(w: Tensor) -> Tensor:
-        found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, kernel, *how)
-        return found.view(*w.shape[:lead], *shape)
-
-    return passed(delta, there, once(back, -delta.dim()), nothing)
-
-
-def convolution_use(
-    call: Call,
-    x: Ends,
-    kernel: Ends,
-    bias: Ends | None,
-    stride: Numbers,
-    padding: Numbers,
-    dilation: Numbers,
-    transposed: bool,
-    extra: Numbers,
-    groups: int,
-) -> Tensor:
+def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
     """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
-    image = call.mean(x)
-    if transposed:  # a plain one of the input spread apart, with inputs and outputs exchanged and windows reversed
-        image = spread_apart(image, kernel.start.shape, stride, padding, dilation, extra)
+    stride, padding, dilation, transposed, extra, groups = how
+    image, size = call.mean(x), kernel.start.shape[2:]
+    if transposed:  # a plain one, with inputs and outputs exchanged and windows reversed,
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window))
+        # of the input with zeros between its elements, and around them
+        apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
+        axes = [torch.arange(n, device=image.device) * s for n, s in zip(image.shape, (1, 1, *stride), strict=True)]
+        places = torch.meshgrid(*axes, indexing="ij")
+        spread = image.new_zeros(*image.shape[:2], *apart).index_put(places, image)
+        reach = [d * (w - 1) for d, w in zip(dilation, size, strict=True)]
+        along = reversed(list(zip(reach, padding, extra, strict=True)))
+        image = torch.nn.functional.pad(spread, [side for r, p, e in along for side in (r - p, r - p + e)])
         stride, padding = (1,) * len(stride), (0,) * len(stride)
-    rows = patches(image, kernel.start.shape[2:], stride, padding, dilation)
+    rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
         found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
@@ -276,16 +231,4 @@ def convolution_use(
     return found.view(call.start.shape)
 
 
-def spread_apart(
-    x: Tensor, kernel: torch.Size, stride: Numbers, padding: Numbers, dilation: Numbers, extra: Numbers
-) -> Tensor:
-    """The input of a transposed convolution as that of a plain one: zeros between the elements, and around them."""
-    size = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
-    axes = [torch.arange(n, device=x.device) * s for n, s in zip(x.shape, (1, 1, *stride), strict=True)]
-    wide = x.new_zeros(*x.shape[:2], *size).index_put(torch.meshgrid(*axes, indexing="ij"), x)
-    reach = [d * (w - 1) for d, w in zip(dilation, kernel[2:], strict=True)]
-    along = reversed(list(zip(reach, padding, extra, strict=True)))
-    return torch.nn.functional.pad(wide, [side for r, p, e in along for side in (r - p, r - p + e)])
-
-
-CONVOLUTION: dict[str, Rule] = {"convolution": convolution}
+BILINEAR: dict[str, Rule] = {**NUMBERS, **MATRICES, "convolution": convolution}

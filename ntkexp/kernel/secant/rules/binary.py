@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ntkexp.kernel.secant.call import Call, Ends
-from ntkexp.kernel.secant.rules.base import Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
-from ntkexp.kernel.secant.rules.choice import both, wide
 from ntkexp.kernel.secant.rules.elementwise import (
     absolute,
     elementwise,
@@ -35,16 +33,18 @@ from ntkexp.kernel.secant.rules.elementwise import (
     power,
     quotient,
     real_power,
+    slope_between,
+    slope_of_pieces,
+    softplus_slope,
 )
-from ntkexp.kernel.secant.rules.smooth import linear_pieces, slope, softplus_slope
 
-Side: TypeAlias = Callable[[Call, Tensor, Tensor, Tensor], Tensor]
+Side: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The slope in one argument, from its two ends and a value of the other."""
 
 
 def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
     """Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
-    left, right = both(call)
+    left, right = call.both()
     sides = ((left, right, by_left), (right, left, by_right))
     terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
     return total(terms, call.start.shape)
@@ -53,16 +53,16 @@ def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
     """½[D_a(b₀) + D_a(b₁)]: the mean of the slopes at both ends of the other argument."""
     if other.delta is None:
-        return call.slope(value, lambda z0, z1: side(call, z0, z1, other.start))
-    return call.slope(value, lambda z0, z1: (side(call, z0, z1, other.start) + side(call, z0, z1, other.end)) / 2)
+        return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
+    return call.slope(value, lambda z0, z1: (side(z0, z1, other.start) + side(z0, z1, other.end)) / 2)
 
 
-def angle_by_height(call: Call, y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
+def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
     """(atan2(y₁, x) − atan2(y₀, x))/(y₁ − y₀), by the angle between (x, y₀) and (x, y₁)."""
     return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
-def angle_by_width(call: Call, x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
+def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
     """(atan2(y, x₁) − atan2(y, x₀))/(x₁ − x₀), by the angle between (x₀, y) and (x₁, y)."""
     return turn(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
 
@@ -77,7 +77,7 @@ def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -
 
 def length(call: Call) -> Tensor:
     """((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²): Δ(h²) = (h₀ + h₁) Δh."""
-    left, right = both(call)
+    left, right = call.both()
     size = torch.hypot(left.start, right.start) + torch.hypot(left.end, right.end)
     terms = [
         call.slope(value, lambda z0, z1: quotient(z0 + z1, size, 0.0)) * value.delta
@@ -91,7 +91,7 @@ def log_sum(base: float, call: Call) -> Tensor:
     """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a − b; or to another
     base.
     """
-    left, right = both(call)
+    left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
     terms = [] if left.delta is None else [share * left.delta]
@@ -100,9 +100,8 @@ def log_sum(base: float, call: Call) -> Tensor:
 
 
 def lerp(call: Call) -> Tensor:
-    """Δa + w̄ (Δb − Δa) + (b̄ − ā) Δw for a + w(b − a)."""
     shape, weight = call.start.shape, call.args[2]
-    left, right = both(call)
+    left, right = call.both()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
     terms = [] if left.delta is None else [left.delta]
@@ -110,44 +109,31 @@ def lerp(call: Call) -> Tensor:
 
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:
-    """Δb − Δa."""
     if left.delta is None or right.delta is None:
         return right.delta if left.delta is None else -left.delta
     return right.delta - left.delta
 
 
-def sized(call: Call, z0: Tensor, z1: Tensor, sign: Tensor) -> Tensor:
-    """The slope of a ↦ |a|·sign b."""
-    return absolute(call, z0, z1) * torch.copysign(torch.ones_like(sign), sign)
-
-
-def signed(call: Call, z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
-    """The slope of b ↦ |a|·sign b."""
-    return quotient(torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0)
-
-
-def left_over(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
-    """The slope of a ↦ a mod b."""
-    return linear_pieces(lambda z: call.entry.op.overloadpacket(z, other), z0, z1)
-
-
-def left_over_by(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
-    """The slope of b ↦ a mod b."""
-    return linear_pieces(lambda z: call.entry.op.overloadpacket(other, z), z0, z1)
+def left_over(call: Call) -> Tensor:
+    """Side by side for a mod b."""
+    remainder = call.entry.op.overloadpacket
+    return of_two(
+        lambda z0, z1, b: slope_of_pieces(lambda z: remainder(z, b), z0, z1),
+        lambda z0, z1, a: slope_of_pieces(lambda z: remainder(a, z), z0, z1),
+        call,
+    )
 
 
 def raised(call: Call) -> Tensor:
     """Side by side for aᵇ; for a number b by the rule of a power."""
     if isinstance(call.args[1], Ends):
-        return of_two(
-            lambda call, z0, z1, p: real_power(p, z0, z1), lambda call, z0, z1, base: exponential(base, z0, z1), call
-        )
+        return of_two(lambda z0, z1, p: real_power(p, z0, z1), lambda z0, z1, base: exponential(base, z0, z1), call)
     return elementwise(power, call)
 
 
 def loss_of_gap(call: Call) -> Tensor:
     """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
-    left, right = (wide(call, value, call.args[0].start.shape) for value in call.args[:2])
+    left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
     how, kind = call.given["reduction"], call.entry.op.overloadpacket
     numbers = call.args[3:] or (1.0,) * (call.entry.name != "mse_loss")
@@ -156,20 +142,18 @@ def loss_of_gap(call: Call) -> Tensor:
         value: Tensor = kind(z, torch.zeros_like(z), 0, *numbers)
         return value
 
-    delta = call.slope(gap, partial(slope, each, (*numbers, *(-n for n in numbers)))) * gap.change
+    delta = call.slope(gap, partial(slope_between, each, (*numbers, *(-n for n in numbers)))) * gap.change
     return (delta, delta.mean(), delta.sum())[how]
 
 
 def log_times(shift: float) -> Rule:
     """Side by side for a log(c + b), which is 0 for a = 0."""
 
-    def by_left(call: Call, z0: Tensor, z1: Tensor, other: Tensor) -> Tensor:
-        return torch.log1p(other) if shift else torch.log(other)
-
-    def by_right(call: Call, z0: Tensor, z1: Tensor, factor: Tensor) -> Tensor:
-        return torch.where(factor == 0, 0.0, factor * log_slope(shift + z0, shift + z1, z1 - z0))
-
-    return partial(of_two, by_left, by_right)
+    return partial(
+        of_two,
+        lambda z0, z1, b: torch.log1p(b) if shift else torch.log(b),
+        lambda z0, z1, a: torch.where(a == 0, 0.0, a * log_slope(shift + z0, shift + z1, z1 - z0)),
+    )
 
 
 # --- Binary cross-entropy, of logits or of probabilities: products of labels and logarithms, neither of which cancels.
@@ -180,7 +164,7 @@ LOWEST = -100.0  # of a logarithm, as torch has it
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
     """w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]; labels y and the weights w and p may change as well."""
-    z = wide(call, call.args[0], call.args[0].start.shape)
+    z = call.wide(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
     if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
     return weighted_entropy(call, if_zero, if_one, call.given["pos_weight"])
@@ -188,7 +172,7 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
 
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
     """−w [(1 − y) log(1 − x) + y log x], each logarithm −100 at least, for x may be 0 or 1."""
-    x = wide(call, call.args[0], call.args[0].start.shape)
+    x = call.wide(call.args[0], call.args[0].start.shape)
     rest = Ends(1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs)
     if_zero, if_one = (of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope) for v in (rest, x))
     return weighted_entropy(call, if_zero, if_one, None)
@@ -219,14 +203,14 @@ def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | N
         delta = multiply(call, left, right, left.start.shape) if varies else None
         return Ends(left.start * right.start, left.end * right.end, delta)
 
-    y, weight = wide(call, call.args[1], shape), call.given["weight"]
+    y, weight = call.wide(call.args[1], shape), call.given["weight"]
     other = Ends(1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs)
-    y = y if positive is None else times(y, wide(call, positive, shape))
+    y = y if positive is None else times(y, call.wide(positive, shape))
     terms = [times(other, if_zero), times(y, if_one)]
     delta = total([term.delta for term in terms if term.delta is not None], y.start.shape)
     if weight is not None:
         loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
-        delta = times(loss, wide(call, weight, shape)).change
+        delta = times(loss, call.wide(weight, shape)).change
     return (delta, delta.mean(), delta.sum())[call.given["reduction"]]
 
 
@@ -234,19 +218,19 @@ BINARY: dict[str, Rule] = {
     "atan2": partial(of_two, angle_by_height, angle_by_width),
     "binary_cross_entropy": cross_entropy_of_probabilities,
     "binary_cross_entropy_with_logits": cross_entropy_of_logits,
-    "copysign": partial(of_two, sized, signed),
-    "hypot": length,
-    "ldexp": partial(
+    "copysign": partial(  # |a|·sign b
         of_two,
-        lambda call, z0, z1, other: torch.exp2(other),
-        lambda call, z0, z1, other: other * exp2(call, z0, z1),
+        lambda z0, z1, sign: absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign),
+        lambda z0, z1, size: quotient(torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0),
     ),
+    "hypot": length,
+    "ldexp": partial(of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)),
     "lerp": lerp,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), loss_of_gap),
     "logaddexp": partial(log_sum, torch.e),
     "logaddexp2": partial(log_sum, 2.0),
     "pow": raised,
-    **dict.fromkeys(("remainder", "fmod"), partial(of_two, left_over, left_over_by)),
+    **dict.fromkeys(("remainder", "fmod"), left_over),
     "special_xlog1py": log_times(1.0),
     "xlogy": log_times(0.0),
 }

@@ -10,7 +10,6 @@ where the order agrees at both ends, and refused where it does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -18,11 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule
-from ntkexp.kernel.secant.rules.base import Result, Rule, fold, last, total
-from ntkexp.kernel.secant.rules.elementwise import quotient, relu
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, last, total
+from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
 from ntkexp.kernel.secant.rules.linear import join
-from ntkexp.kernel.secant.rules.smooth import piecewise
 
 # --- Maxima, minima, bounds, orders.
 
@@ -32,7 +29,7 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     equal."""
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
-        return torch.where((d0 == 0) & (d1 == 0), tied, relu(call, d0, d1))
+        return torch.where((d0 == 0) & (d1 == 0), tied, relu(d0, d1))
 
     choose = torch.maximum if sign > 0 else torch.minimum
     ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None)
@@ -43,57 +40,34 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     return Ends(start, end, total(terms, start.shape))
 
 
-def of_two(call: Call, sign: int, tied: float = 0.5) -> Tensor:
+def of_two(sign: int, tied: float, call: Call) -> Tensor:
     """Δmax(a, b), or Δmin, with broadcasting."""
-    return pairwise(call, *both(call), sign, tied).change
-
-
-def both(call: Call) -> tuple[Ends, Ends]:
-    """The first two arguments at the shape of the result."""
-    left, right = (wide(call, value, call.start.shape) for value in call.args[:2])
-    return left, right
+    return pairwise(call, *call.both(), sign, tied).change
 
 
 def clamp(call: Call) -> Tensor:
     """The value between bounds that change as well: the larger of it and the one, the smaller of that and the other."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
-        return piecewise(call)
+        return analytic(None, call)
     shape = call.start.shape
-    value = wide(call, call.args[0], shape)
+    value = call.wide(call.args[0], shape)
     for sign, bound in zip(BOUNDS[call.entry.name], call.args[1:], strict=False):
         if bound is not None:
-            value = pairwise(call, value, wide(call, bound, shape), sign, tied=0.0)
+            value = pairwise(call, value, call.wide(bound, shape), sign, tied=0.0)
     return value.change
 
 
-def wide(call: Call, value: Any, shape: torch.Size) -> Ends:
-    """An argument at the shape of the result; a number is a constant."""
-    if not isinstance(value, Ends):
-        number = torch.full(shape, float(value), dtype=call.start.dtype, device=call.start.device)
-        return Ends(number, number, None, from_inputs=False)
-    delta = None if value.delta is None else call.delta(value, shape)
-    return Ends(value.start.expand(shape), value.end.expand(shape), delta, from_inputs=value.from_inputs)
-
-
-def extremum(call: Call, sign: int) -> Result:
-    """The extreme along some axes, or of all elements; of two tensors, where the second argument is one."""
+def extremes(signs: tuple[int, ...], call: Call) -> Result:
+    """The largest or the smallest, or both, by a tournament along some axes, or along all; of two tensors, where the
+    second argument is one."""
     if "other" in call.given:
-        return of_two(call, sign)
-    return best(call, call.args[0], call.given.get("dim", []), sign)
-
-
-def both_extremes(call: Call) -> Result:
-    """The smallest and the largest."""
-    dim = call.given["dim"]
-    low, high = (best(call, call.args[0], [] if dim is None else dim, sign) for sign in (-1, 1))
-    return low, high
-
-
-def best(call: Call, value: Ends, dims: int | list[int], sign: int) -> Tensor:
-    """Δ of the extreme, by a tournament along some axes, or along all."""
-    known = Ends(value.start, value.end, call.delta(value))
-    found = fold(last(known, dims), lambda left, right: pairwise(call, left, right, sign))
-    return found.change.reshape(call.start.shape)
+        return of_two(signs[0], 0.5, call)
+    dims, found = call.given.get("dim"), []
+    for sign in signs:
+        value = last(call.wide(call.args[0]), [] if dims is None else dims)
+        best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
+        found.append(best.change.reshape(call.start.shape))
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def follow_order(call: Call) -> Result:
@@ -108,32 +82,20 @@ def follow_order(call: Call) -> Result:
 
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
-CHOICE: dict[str, Rule] = {
-    "maximum": partial(of_two, sign=1),
-    "minimum": partial(of_two, sign=-1),
-    **dict.fromkeys(("max", "amax"), partial(extremum, sign=1)),
-    **dict.fromkeys(("min", "amin"), partial(extremum, sign=-1)),
-    "aminmax": both_extremes,
+ORDERS: dict[str, Rule] = {
+    "maximum": partial(of_two, 1, 0.5),
+    "minimum": partial(of_two, -1, 0.5),
+    **dict.fromkeys(("max", "amax"), partial(extremes, (1,))),
+    **dict.fromkeys(("min", "amin"), partial(extremes, (-1,))),
+    "aminmax": partial(extremes, (-1, 1)),
     **dict.fromkeys(BOUNDS, clamp),
-    "fmax": partial(of_two, sign=1, tied=0.0),  # as torch differentiates them where both are equal: the first
-    "fmin": partial(of_two, sign=-1, tied=0.0),
+    "fmax": partial(of_two, 1, 0.0),  # as torch differentiates them where both are equal: the first
+    "fmin": partial(of_two, -1, 0.0),
     **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order),
 }
 
 
 # --- Masks: one of two by a truth value, and logic.
-
-
-def where(call: Call) -> Tensor:
-    """One of two, by a mask."""
-    mask, yes, no = call.args
-    return select(call, mask, yes, no)
-
-
-def masked_fill(call: Call) -> Tensor:
-    """A value where the mask is true."""
-    no, mask, yes = call.args
-    return select(call, mask, yes, no)
 
 
 def index_put(call: Call) -> Result:
@@ -150,13 +112,13 @@ def index_put(call: Call) -> Result:
     return select(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
 
 
-def combine(weight: Callable[[Tensor], Tensor], call: Call) -> Tensor:
-    """a and b = ab, a or b = 1 − (1 − a)(1 − b), a xor b = a + b − 2ab: each difference times a mean of the other."""
+def combine(constant: float, factor: float, call: Call) -> Tensor:
+    """Δa (c + k b̄) + Δb (c + k ā): a and b = ab, a or b = a + b − ab, a xor b = a + b − 2ab."""
     shape, kind = call.start.shape, next(value.delta.dtype for value in call.args if value.delta is not None)
     if call.start.dtype != torch.bool:
         raise NoRule("bits of whole numbers change between the ends of a step")
     terms = [
-        weight(call.mean(as_numbers(other, shape, kind))) * call.delta(value, shape)
+        (constant + factor * call.mean(as_numbers(other, shape, kind))) * call.delta(value, shape)
         for value, other in (call.args, call.args[::-1])
         if value.delta is not None
     ]
@@ -166,7 +128,7 @@ def combine(weight: Callable[[Tensor], Tensor], call: Call) -> Tensor:
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
-    yes, no = wide(call, yes, shape), wide(call, no, shape)
+    yes, no = call.wide(yes, shape), call.wide(no, shape)
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
@@ -205,20 +167,15 @@ def compare(call: Call) -> Tensor:
     return total(terms, shape)
 
 
-def invert(call: Call) -> Tensor:
-    """−Δm: not m = 1 − m."""
-    return -call.delta(call.args[0])
-
-
-MASK: dict[str, Rule] = {
-    "where": where,
-    "masked_fill": masked_fill,
+MASKS: dict[str, Rule] = {
+    "where": lambda call: select(call, *call.args),
+    "masked_fill": lambda call: select(call, call.args[1], call.args[2], call.args[0]),
     "index_put": index_put,
-    **dict.fromkeys(("logical_and", "bitwise_and"), partial(combine, lambda m: m)),
-    **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, lambda m: 1 - m)),
-    **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, lambda m: 1 - 2 * m)),
+    **dict.fromkeys(("logical_and", "bitwise_and"), partial(combine, 0, 1)),
+    **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, 1, -1)),
+    **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
-    **dict.fromkeys(("logical_not", "bitwise_not"), invert),
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])),  # not m = 1 − m
 }
 
 
@@ -227,7 +184,7 @@ MASK: dict[str, Rule] = {
 
 def max_pool(call: Call) -> Result:
     """The largest in each window, from shifted copies."""
-    value, window, how = call.args[0], call.args[1], call.given
+    value, window, how = call.wide(call.args[0]), call.args[1], call.given
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
         numbers * space if len(numbers) == 1 else numbers  # one for each dimension
@@ -254,34 +211,34 @@ def max_pool(call: Call) -> Result:
         return torch.stack(views, dim=-1)
 
     lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
-    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(call.delta(value), 0.0))
+    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
     return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
 
 
 def adaptive_max_pool(call: Call) -> Result:
     """The largest in each of so many windows, axis by axis; a shorter window shows its last element again."""
-    value = call.args[0]
-    best = Ends(value.start, value.end, call.delta(value))
-    for axis, count in enumerate(call.args[1], start=value.start.dim() - len(call.args[1])):
+    best = call.wide(call.args[0])
+    for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
         # The places that each window shows
-        size = value.start.shape[axis]
+        size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)
         shown = [[min(start + k, stop - 1) for k in range(longest)] for start, stop in ends]
-        places = torch.tensor(shown).to(value.start.device)
+        places = torch.tensor(shown).to(best.start.device)
         # The windows in place of an axis, and what they show along the last
-        windows = best.view(partial(unfold, axis, places))
+        shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])
+        windows = best.view(
+            lambda v, axis=axis, places=places, shape=shape: (  # type: ignore[misc]
+                v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
+            )
+        )
         best = fold(windows, lambda left, right: pairwise(call, left, right, 1))
     return best.change
 
 
-def unfold(axis: int, places: Tensor, v: Tensor) -> Tensor:
-    """Windows [window, place in it] of an axis: the first in its place, the second behind all others."""
-    shape = (*v.shape[:axis], *places.shape, *v.shape[axis + 1 :])
-    return v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
-
-
-POOL: dict[str, Rule] = {
+CHOICE: dict[str, Rule] = {
+    **ORDERS,
+    **MASKS,
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_max_pool),
 }

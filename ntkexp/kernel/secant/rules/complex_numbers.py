@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, real_part
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, total
 from ntkexp.kernel.secant.rules import bilinear, choice, linear
-from ntkexp.kernel.secant.rules.base import Rule, total
-from ntkexp.kernel.secant.rules.bilinear import in_batches
 from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
-from ntkexp.kernel.secant.rules.choice import both
 from ntkexp.kernel.secant.rules.elementwise import cos, elementwise, quotient, reciprocal, sin, whole_power
 
 
 def complex_of_parts(call: Call) -> Tensor:
     """Δa + iΔb."""
-    left, right = both(call)
+    left, right = call.both()
     zeros = torch.zeros(call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device)
     deltas = (zeros if part.delta is None else part.delta for part in (left, right))
     return torch.complex(*deltas)
@@ -34,18 +31,13 @@ def complex_of_parts(call: Call) -> Tensor:
 
 def polar(call: Call) -> Tensor:
     """Δ(r cos φ) + iΔ(r sin φ), by the product rule and the slopes of cos and sin."""
-    size, angle = both(call)
+    size, angle = call.both()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
-        delta = None if angle.delta is None else call.slope(angle, partial(slope, call)) * angle.delta
+        delta = None if angle.delta is None else call.slope(angle, slope) * angle.delta
         turned = Ends(function(angle.start), function(angle.end), delta, from_inputs=angle.from_inputs)
         terms.append(bilinear.multiply(call, size, turned, call.start.shape))
     return torch.complex(*terms)
-
-
-def conjugate(call: Call) -> Tensor:
-    """(Δz)*, worked out: torch cannot take many vectors at once back through its view of one."""
-    return call.delta(call.args[0]).conj_physical()
 
 
 def written(call: Call) -> Tensor:
@@ -73,9 +65,8 @@ def length(call: Call) -> Tensor:
 
 def angle(call: Call) -> Tensor:
     """arg z = atan2(Im z, Re z), side by side."""
-    value = call.args[0]
-    known = Ends(value.start, value.end, call.delta(value), value.from_weights, value.from_inputs)
-    width, height = (known.view(partial(real_part, part=k)) for k in (0, 1))
+    value = call.wide(call.args[0])
+    width, height = (value.view(partial(real_part, part=k)) for k in (0, 1))
     terms = [
         average(call, *sides, slope) * sides[0].change
         for sides, slope in (((height, width), angle_by_height), ((width, height), angle_by_width))
@@ -89,8 +80,7 @@ def direction(call: Call) -> Tensor:
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
         raise NoRule("the direction of a complex number that is zero")
-    known = Ends(value.start, value.end, call.delta(value))
-    return bilinear.divide(call, known, size, call.start.shape)
+    return bilinear.divide(call, call.wide(value), size, call.start.shape)
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
@@ -122,23 +112,11 @@ def real_factors(left: Ends, right: Ends) -> tuple[Ends, Ends]:
 
 
 def from_parts(pair: Tensor) -> Tensor:
-    """[Re C, Im C] as C."""
     return torch.complex(*(part.contiguous() for part in pair.chunk(2, -1)))
 
 
-def mm(call: Call) -> Tensor:
-    left, right = call.args
+def mm(call: Call, left: Ends, right: Ends) -> Tensor:
     return from_parts(call.product(*real_factors(left, right)))
-
-
-def mv(call: Call) -> Tensor:
-    left, right = call.args
-    return from_parts(call.product(*real_factors(left, right.view(lambda v: v[:, None]))))[:, 0]
-
-
-def dot(call: Call) -> Tensor:
-    left, right = call.args
-    return from_parts(call.product(*real_factors(left.view(lambda v: v[None]), right.view(lambda v: v[:, None]))))[0, 0]
 
 
 def addmm(call: Call) -> Tensor:
@@ -146,14 +124,14 @@ def addmm(call: Call) -> Tensor:
     bias, left, right = call.args
     terms = [] if bias.delta is None else [call.given["beta"] * call.delta(bias, call.start.shape)]
     if left.delta is not None or right.delta is not None:
-        terms.append(call.given["alpha"] * from_parts(call.product(*real_factors(left, right))))
+        terms.append(call.given["alpha"] * mm(call, left, right))
     return total(terms, call.start.shape)
 
 
 def bmm(call: Call) -> Tensor:
     left, right = call.args
     batch, rows, columns = call.start.shape
-    return from_parts(in_batches(call, *real_factors(left, right), torch.Size([batch, rows, 2 * columns])))
+    return from_parts(bilinear.batch_product(call, *real_factors(left, right), torch.Size([batch, rows, 2 * columns])))
 
 
 ALIKE = """
@@ -170,23 +148,24 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in ALIKE.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    **dict.fromkeys(("_conj", "_conj_physical"), conjugate),
+    # worked out: torch cannot take many vectors at once back through its view of one
+    **dict.fromkeys(("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()),
     "_to_copy": linear.convert,
     **{name: bilinear.BILINEAR[name] for name in ("mul", "addcmul", "div", "addcdiv")},
-    **{name: choice.MASK[name] for name in ("where", "masked_fill", "index_put")},
+    **{name: choice.CHOICE[name] for name in ("where", "masked_fill", "index_put")},
     "abs": length,
     **dict.fromkeys(("diagonal_scatter", "select_scatter", "slice_scatter"), written),
     "addmm": addmm,
     "angle": angle,
     "bmm": bmm,
     "complex": complex_of_parts,
-    "dot": dot,
+    "dot": lambda call: mm(call, call.args[0][None], call.args[1][:, None])[0, 0],
     "exp": partial(elementwise, exp),
-    "mm": mm,
-    "mv": mv,
+    "mm": lambda call: mm(call, *call.args),
+    "mv": lambda call: mm(call, call.args[0], call.args[1][:, None])[:, 0],
     "polar": polar,
     "pow": partial(elementwise, power),
-    "reciprocal": partial(elementwise, reciprocal),
+    "reciprocal": partial(elementwise, lambda _, z0, z1: reciprocal(z0, z1)),
     "sgn": direction,
 }
 """The rules of operations that take or give complex numbers."""

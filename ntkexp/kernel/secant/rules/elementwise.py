@@ -1,4 +1,4 @@
-"""Functions of one number with a closed form for their slope.
+"""Functions of one number, element by element.
 
     Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) where z₁ = z₀
 
@@ -11,15 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf, pi, sqrt
 from math import log as ln
-from math import pi, sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus as plain_softplus
+from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules.base import Rule, Slope
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, total
+
+Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
+Function: TypeAlias = Callable[[Tensor], Tensor]
 
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
@@ -30,23 +35,19 @@ def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
     return torch.where(below == 0, limit, above / below)
 
 
-def tanhc(d: Tensor) -> Tensor:
-    """tanh(d)/d, which is 1 to rounding for all |d| up to eps."""
-    size = away_from_zero(d)
-    return torch.tanh(size) / size
+def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
+    """Σ_k w_k σ′(m + ½ n_k d), by three nodes."""
+    m, d = (z0 + z1) / 2, z1 - z0
+    mean = torch.zeros_like(m)
+    for node, weight in NODES:
+        mean = mean + weight * derivative(m + node / 2 * d)
+    return mean
 
 
-def away_from_zero(d: Tensor) -> Tensor:
-    """|d|, or eps where that is larger."""
-    return d.abs().clamp_min(torch.finfo(d.dtype).eps)
+# --- Closed forms.
 
 
-def sinc(d: Tensor) -> Tensor:
-    """sin(d)/d."""
-    return torch.sinc(d / pi)
-
-
-def relu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def relu(z0: Tensor, z1: Tensor) -> Tensor:
     """(relu z₀ + relu z₁)/(|z₀| + |z₁|), with |z| = 2 relu(z) − z, and 0 where both ends are zero.
 
     On one side of the kink it is 0 or 1; across it relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ − z₀).
@@ -57,150 +58,80 @@ def relu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     return mean / size.clamp_min(kind.tiny * kind.eps)  # the smallest number there is
 
 
-def leaky_relu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)."""
-    slope: float = call.given["negative_slope"]
-    return slope + (1 - slope) * relu(call, z0, z1)
-
-
-def absolute(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def absolute(z0: Tensor, z1: Tensor) -> Tensor:
     """(|z₁| − |z₀|)/d: nothing cancels on one side of zero, where it is ±1 exactly."""
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
-def tanh(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def away_from_zero(d: Tensor) -> Tensor:
+    """|d|, or eps where that is larger: tanh(d)/d is 1 to rounding for all |d| up to eps."""
+    return d.abs().clamp_min(torch.finfo(d.dtype).eps)
+
+
+def tanh(z0: Tensor, z1: Tensor) -> Tensor:
     """(1 − t₀t₁) · tanh(d)/d, from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁)."""
-    return (1 - torch.tanh(z0) * torch.tanh(z1)) * tanhc(z1 - z0)
+    size = away_from_zero(z1 - z0)
+    return (1 - torch.tanh(z0) * torch.tanh(z1)) * (torch.tanh(size) / size)
 
 
-def sigmoid(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
     """½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2), from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁)."""
     s0, s1, size = torch.sigmoid(z0), torch.sigmoid(z1), away_from_zero(z1 - z0)
     return torch.addcmul(s0 + s1, s0, s1, value=-2) * (torch.tanh(size / 2) / size)
 
 
-def silu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """s̄ + m · D_sigmoid: the product rule Δ(zs) = s̄ Δz + z̄ Δs."""
-    return (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(call, z0, z1)
-
-
-def erf(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def erf(z0: Tensor, z1: Tensor) -> Tensor:
     """The quotient, or Gauss nodes of 2/√π · e^(−z²) where the ends are near: there is no closed form."""
-    return gauss_or_quotient(z0, z1, torch.erf, lambda z: 2 / sqrt(pi) * torch.exp(-z * z))
+    near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
+    d = z1 - z0
+    return torch.where(d.abs() <= NEAR, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0))
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Φ̄ + m · D_Φ: the product rule for zΦ(z), Φ(z) = ½(1 + erf(z/√2))."""
+    """Φ̄ + m · D_Φ: the product rule for zΦ(z), Φ(z) = ½(1 + erf(z/√2)).
+
+    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z + 0.044715 z³), c = √(2/π),
+    and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
+    """
     if call.given["approximate"] == "tanh":
-        return gelu_tanh(call, z0, z1)
+        c = sqrt(2 / pi)
+        u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
+        inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
+        return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(u0, u1) * inner
     r = sqrt(0.5)
     normal = (2 + torch.erf(z0 * r) + torch.erf(z1 * r)) / 4
-    return normal + (z0 + z1) / 2 * (r / 2) * erf(call, z0 * r, z1 * r)
+    return normal + (z0 + z1) / 2 * (r / 2) * erf(z0 * r, z1 * r)
 
 
-def gelu_tanh(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z + 0.044715 z³), c = √(2/π), and
-    D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
-    """
-    c = sqrt(2 / pi)
-    u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
-    inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
-    return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(call, u0, u1) * inner
-
-
-def sin(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def sin(z0: Tensor, z1: Tensor) -> Tensor:
     """cos m · sin(d/2)/(d/2)."""
-    return torch.cos((z0 + z1) / 2) * sinc((z1 - z0) / 2)
+    return torch.cos((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
-def cos(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def cos(z0: Tensor, z1: Tensor) -> Tensor:
     """−sin m · sin(d/2)/(d/2)."""
-    return -torch.sin((z0 + z1) / 2) * sinc((z1 - z0) / 2)
-
-
-def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """e^max · (1 − e^−|d|)/|d|, the logarithmic mean of e^z₀ and e^z₁."""
-    return log_mean(z0, z1)
+    return -torch.sin((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """(e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|; zero where both are −∞."""
+    """The slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, the logarithmic mean of e^l₀ and e^l₁; zero
+    where both are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
     return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
 
 
-def root(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """1/(√z₀ + √z₁); 0 where both are zero: there is no change, and autograd has no number either."""
-    return quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0)
-
-
-def rsqrt(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
     """−(r₀r₁)²/(r₀ + r₁), r = 1/√z."""
     r0, r1 = z0.rsqrt(), z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
-def reciprocal(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
     """−1/(z₀z₁)."""
     return -1 / (z0 * z1)
 
 
-def gauss_or_quotient(
-    z0: Tensor, z1: Tensor, function: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The quotient, or three Gauss nodes of the derivative where the ends are near."""
-    m, d = (z0 + z1) / 2, z1 - z0
-    gauss = torch.zeros_like(m)
-    for node, weight in NODES:
-        gauss = gauss + weight * derivative(m + node / 2 * d)
-    return torch.where(d.abs() <= NEAR, gauss, quotient(function(z1) - function(z0), d, 0.0))
-
-
-def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Δσ = D · Δz; at a point D is σ′, from σ(z) on the tape where that is cheaper."""
-    value, derivative = call.args[0], DERIVATIVES.get(call.entry.name)
-    if call.is_point and derivative is not None:
-        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(value)
-    return call.slope(value, partial(slope, call)) * call.delta(value)
-
-
-Derivative: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""σ′ from z and σ(z), which is on the tape."""
-
-DERIVATIVES: dict[str, Derivative] = {
-    "abs": lambda z, v: z.sign(),
-    "cos": lambda z, v: -torch.sin(z),
-    "exp": lambda z, v: v,
-    "reciprocal": lambda z, v: -(v * v),
-    "relu": lambda z, v: v.sign(),
-    "rsqrt": lambda z, v: v * v * v * -0.5,
-    "sigmoid": lambda z, v: v * (1 - v),
-    "silu": lambda z, v: torch.addcmul(v, torch.sigmoid(z), 1 - v),
-    "sin": lambda z, v: torch.cos(z),
-    "tanh": lambda z, v: 1 - v * v,
-}
-
-
-SLOPES: dict[str, Slope] = {
-    "abs": absolute,
-    "cos": cos,
-    "erf": erf,
-    "exp": exp,
-    "gelu": gelu,
-    "leaky_relu": leaky_relu,
-    "reciprocal": reciprocal,
-    "relu": relu,
-    "rsqrt": rsqrt,
-    "sigmoid": sigmoid,
-    "silu": silu,
-    "sin": sin,
-    "sqrt": root,
-    "tanh": tanh,
-}
-ELEMENTWISE: dict[str, Rule] = {name: partial(elementwise, slope) for name, slope in SLOPES.items()}
-
-
-# --- Powers and logarithms, whose slopes lose no digits however far apart the two ends lie.
+# Powers and logarithms, whose slopes lose no digits however far apart the two ends lie.
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
@@ -210,21 +141,6 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
     return torch.where(relative.abs() <= 0.5, near, 2 * (z1.sqrt() / z0.sqrt()).log() / d)
-
-
-def log(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """log(z₁/z₀)/d."""
-    return log_slope(z0, z1, z1 - z0)
-
-
-def log_to(base: float, call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """log(z₁/z₀)/(d log base)."""
-    return log_slope(z0, z1, z1 - z0) / ln(base)
-
-
-def log1p(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """log((1 + z₁)/(1 + z₀))/d."""
-    return log_slope(1 + z0, 1 + z1, z1 - z0)
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
@@ -252,19 +168,6 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
 
-def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b = 0 and z > 0."""
-    rate = base.log()
-    distance = ((z1 - z0) * rate).abs()
-    closed = rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)
-    return torch.where(base > 0, closed, quotient(base**z1 - base**z0, z1 - z0, 0.0))
-
-
-def exp2(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """That of 2ᶻ."""
-    return exponential(torch.full_like(z0, 2.0), z0, z1)
-
-
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """That of zᵖ for a number p: Dₙ for whole ones, or by logarithms."""
     p = call.args[1]
@@ -273,12 +176,211 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     return real_power(torch.full_like(z0, p), z0, z1)
 
 
-POWER_SLOPES: dict[str, Slope] = {
-    "exp2": exp2,
-    "log": log,
-    "log10": partial(log_to, 10),
-    "log1p": log1p,
-    "log2": partial(log_to, 2),
+def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
+    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b = 0 and z > 0."""
+    rate = base.log()
+    distance = ((z1 - z0) * rate).abs()
+    closed = rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)
+    return torch.where(base > 0, closed, quotient(base**z1 - base**z0, z1 - z0, 0.0))
+
+
+def exp2(z0: Tensor, z1: Tensor) -> Tensor:
+    return exponential(torch.full_like(z0, 2.0), z0, z1)
+
+
+def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
+    """scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))], D = D_relu: that of scale·z above zero and scale·α(e^{rate·z} −
+    1) below, since Δmin(z, 0) = (1 − D) Δz.
+    """
+    on = relu(z0, z1)
+    return scale * (on + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1))))
+
+
+def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
+    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the shares eᵘ/(1 + eᵘ)
+    and 1/(1 + eᵘ), as in softmax.
+    """
+    above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
+    return above / (above + below)
+
+
+def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+    """That of log(1 + e^βz)/β, or of z where βz is beyond a threshold; the quotient across it."""
+    beta, threshold = call.given["beta"], call.given["threshold"]
+    beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
+    jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
+    inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
+    return torch.where(beyond0 == beyond1, inside, jump)
+
+
+SLOPES: dict[str, Slope] = {
+    "abs": lambda _, z0, z1: absolute(z0, z1),
+    # ELU of z/α, times α; torch differentiates it with 1/α in single precision
+    "celu": lambda call, z0, z1: exponential_below(z0, z1, call.given["alpha"], 1.0, 1 / call.given["alpha"]),
+    "cos": lambda _, z0, z1: cos(z0, z1),
+    "elu": lambda call, z0, z1: exponential_below(
+        z0, z1, call.given["alpha"], call.given["scale"], call.given["input_scale"]
+    ),
+    "erf": lambda _, z0, z1: erf(z0, z1),
+    "exp": lambda _, z0, z1: log_mean(z0, z1),
+    "exp2": lambda _, z0, z1: exp2(z0, z1),
+    "gelu": gelu,
+    # a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)
+    "leaky_relu": lambda call, z0, z1: call.given["negative_slope"] + (1 - call.given["negative_slope"]) * relu(z0, z1),
+    "log": lambda _, z0, z1: log_slope(z0, z1, z1 - z0),
+    "log10": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
+    "log1p": lambda _, z0, z1: log_slope(1 + z0, 1 + z1, z1 - z0),
+    "log2": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(2),
+    "log_sigmoid_forward": lambda _, z0, z1: softplus_slope(-z0, -z1),  # −log(1 + e⁻ᶻ)
     "pow": power,
+    "reciprocal": lambda _, z0, z1: reciprocal(z0, z1),
+    "relu": lambda _, z0, z1: relu(z0, z1),
+    "rsqrt": lambda _, z0, z1: rsqrt(z0, z1),
+    "sigmoid": lambda _, z0, z1: sigmoid(z0, z1),
+    # s̄ + m · D_sigmoid: the product rule Δ(zs) = s̄ Δz + z̄ Δs
+    "silu": lambda _, z0, z1: (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(z0, z1),
+    "sin": lambda _, z0, z1: sin(z0, z1),
+    "softplus": softplus,
+    # 1/(√z₀ + √z₁); 0 where both are zero: there is no change, and autograd has no number either
+    "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
+    "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
-POWER: dict[str, Rule] = {name: partial(elementwise, slope) for name, slope in POWER_SLOPES.items() if name != "pow"}
+
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "abs": lambda z, v: z.sign(),
+    "cos": lambda z, v: -torch.sin(z),
+    "exp": lambda z, v: v,
+    "reciprocal": lambda z, v: -(v * v),
+    "relu": lambda z, v: v.sign(),
+    "rsqrt": lambda z, v: v * v * v * -0.5,
+    "sigmoid": lambda z, v: v * (1 - v),
+    "silu": lambda z, v: torch.addcmul(v, torch.sigmoid(z), 1 - v),
+    "sin": lambda z, v: torch.cos(z),
+    "tanh": lambda z, v: 1 - v * v,
+}
+"""σ′ from z and σ(z), which is on the tape."""
+
+
+def elementwise(slope: Slope, call: Call) -> Tensor:
+    """Δσ = D · Δz; at a point D is σ′, from σ(z) on the tape where that is cheaper."""
+    value, derivative = call.args[0], DERIVATIVES.get(call.entry.name)
+    if call.is_point and derivative is not None:
+        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(value)
+    return call.slope(value, partial(slope, call)) * call.delta(value)
+
+
+# --- Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of the derivative
+# where both ends lie near each other on the same analytic piece: closer than `NEAR` times the distance to the nearest
+# break (a kink or a singularity, which a rule has to name), where the quotient would lose the slope's digits and the
+# nodes lose nothing. What is linear between its breaks has the derivative for a slope on each piece, and the quotient
+# across them.
+
+
+def derivative_of(function: Function, z: Tensor) -> Tensor:
+    """σ′(z), by autograd."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        value = function(z)
+        if not value.requires_grad:
+            return torch.zeros_like(z)
+        (found,) = torch.autograd.grad(value.sum(), z, materialize_grads=True)
+    return found
+
+
+def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
+    """Σ_k w_k σ′(m + ½ n_k d) where the ends are near, else (σ(z₁) − σ(z₀))/d."""
+    middle, d = (z0 + z1) / 2, z1 - z0
+    apart = torch.full_like(middle, inf)
+    for point in breaks:
+        apart = torch.minimum(apart, (middle - point).abs())
+    derivative = partial(derivative_of, function)
+    far = quotient(function(z1) - function(z0), d, derivative(z0))
+    return torch.where(d.abs() <= NEAR * apart.clamp(max=1.0), gauss(derivative, z0, z1), far)
+
+
+def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
+    """σ′ where it explains the change to rounding, so that both ends lie on one linear piece; else the quotient."""
+    start, end, tangent, d = function(z0), function(z1), derivative_of(function, z0), z1 - z0
+    size = start.abs() + end.abs() + z0.abs() + z1.abs()
+    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(z0.dtype).eps * size
+    return torch.where(explained, tangent, quotient(end - start, d, tangent))
+
+
+def function_of(call: Call) -> Function:
+    """The operation as a function of its first argument."""
+
+    def fixed(value: Any) -> Any:
+        if isinstance(value, Ends) and value.delta is not None:
+            raise NoRule(f"several arguments of {call.entry.op} change")
+        return value.start if isinstance(value, Ends) else value
+
+    rest, named = tree_map(fixed, (call.args[1:], call.kwargs))
+
+    def function(z: Tensor) -> Tensor:
+        result = call.entry.op(z, *rest, **named)
+        value: Tensor = result if isinstance(result, Tensor) else result[0]
+        return value
+
+    return function
+
+
+def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
+    """D · Δz for a function that is analytic between its breaks, or linear where none are named; σ′ · Δz on a point."""
+    value, function = call.args[0], function_of(call)
+
+    def between(z0: Tensor, z1: Tensor) -> Tensor:
+        if call.is_point:
+            return derivative_of(function, z0)
+        return slope_of_pieces(function, z0, z1) if breaks is None else slope_between(function, breaks, z0, z1)
+
+    return call.slope(value, between) * call.delta(value)
+
+
+def logit(call: Call) -> Tensor:
+    """The logit has the breaks of the number that it clamps with."""
+    eps = call.given["eps"]
+    return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
+
+
+def nan_to_num(call: Call) -> Tensor:
+    """What is no number at both ends does not change."""
+    value: Ends = call.args[0]
+    both = value.start.isnan() & value.end.isnan()
+    slope = call.slope(value, partial(slope_of_pieces, function_of(call)))
+    return torch.where(both, 0.0, slope) * torch.where(both, 0.0, call.delta(value))
+
+
+def prelu(call: Call) -> Tensor:
+    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D = D_relu."""
+    value, leak = call.args
+    shape = call.start.shape
+    terms = []
+    if value.delta is not None:
+        on = call.slope(value, relu)
+        terms.append((on + (1 - on) * call.mean(leak)) * call.delta(value))
+    if leak.delta is not None:
+        terms.append(call.delta(leak, shape) * call.mean(value.view(lambda v: v.clamp(max=0))))
+    return total(terms, shape)
+
+
+ANALYTIC: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
+    **dict.fromkeys(("asinh", "atan", "cosh", "erfc", "expm1", "i0", "sinc", "sinh"), ()),
+    **dict.fromkeys(("special_erfcx", "special_i1", "special_log_ndtr"), ()),
+    **dict.fromkeys(("special_i0e", "special_i1e"), (0.0,)),
+    "acosh": (1.0,),
+    "hardswish": (-3.0, 3.0),
+    "lgamma": tuple(float(-k) for k in range(64)),
+    "mish": (20.0,),
+    "special_ndtri": (0.0, 1.0),
+    "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
+}
+PIECEWISE = "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
+ELEMENTWISE: dict[str, Rule] = {
+    **{name: partial(elementwise, slope) for name, slope in SLOPES.items() if name != "pow"},
+    **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
+    **dict.fromkeys(PIECEWISE.split(), partial(analytic, None)),
+    "logit": logit,
+    "nan_to_num": nan_to_num,
+    "_prelu_kernel": prelu,
+}

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import is_whole
-from ntkexp.kernel.secant.call import Call, Ends, NoRule
-from ntkexp.kernel.secant.rules.base import Result, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
@@ -34,11 +33,6 @@ def first(call: Call) -> Result:
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
     return tuple(result) if isinstance(result, list) else result
-
-
-def negative(call: Call) -> Tensor:
-    """−Δv; torch may show −v as a view of v."""
-    return -call.delta(call.args[0])
 
 
 def select(call: Call) -> Result:
@@ -81,22 +75,11 @@ def convert(call: Call) -> Tensor:
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
-def pad(call: Call) -> Tensor:
-    """Δv with a border of zeros: what is padded with does not change."""
-    value, pad, *_ = call.args
-    return torch.constant_pad_nd(call.delta(value), pad)
-
-
 def replaced(call: Call) -> Tensor:
     """Δb in the place and shape of a."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
     return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
-
-
-def unchanged(call: Call) -> Tensor:
-    """Zero: a constant that takes only its shape from the argument."""
-    return torch.zeros_like(call.start)
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
@@ -138,21 +121,6 @@ def log_likelihood(call: Call) -> Result:
     return delta
 
 
-def add(call: Call) -> Tensor:
-    """Δ(a + αb) = Δa + αΔb."""
-    return signed_sum(call, 1, call.given["alpha"])
-
-
-def sub(call: Call) -> Tensor:
-    """Δ(a − αb) = Δa − αΔb."""
-    return signed_sum(call, 1, -call.given["alpha"])
-
-
-def rsub(call: Call) -> Tensor:
-    """Δ(b − αa) = Δb − αΔa."""
-    return signed_sum(call, -call.given["alpha"], 1)
-
-
 def signed_sum(call: Call, *factors: float) -> Tensor:
     """Σ_k c_k Δv_k."""
     shape = call.start.shape
@@ -183,19 +151,19 @@ LINEAR: dict[str, Rule] = {
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
-    **dict.fromkeys(UNCHANGED.split(), unchanged),
+    **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),  # of the argument's shape alone
     **dict.fromkeys(("scatter", "index_fill"), written),
     "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
     "_to_copy": convert,
-    "_neg_view": negative,
+    "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
-    "constant_pad_nd": pad,
-    "copy": replaced,
-    "fill": replaced,
-    "add": add,
-    "sub": sub,
-    "rsub": rsub,
+    # what is padded with does not change
+    "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
+    **dict.fromkeys(("copy", "fill"), replaced),
+    "add": lambda call: signed_sum(call, 1, call.given["alpha"]),
+    "sub": lambda call: signed_sum(call, 1, -call.given["alpha"]),
+    "rsub": lambda call: signed_sum(call, -call.given["alpha"], 1),  # b − αa
 }
 
 
@@ -212,7 +180,7 @@ def embedding(call: Call) -> Result:
     """
     table, index = call.args[:2]
     indices, padding = constant(index), call.given["padding_idx"]
-    delta = rows(call, table, indices)
+    delta = looked_up(call, table, indices)
     if padding < 0:
         return delta
     if not call.is_point:
@@ -233,7 +201,7 @@ def warn_of_padding() -> None:
     )
 
 
-def rows(call: Call, table: Ends, indices: Tensor) -> Tensor:
+def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
     """ΔW[index]."""
     return call.element_use(table, lambda source: source[indices]) if call.is_use(table) else call.delta(table)[indices]
 
@@ -247,10 +215,10 @@ def bags(call: Call) -> Result:
     table, indices, offsets = given["weight"], constant(given["indices"]), constant(given["offsets"])
     counted = (indices != padding).to(call.start.dtype)
     bag = torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True) - 1
-    gains, delta = given["per_sample_weights"], None if table.delta is None else rows(call, table, indices)
+    gains, delta = given["per_sample_weights"], None if table.delta is None else looked_up(call, table, indices)
     if gains is not None:  # Δ(g_k W[index_k]) by the product rule
-        looked_up = Ends(table.start[indices], table.end[indices], delta)
-        delta = multiply(call, gains.view(lambda v: v[:, None]), looked_up, looked_up.start.shape)
+        rows = Ends(table.start[indices], table.end[indices], delta)
+        delta = multiply(call, gains[:, None], rows, rows.start.shape)
     assert delta is not None
     terms = delta * counted[:, None]
     if mode == MEAN:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Way
-from ntkexp.kernel.secant.rules.base import Result, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, total
+from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
@@ -23,24 +23,11 @@ ROUNDINGS = 100  # times eps: what is beyond has another reason
 OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
 
 
-def coefficient(call: Call, value: Tensor) -> Tensor:
-    """A number of both ends that multiplies a difference."""
-    return call.slope(Ends(value, value, None), lambda v, _: v)
-
-
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
     """A product of (batches of) matrices, with ΔA B̄ + Ā ΔB."""
-    terms = [] if left.delta is None else [left.delta @ call.mean(right)]
-    terms += [] if right.delta is None else [call.mean(left) @ right.delta]
+    terms = terms_of(torch.matmul, call, left, right)
     start, end = left.start @ right.start, left.end @ right.end
     return Ends(start, end, total(terms, start.shape) if terms else None)
-
-
-def known(call: Call, value: Ends, shape: torch.Size | None = None) -> Ends:
-    """An argument with its difference, at the shape at which the operation uses it."""
-    shape = value.start.shape if shape is None else shape
-    delta = None if value.delta is None else call.delta(value, shape)
-    return Ends(value.start.expand(shape), value.end.expand(shape), delta)
 
 
 def identity(like: Tensor, size: int) -> Tensor:
@@ -55,7 +42,7 @@ def symmetric(value: Ends) -> Ends:
 
 def inverse(call: Call) -> Tensor:
     """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹."""
-    p0, p1 = (coefficient(call, v) for v in call.ends[0])
+    p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
     return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
 
@@ -65,7 +52,7 @@ def solve(call: Call) -> Tensor:
     matrix, right = call.args
     is_vector = right.start.dim() == 1 or right.start.shape == matrix.start.shape[:-1]
     if is_vector:
-        right = right.view(lambda b: b[..., None])
+        right = right[..., None]
     if not call.given["left"]:
         matrix, right = (value.view(lambda v: v.mT) for value in (matrix, right))
     delta = solution(call, matrix, right)
@@ -103,7 +90,7 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
     """mean(A⁻¹) ΔB − ½ (A₁⁻¹ V X₀ + A₀⁻¹ V X₁): A₁ ΔX = ΔB − V X₀ and A₀ ΔX = ΔB − V X₁, averaged."""
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
-    p0, p1 = (coefficient(call, p) for p in inverses)
+    p0, p1 = (call.coefficient(p) for p in inverses)
     terms = [] if right.delta is None else [(p0 + p1) / 2 @ call.delta(right, x0.shape)]
     if matrix.delta is not None:
         terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
@@ -120,7 +107,7 @@ def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
         found = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
         return found.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
     delta = call.delta(matrix, torch.Size([*x.shape[:-2], n, n]))
-    return delta @ coefficient(call, x)
+    return delta @ call.coefficient(x)
 
 
 def cholesky(call: Call) -> Tensor:
@@ -131,9 +118,9 @@ def cholesky(call: Call) -> Tensor:
     """
     (l0, l1), upper = call.ends[0], call.given["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
-    factor, inverse = coefficient(call, middle).tril(), coefficient(call, torch.linalg.inv_ex(middle)[0]).tril()
+    factor, inverse = call.coefficient(middle).tril(), call.coefficient(torch.linalg.inv_ex(middle)[0]).tril()
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
-    x = inverse @ symmetric(known(call, value)).change @ inverse.mT
+    x = inverse @ symmetric(call.wide(value)).change @ inverse.mT
     delta = factor @ ((x.tril() + x.tril(-1)) / 2)
     return delta.mT if upper else delta
 
@@ -152,25 +139,25 @@ def qr(call: Call) -> Result:
     q, r = (q0 + q1) / 2, (r0 + r1) / 2
     factor = torch.linalg.cholesky_ex(q.mT @ q)[0]
     back = torch.linalg.inv_ex(factor)[0]
-    v = call.delta(call.args[0]) @ coefficient(call, torch.linalg.inv_ex(r)[0]).triu()
-    x = coefficient(call, back @ q.mT) @ v @ coefficient(call, back.mT).triu()
+    v = call.delta(call.args[0]) @ call.coefficient(torch.linalg.inv_ex(r)[0]).triu()
+    x = call.coefficient(back @ q.mT) @ v @ call.coefficient(back.mT).triu()
     antisymmetric = x.tril(-1) - x.tril(-1).mT
-    turned = coefficient(call, back.mT).triu() @ (x - antisymmetric) @ coefficient(call, factor.mT).triu()
-    return v - coefficient(call, q) @ turned, turned @ coefficient(call, r).triu()
+    turned = call.coefficient(back.mT).triu() @ (x - antisymmetric) @ call.coefficient(factor.mT).triu()
+    return v - call.coefficient(q) @ turned, turned @ call.coefficient(r).triu()
 
 
 def reflections(call: Call) -> Tensor:
     """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own: one
     reflection after the other, by the product rule.
     """
-    vectors, gains = (known(call, value) for value in call.args)
+    vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
     found = Ends(eye, eye, None)
     for k in reversed(range(gains.start.shape[-1])):
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
         v = replace(below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1])
-        scaled = matmul(call, v, gains.view(lambda g, k=k: g[..., k : k + 1, None]))  # type: ignore[misc]
+        scaled = matmul(call, v, gains[..., k : k + 1, None])
         turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found))  # τ v vᵀ Q
         delta = None if turned.delta is None else -turned.delta
         if found.delta is not None:
@@ -187,7 +174,7 @@ def pseudo_inverse(call: Call) -> Tensor:
     value, (p0, p1) = call.args[0], call.ends[0]
     delta = call.delta(value)
     if call.given["hermitian"]:
-        value, delta = symmetric(value), symmetric(known(call, value)).change
+        value, delta = symmetric(value), symmetric(call.wide(value)).change
     ends = ((value.start.to(p0), p0), (value.end.to(p1), p1))
     if call.is_point:
         return wedin(call, delta, *ends)
@@ -198,9 +185,9 @@ def wedin(call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tenso
     """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
     (a, p), (b, q) = this, other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
-    within, beside = coefficient(call, q @ q.mT), coefficient(call, p.mT @ p)
-    left, right = coefficient(call, columns - q @ b), coefficient(call, rows - a @ p)
-    middle = coefficient(call, q) @ v @ coefficient(call, p)
+    within, beside = call.coefficient(q @ q.mT), call.coefficient(p.mT @ p)
+    left, right = call.coefficient(columns - q @ b), call.coefficient(rows - a @ p)
+    middle = call.coefficient(q) @ v @ call.coefficient(p)
     return within @ v.mT @ right + left @ v.mT @ beside - middle
 
 
@@ -221,8 +208,8 @@ def exponential(call: Call) -> Tensor:
     size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
     share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
     beyond = missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
-    along = (coefficient(call, share) * delta).sum((-2, -1), keepdim=True)
-    return (ways[0](delta) + ways[1](delta)) / 2 + coefficient(call, torch.where(beyond, missed, 0.0)) * along
+    along = (call.coefficient(share) * delta).sum((-2, -1), keepdim=True)
+    return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(torch.where(beyond, missed, 0.0)) * along
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> Way:
@@ -230,13 +217,15 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
-    doublings = halvings(a, b)
+    # matrices are halved until no norm exceeds one
+    size = torch.stack([m.abs().sum(-2).amax() for m in (a, b) if m.numel()] or [torch.ones(())]).amax()
+    doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
     nodes, weights = gauss(ORDER, a)
-    left, right = (coefficient(call, torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
+    left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
     left, right = h * weights * left, right.flip(0)  # 1 − s are the nodes turned round
     longer = [tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)]
-    factors = [tuple(coefficient(call, m) for m in pair) for pair in longer]
+    factors = [tuple(call.coefficient(m) for m in pair) for pair in longer]
 
     def integral(v: Tensor) -> Tensor:
         found = (left @ v @ right).sum(0)
@@ -245,12 +234,6 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
         return found
 
     return integral
-
-
-def halvings(*matrices: Tensor) -> int:
-    """How often matrices are halved until no norm exceeds one."""
-    size = torch.stack([m.abs().sum(-2).amax() for m in matrices if m.numel()] or [torch.ones(())]).amax()
-    return int(size.clamp(1, 2**30).log2().ceil())
 
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,20 +251,17 @@ def determinant(call: Call) -> Tensor:
 
 
 def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
-    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale."""
+    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A = U diag(σ) Vᵀ, of
+    a singular matrix as well."""
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
-    return (weights * cofactors(torch.lerp(a0, a1, nodes), scale)).sum(0)
-
-
-def cofactors(matrix: Tensor, scale: Tensor) -> Tensor:
-    """adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A = U diag(σ) Vᵀ, of a singular matrix as well."""
-    u, sizes, vh = torch.linalg.svd(matrix)
+    u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
     n = sizes.shape[-1]
     others = sizes.log()[..., None, :].expand(*sizes.shape, n)
     others = torch.where(torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others).sum(-1)
     sign = torch.linalg.det(u @ vh).sign()
-    found: Tensor = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
-    return found
+    cofactors = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
+    mean: Tensor = (weights * cofactors).sum(0)
+    return mean
 
 
 def log_determinant(call: Call) -> Result:
@@ -295,12 +275,12 @@ def log_determinant(call: Call) -> Result:
     d0, d1 = s0 * (l0 - scale).exp(), s1 * (l1 - scale).exp()
     logs = torch.where(s0 == s1, s0 / log_mean(l0 - scale, l1 - scale), (l1 - l0) / (d1 - d0))
     jump = quotient(s1 - s0, d1 - d0, 0.0)
-    return coefficient(call, jump) * change, coefficient(call, logs) * change, None, None
+    return call.coefficient(jump) * change, call.coefficient(logs) * change, None, None
 
 
 def eigenvalues(call: Call) -> Result:
     """u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`."""
-    value = symmetric(known(call, call.args[0]))
+    value = symmetric(call.wide(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
@@ -330,9 +310,9 @@ def eigenvectors(call: Call, value: Ends) -> Tensor | None:
     step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
     if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
         return None
-    missing = coefficient(call, quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
-    brought = missing * (coefficient(call, step) * value.change).sum((-2, -1), keepdim=True)
-    return solved(coefficient(call, inverses), value.change, coefficient(call, mean)) + brought
+    missing = call.coefficient(quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
+    brought = missing * (call.coefficient(step) * value.change).sum((-2, -1), keepdim=True)
+    return solved(call.coefficient(inverses), value.change, call.coefficient(mean)) + brought
 
 
 def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
@@ -342,7 +322,7 @@ def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
 
 def singular_values(call: Call) -> Result:
     """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
-    value = known(call, call.args[0])
+    value = call.wide(call.args[0])
     (u0, _, w0), (u1, _, w1) = (torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end))
     v0, v1 = w0.mT, w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
@@ -369,14 +349,14 @@ def values(
         return directly
     plain = sum((left * (step @ right)).sum(-2) for left, right in along) / 2
     squares = step.square().sum((-2, -1))[..., None]
-    missing = coefficient(call, quotient(sizes[1] - sizes[0] - plain, squares, 0.0))
-    brought = missing * (coefficient(call, step) * v).sum((-2, -1))[..., None]
+    missing = call.coefficient(quotient(sizes[1] - sizes[0] - plain, squares, 0.0))
+    brought = missing * (call.coefficient(step) * v).sum((-2, -1))[..., None]
     return torch.where(same, directly, forms(call, v, along) + brought)
 
 
 def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
     """The mean of uᵀVw over pairs of directions."""
-    terms = [(coefficient(call, left) * (v @ coefficient(call, right))).sum(-2) for left, right in pairs]
+    terms = [(call.coefficient(left) * (v @ call.coefficient(right))).sum(-2) for left, right in pairs]
     return (terms[0] + terms[1]) / 2
 
 

@@ -1,42 +1,123 @@
-"""Normalisations, and lengths of vectors.
+"""Many numbers that are brought to one sum, one mean or one length: softmax, normalisations, norms.
+
+A normalisation is a product of c and r, whose differences have the product rule and the slope of v⁻¹ᐟ²:
 
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-Each closes, by the product rule and the slope of v⁻¹ᐟ². So n numbers that are normalised together change by a diagonal
-and two sums, and are pulled back by the same, with k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+So n numbers that are normalised together change by a diagonal and two sums, and are pulled back by the same, with
+k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean
+
+A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so that Δl = 2 Σ x̄Δx/(l₀ + l₁).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from math import isinf, prod
+from math import inf, isinf, prod
 
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, inner_products, passed
-from ntkexp.kernel.secant.rules.base import Result, Rule, fold, last, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, inner_products, last, passed, total
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
-from ntkexp.kernel.secant.rules.elementwise import absolute, quotient, real_power
+from ntkexp.kernel.secant.rules.elementwise import absolute, log_mean, quotient, real_power, softplus_slope
+
+# --- Softmax and its relatives, by logarithmic means.
+#
+# With p the softmax at each end, L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+#
+#     log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
+#
+# It closes: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both ends sum to one, so
+# that c = Σ w_j Δz_j = Δlogsumexp. (Decomposed into exp, sum and division it breaks when logits move far.)
 
 
-def layer_norm(call: Call) -> Result:
-    """Layer norm over the last axes."""
-    x, shape, gain, bias, _ = call.args
-    together = (*call.start.shape[: -len(shape)], 1)
-    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, together)), gain, bias)
+def mean_shares(call: Call) -> Tensor:
+    """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
+    value, dim = call.args[:2]
+    return call.slope(
+        value, lambda z0, z1: log_mean(*(torch.where(z == -inf, z, z.log_softmax(dim)) for z in (z0, z1)))
+    )
 
 
-def group_norm(call: Call) -> Result:
-    """Group norm, over groups of channels."""
-    x, gain, bias, examples, _, _, groups, _ = call.args
-    gain, bias = (along(p, 1, x) for p in (gain, bias))
-    return affine(call, *normalise(call, x, gain, *moments_on_tape(call, (examples, groups, 1))), gain, bias)
+def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
+    """Δz_i − Σ_j w_j Δz_j; where a mask hides everything there are no weights."""
+    value, dim = call.args[:2]
+    mean, delta = mean_shares(call) if mean is None else mean, call.delta(value)
+    weights = quotient(mean, -mean.sum(dim, keepdim=True), 0.0)  # their sign costs less here than in the sum
+    return delta + (weights * delta).sum(dim, keepdim=True)
+
+
+def softmax(call: Call) -> Tensor:
+    """L_i (Δz_i − Σ_j w_j Δz_j)."""
+    mean = call.slope(call.args[0], lambda *_: call.start) if call.is_point else mean_shares(call)
+    return mean * log_softmax(call, mean)
+
+
+def logsumexp(call: Call) -> Tensor:
+    """Σ_j w_j Δz_j."""
+    value, dim = call.args[:2]
+    mean = call.slope(value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends)))
+    weights = mean / mean.sum(dim, keepdim=True)
+    return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
+
+
+def logcumsumexp(call: Call) -> Tensor:
+    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at yₙ₋₁ − zₙ."""
+    value, dim = call.args
+    if value.start.dim() == 0:
+        return call.delta(value)
+
+    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
+        before = torch.cat([torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim)
+        return torch.where(before == -inf, -inf, before - z)
+
+    y0, y1 = call.ends[0]
+    gap = Ends(ahead(y0, value.start), ahead(y1, value.end), None)
+    share = call.slope(gap, softplus_slope).movedim(dim, -1)
+    gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
+    found = (1 - gain) * call.delta(value).movedim(dim, -1)
+    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)
+    distance, length = 1, found.shape[-1]
+    while distance < length:
+        late, early = slice(distance, None), slice(None, length - distance)
+        moved = found[..., late] + gain[..., late] * found[..., early]
+        found = torch.cat([found[..., :distance], moved], -1)
+        gain = torch.cat([gain[..., :distance], gain[..., late] * gain[..., early]], -1)
+        distance *= 2
+    return found.movedim(-1, dim)
+
+
+SOFTMAX: dict[str, Rule] = {
+    **dict.fromkeys(("_softmax", "_safe_softmax"), softmax),
+    "_log_softmax": log_softmax,
+    "logcumsumexp": logcumsumexp,
+    "logsumexp": logsumexp,
+}
+
+
+# --- Normalisations.
+
+
+def norm_of_examples(call: Call) -> Result:
+    """Layer norm over the last axes, or group norm over groups of channels."""
+    if call.entry.name == "native_layer_norm":
+        x, axes, gain, bias, _ = call.args
+        shape = (*call.start.shape[: -len(axes)], 1)
+    else:
+        x, gain, bias, examples, _, _, groups, _ = call.args
+        gain, bias = (along(p, 1, x) for p in (gain, bias))
+        shape = (examples, groups, 1)
+    # mean x and r, which the operation gave beside its result
+    mean, r = (
+        Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
+        for v0, v1 in call.ends[1:]
+    )
+    return affine(call, *normalise(call, x, gain, mean, r), gain, bias)
 
 
 def batch_norm(call: Call) -> Result:
@@ -67,12 +148,6 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
 
-def moments_on_tape(call: Call, shape: tuple[int, ...]) -> tuple[Ends, Ends]:
-    """mean x and r, which the operation gave beside its result."""
-    (m0, m1), (r0, r1) = [[v.reshape(shape).to(call.start.dtype) for v in ends] for ends in call.ends[1:]]
-    return Ends(m0, m1, None, False, True), Ends(r0, r1, None, False, True)
-
-
 def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
     """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
     shape, outer = x.start.shape, mean.start.shape[:-1]
@@ -85,30 +160,25 @@ def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -
     middle, r = call.mean(c), call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
     k = call.slope(scale, lambda r0, r1: (r0 * r1).square() / (r0 + r1) * (-2 / n))
     factor = torch.ones_like(middle) if gain is None else call.mean(gain).expand(shape).reshape(middle.shape)
-    return normed, normalised_change(call.delta(x).reshape(middle.shape), middle, r, k, factor).view(shape)
-
-
-def normalised_change(delta: Tensor, middle: Tensor, r: Tensor, k: Tensor, gain: Tensor) -> Tensor:
-    """ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩), and the way back."""
-    n = middle.shape[-1]
+    delta = call.delta(x).reshape(middle.shape)
     if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
-        return delta * 0.0
+        return normed, (delta * 0.0).view(shape)
 
     def there(v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
-        return gain * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
+        return factor * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
 
     def back(w: Tensor) -> Tensor:
         if w.dim() == middle.dim():
-            scaled, factor = gain * w, r
+            scaled, diagonal = factor * w, r
             whole, along = scaled.sum(-1, keepdim=True), (middle * scaled).sum(-1, keepdim=True)
         else:  # what is the same for all vectors is worked out once
-            scaled, factor = w, gain * r
-            whole, along = inner_products(w, torch.stack((gain, gain * middle)))
+            scaled, diagonal = w, factor * r
+            whole, along = inner_products(w, torch.stack((factor, factor * middle)))
         less_mean = torch.addcmul(r * whole, k * middle.sum(-1, keepdim=True), along) * (-1 / n)
-        return torch.addcmul(torch.addcmul(less_mean, scaled, factor), middle, k * along)
+        return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
 
-    return passed(delta, there, back)
+    return normed, passed(delta, there, back).view(shape)
 
 
 def affine(call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None) -> Tensor:
@@ -122,40 +192,35 @@ def affine(call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: E
     return total(terms, shape)
 
 
-NORM: dict[str, Rule] = {
-    "native_layer_norm": layer_norm,
-    "native_group_norm": group_norm,
-    "native_batch_norm": batch_norm,
-}
-
-
 # --- Lengths: of vectors in the sense of some order, of deviations from a mean, and of weights that are brought to one.
 
 
-def variance(call: Call) -> Result:
+def axes_of(call: Call) -> list[int]:
+    """The axes along which the operation goes; all, if none are given."""
+    dims = call.given.get("dim")
+    return list(range(call.args[0].start.dim())) if dims is None else dims
+
+
+def variance(call: Call) -> tuple[Tensor, ...]:
     """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x; var_mean gives the mean as well."""
     value, dims = call.args[0], axes_of(call)
     keep, correction = call.given["keepdim"], call.given["correction"]
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
     deviation, delta = value.view(lambda v: v - v.mean(dims, keepdim=True)), call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
-    return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else spread
+    return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else (spread,)
 
 
-def weight_norm(call: Call) -> Result:
-    """Δ(v · g/‖v‖) by the rules of products and quotients, the length along all axes but one; it comes beside it."""
-    direction, gain = call.args[:2]
-    axes = range(direction.start.dim())
-    dims = [d for d in axes if d != axes[call.given["dim"]]]
-    length = lengths(call, direction, dims)
-    scale = Ends(gain.start / length.start, gain.end / length.end, None)
-    if gain.delta is not None or length.delta is not None:
-        scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
-    return multiply(call, direction, scale, call.start.shape), length.delta
+def deviation(call: Call) -> Result:
+    """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
+    delta, *means = variance(call)
+    start, end = call.ends[0]
+    slope = call.slope(Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
+    return slope * delta, *means
 
 
 def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
-    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), for Δ(l²) = (l₀ + l₁) Δl; 0 where both are zero."""
+    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁); 0 where both are zero."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -165,17 +230,32 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
     return replace(length, delta=inside * scale)
 
 
+def weight_norm(call: Call) -> Result:
+    """Δ(v · g/‖v‖) by the rules of products and quotients, the length along all axes but one; it comes beside it."""
+    direction, gain = call.args[:2]
+    axes = range(direction.start.dim())
+    length = lengths(call, direction, [d for d in axes if d != axes[call.given["dim"]]])
+    scale = Ends(gain.start / length.start, gain.end / length.end, None)
+    if gain.delta is not None or length.delta is not None:
+        scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
+    return multiply(call, direction, scale, call.start.shape), length.delta
+
+
 def vector_norm(call: Call) -> Tensor:
     """The length of a vector, in the sense of some order."""
-    value, order = call.args[0], call.given.get("ord", call.given.get("p"))
-    known = Ends(value.start, value.end, call.delta(value))
-    return norm_difference(call, known, axes_of(call), 2.0 if order is None else float(order))
+    order = call.given.get("ord", call.given.get("p"))
+    return norm_difference(call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order))
 
 
-def axes_of(call: Call) -> list[int]:
-    """The axes along which the operation goes; all, if none are given."""
-    dims = call.given.get("dim")
-    return list(range(call.args[0].start.dim())) if dims is None else dims
+def distances(call: Call) -> Tensor:
+    """Δ‖a − b‖ for all pairs of rows of two matrices."""
+    left, right, order, *_ = call.args
+    shape = torch.Size([*call.start.shape, left.start.shape[-1]])
+    rows, columns = left[..., :, None, :], right[..., None, :, :]
+    terms = [] if left.delta is None else [call.delta(rows, shape)]
+    terms += [] if right.delta is None else [-call.delta(columns, shape)]
+    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
+    return norm_difference(call, gap, [-1], float(order))
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
@@ -189,8 +269,7 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
         raise NoRule("the 0-norm counts numbers")
     if order == 2:
         return lengths(call, value, dims).change.reshape(call.start.shape)
-    slope = call.slope(value, partial(absolute, call))
-    size = Ends(value.start.abs(), value.end.abs(), slope * value.change)
+    size = Ends(value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change)
     if isinf(order):
         norm = fold(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1))
     else:
@@ -198,28 +277,9 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
     return norm.change.reshape(call.start.shape)
 
 
-def distances(call: Call) -> Tensor:
-    """Δ‖a − b‖ for all pairs of rows of two matrices."""
-    left, right, order, *_ = call.args
-    shape = torch.Size([*call.start.shape, left.start.shape[-1]])
-    rows, columns = left.view(lambda v: v[..., :, None, :]), right.view(lambda v: v[..., None, :, :])
-    terms = [] if left.delta is None else [call.delta(rows, shape)]
-    terms += [] if right.delta is None else [-call.delta(columns, shape)]
-    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
-    return norm_difference(call, gap, [-1], float(order))
-
-
-def deviation(call: Call) -> Result:
-    """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
-    found = variance(call)
-    delta, *means = (found,) if isinstance(found, Tensor) else found
-    start, end = call.ends[0]
-    slope = call.slope(Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
-    assert delta is not None
-    return (slope * delta, *means) if means else slope * delta
-
-
-VECTOR_NORM: dict[str, Rule] = {
+NORM: dict[str, Rule] = {
+    **dict.fromkeys(("native_layer_norm", "native_group_norm"), norm_of_examples),
+    "native_batch_norm": batch_norm,
     "_weight_norm_interface": weight_norm,
     **dict.fromkeys(("var", "var_mean"), variance),
     **dict.fromkeys(("std", "std_mean"), deviation),

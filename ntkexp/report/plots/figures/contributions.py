@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple):
-    """So much is known of the points of a split."""
+    """What is known of the points of a split."""
 
     rule: str
     split: str
@@ -54,15 +54,14 @@ def draw(run: Run) -> Figure | None:
     found = read(run)
     if found is None:
         return None
-    rows = explain(run, found.split, found.known, found.parts, found.outputs)
-    figure = examples.draw(rows)
+    figure = examples.draw(explain(run, found))
     heading(figure, answer(found.parts.isel(probe=found.known), run.parts(found.rule).attrs))
     return figure
 
 
 def table(run: Run) -> pd.DataFrame:
     found = read(run)
-    rows = explain(run, found.split, found.known, found.parts, found.outputs) if found else []
+    rows = explain(run, found) if found else []
     lines = [
         (row.role, row.point.index, row.point.name, shown.index, shown.name, value)
         for row in rows
@@ -71,18 +70,17 @@ def table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["point", "index", "target", "example", "its_target", "contribution"])
 
 
-def explain(
-    run: Run, split: str, known: NDArray[np.int64], parts: xr.DataArray, outputs: NDArray[np.float64]
-) -> list[Explained]:
+def explain(run: Run, read: Read) -> list[Explained]:
     """Explain three of the points that are known, chosen by how far their largest output is from zero or from the next
     one.
     """
+    split, known, outputs = read.split, read.known, read.outputs
     sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
     order = known[np.argsort(sure[known], kind="stable")]
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
     found = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        of_all = parts.isel(probe=k).to_numpy()
+        of_all = read.parts.isel(probe=k).to_numpy()
         column = largest_known(outputs[k, list(run.outs)], of_all)
         chosen, here = run.outs[column], of_all[column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
@@ -108,12 +106,8 @@ def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
         total, most = total + sizes.sum(), most + sizes[:, -top:].sum()
     part = percent(most / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
-    return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{known(facts)}"
-
-
-def known(facts: dict[str, Any]) -> str:
-    """Say how far the parts can be trusted, where that was measured."""
     error, cancellation = facts.get("error_bar"), facts.get("cancellation")
-    accuracy = [f"are known to {percent(error)}"] if error is not None and np.isfinite(error) else []
-    cancels = [f"cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
-    return f"; the parts {' and '.join([*accuracy, *cancels])}" if accuracy or cancels else ""
+    trust = [f"are known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    trust += [f"cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
+    trusted = f"; the parts {' and '.join(trust)}" if trust else ""
+    return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{trusted}"

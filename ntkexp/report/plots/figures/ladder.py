@@ -11,14 +11,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.records.results import Result
-from ntkexp.report.plots.style import BLACK, GREY, NARROW, PALE, colour, heading, log_axis, wrapped
+from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split, sentence
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
 LINES = 4  # of a heading that fit by themselves
-LEAST = 1e-17  # where an error of exactly zero is drawn
 
 
 def draw(run: Run) -> Figure | None:
@@ -44,7 +43,12 @@ def draw(run: Run) -> Figure | None:
     axes.set_yticks(range(len(names)), [spoken(machine) for machine, _ in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("relative error")
-    write_numbers(axes, rows, names)
+    for row in rows:  # the errors of the split that counts, beside the axes
+        if row.split == main_split(rows):
+            axes.annotate(
+                short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
+                xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
+            )  # fmt: skip
     explain(axes, rows)
     heading(figure, said)
     return figure
@@ -52,16 +56,6 @@ def draw(run: Run) -> Figure | None:
 
 def table(run: Run) -> pd.DataFrame:
     return run.results
-
-
-def write_numbers(axes: Axes, rows: list[Result], names: list[tuple[str, str]]) -> None:
-    """Write the errors of the split that counts beside the axes."""
-    here = main_split(rows)
-    for row in (row for row in rows if row.split == here):
-        axes.annotate(
-            short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
-            xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
-        )  # fmt: skip
 
 
 def explain(axes: Axes, rows: list[Result]) -> None:

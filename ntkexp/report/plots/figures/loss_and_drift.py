@@ -52,7 +52,6 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
 
 
 def answer(run: Run) -> str:
-    """Write the title."""
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
         return f"Training diverges: at step {int(broken.iloc[0])} the loss is no number"

@@ -116,5 +116,4 @@ def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
 
 
 def mean(values: NDArray[np.float64]) -> float:
-    """Average, or give NaN of nothing."""
     return float(values.mean()) if values.size else float("nan")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -28,7 +27,18 @@ def draw(run: Run) -> Figure | None:
         return None
     figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
     axes = figure.subplots()
-    ends = [*eigenvalues(axes, spectra), *edge(axes, run)]
+    ends = []
+    for k, series in enumerate(spectra, start=1):  # from dark to light
+        shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
+        axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
+        ends.append(End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
+    if len(ends) > 1:
+        ends = [ends[0], ends[-1]]
+    known = positive(run, "lambda_max", "stability")
+    edge = (known["lambda_max"] / known["stability"]).to_numpy()
+    axes.plot(known["step"], edge, "--", color=VERMILION, linewidth=1)
+    if len(edge):
+        ends.append(End("edge", float(edge[-1]), VERMILION))
     log_axis(axes, "y")
     axes.set(ylabel="eigenvalues of K(X, X)")
     step_axis(axes, int(run.metrics["step"].iloc[-1]))
@@ -49,26 +59,7 @@ def positive(run: Run, *columns: str) -> pd.DataFrame:
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
 
 
-def eigenvalues(axes: Axes, spectra: list[pd.DataFrame]) -> list[End]:
-    """Draw one line each, from dark to light; the first and the last are named."""
-    ends = []
-    for k, series in enumerate(spectra, start=1):
-        shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
-        axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
-        ends.append(End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
-    return ends if len(ends) == 1 else [ends[0], ends[-1]]
-
-
-def edge(axes: Axes, run: Run) -> list[End]:
-    """Draw the edge of stability, where it is known."""
-    series = positive(run, "lambda_max", "stability")
-    heights = (series["lambda_max"] / series["stability"]).to_numpy()
-    axes.plot(series["step"], heights, "--", color=VERMILION, linewidth=1)
-    return [End("edge", float(heights[-1]), VERMILION)] if len(heights) else []
-
-
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    """Write the title."""
     edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
     return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
 

@@ -82,7 +82,6 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
 
 
 def switches(run: Run) -> list[int]:
-    """Find the steps at which another phase begins."""
     changed = run.metrics["phase"].diff() > 0
     return [int(step) for step in run.metrics.loc[changed, "step"]]
 

@@ -52,7 +52,6 @@ def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[n
 
 
 def answer(shares: dict[str, NDArray[np.float64]]) -> str:
-    """Write the title."""
     parts = percent(shares["contribution_mass"][0])
     kernel = f" and {percent(shares['kernel_mass'][0])} of the kernel" if "kernel_mass" in shares else ""
     return f"The first tenth of the path makes {parts} of the contributions{kernel}"

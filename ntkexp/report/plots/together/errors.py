@@ -15,41 +15,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ntkexp.records.results import SPLITS
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import WIDE, End, colour, heading, name_ends
+from ntkexp.report.plots.style import LEAST, WIDE, End, colour, heading, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import short, spoken
 
-LEAST = 1e-17  # where an error of exactly zero is drawn
-PREFERRED = ("probe", "test", "train")
-
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    split = next((split for split in PREFERRED if machines(analysis, split)), None)
-    if split is None or not analysis.sweep.axes:
-        return
-    axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
-    found = machines(analysis, split)
-    table = analysis.runs[["run", *analysis.sweep.axes, "seed", *found.values()]]
-    yield f"-{split}", picture(table, axis, list(analysis.sweep.axes[axis]), found, split), table
+    for split in ("probe", "test", "train"):
+        columns = {name.removesuffix(f".{split}"): name for name in analysis.quantities if name.endswith(f".{split}")}
+        if columns and analysis.sweep.axes:
+            axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
+            table = analysis.runs[["run", *analysis.sweep.axes, "seed", *columns.values()]]
+            yield f"-{split}", draw_errors(table, axis, list(analysis.sweep.axes[axis]), columns, split), table
+            return
 
 
-def machines(analysis: Analysis, split: str) -> dict[str, str]:
-    """Find the machines that have an error there, and their columns."""
-    assert split in SPLITS
-    ends = f".{split}"
-    return {name.removesuffix(ends): name for name in analysis.quantities if name.endswith(ends)}
-
-
-def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping[str, str], split: str) -> Figure:
-    """Draw a line a machine."""
+def draw_errors(table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str) -> Figure:
+    """Draw a line a machine, from its column of errors."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
-    places = horizontal(axes, levels)
+    places = place_levels(axes, levels)
     ends = []
-    for machine, column in found.items():
+    for machine, column in columns.items():
         errors = table[[axis, column]].dropna()
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
         x = np.array([places[levels.index(value)] for value in errors[axis]])
@@ -61,11 +50,11 @@ def picture(table: pd.DataFrame, axis: str, levels: list[object], found: Mapping
     axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
-    heading(figure, answer(table, axis, found, levels))
+    heading(figure, errors_title(table, axis, columns, levels))
     return figure
 
 
-def horizontal(axes: Axes, levels: list[object]) -> list[float]:
+def place_levels(axes: Axes, levels: list[object]) -> list[float]:
     """Place the levels: numbers to scale, by their logarithms where they are positive; others side by side."""
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
@@ -79,12 +68,10 @@ def horizontal(axes: Axes, levels: list[object]) -> list[float]:
     return numbers
 
 
-def answer(table: pd.DataFrame, axis: str, found: Mapping[str, str], levels: list[object]) -> str:
-    """Write the title: what becomes of the frozen kernel, which is what theory speaks of, or of the machine that is
-    worst.
-    """
-    name = "frozen_start" if "frozen_start" in found else max(found, key=lambda each: table[found[each]].max())
-    column = found[name]
+def errors_title(table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]) -> str:
+    """What becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
+    name = "frozen_start" if "frozen_start" in columns else max(columns, key=lambda each: table[columns[each]].max())
+    column = columns[name]
     means = {level: mean for level in levels if (mean := geometric_mean(table, axis, level, column)) is not None}
     if len(means) < 2:
         return "The errors of the kernel machines"

@@ -10,37 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
 
-from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import PowerLaw
-from ntkexp.report.analysis.laws import Fitted, limit, number, told
+from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, wrapped
+from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, tick, wrapped
 from ntkexp.report.run import Run, describe
-from ntkexp.text import short
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     for place, found in enumerate(analysis.laws, start=1):
         if found.law is not None:
-            table = chosen(analysis, found)
-            yield f"-{place}", picture(found, found.law, table), table
+            here = analysis.runs  # those that were fitted
+            for key, value in found.others.items():
+                here = here[here[key] == value]
+            axis, quantity = found.fit.axis, found.fit.quantity
+            table = here[["run", axis, "seed", quantity]]
+            table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(drop=True)
+            yield f"-{place}", draw_law(found, found.law, table), table
 
 
-def chosen(analysis: Analysis, found: Fitted) -> pd.DataFrame:
-    """Choose the runs that were fitted."""
-    here = analysis.runs
-    for key, value in found.others.items():
-        here = here[here[key] == value]
-    table = here[["run", found.fit.axis, "seed", found.fit.quantity]]
-    return table[(table[found.fit.quantity] > 0) & (table[found.fit.axis] > 0)].reset_index(drop=True)
-
-
-def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
-    """Draw one law."""
+def draw_law(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axis, quantity = found.fit.axis, found.fit.quantity
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
@@ -50,39 +41,23 @@ def picture(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
     axes.plot(means.index, means, "o", color=BLUE, zorder=3)
     tick(axes, [float(x) for x in means.index])
-    ends = [fit_line(axes, law)]
-    if found.fit.expected is not None:
-        ends.append(theory_line(axes, law, found.fit.expected))
-    name_ends(axes, ends)
-    heading(figure, told(found, law))
-    return figure
 
-
-def fit_line(axes: Axes, law: PowerLaw) -> End:
-    """Draw the fitted law over its range, with the wedge of its exponents."""
+    # The law over its range, with the wedge of its exponents
     x = np.geomspace(law.start, law.stop, 50)
     pivot = np.sqrt(law.start * law.stop)
-    height = law.at(np.array([pivot]))[0]
+    middle = law.at(np.array([pivot]))
     axes.plot(x, law.at(x), color=BLUE, zorder=2)
     if law.exponent.known:
-        low, high = (height * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high))
+        low, high = (middle[0] * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high))
         axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
-    return End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)
+    ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
 
-
-def theory_line(axes: Axes, law: PowerLaw, expected: Expected) -> End:
-    """Draw the theory's slope through the middle of the fit."""
-    x = np.array([law.start, law.stop])
-    pivot = np.sqrt(law.start * law.stop)
-    heights = law.at(np.array([pivot])) * (x / pivot) ** expected.value
-    axes.plot(x, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
-    return End(f"theory {limit(expected)}", float(heights[-1]), VERMILION)
-
-
-def tick(axes: Axes, places: list[float]) -> None:
-    """Mark the values that were run, as many as there is room for."""
-    every = -(-len(places) // 7)
-    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    # Theory's slope through the middle of the fit
+    if (expected := found.fit.expected) is not None:
+        border = np.array([law.start, law.stop])
+        heights = middle * (border / pivot) ** expected.value
+        axes.plot(border, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
+        ends.append(End(f"theory {limit(expected)}", float(heights[-1]), VERMILION))
+    name_ends(axes, ends)
+    heading(figure, law_in_words(found, law))
+    return figure

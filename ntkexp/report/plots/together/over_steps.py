@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -17,62 +16,49 @@ from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, s
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
-SHOWN = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "largest eigenvalue"}
+COURSES = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "largest eigenvalue"}
 MOST = 24  # lines that can still be told apart
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    lines = chosen(analysis, runs)
-    shown = [column for column in SHOWN if any(len(run.series(column)) > 1 for run in lines.values())]
-    if len(lines) < 2 or not shown:
-        return
-    parts = {name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2) for name, run in lines.items()}
-    yield "", picture(lines, shown), pd.concat(parts, names=["point", "row"]).reset_index("point")
-
-
-def chosen(analysis: Analysis, runs: Mapping[Path, Run]) -> dict[str, Run]:
-    """Choose the first seed at every point that has one, by what the point is called; evenly fewer of too many."""
-    found: dict[str, Run] = {}
+    # The first seed at every point that has one, by what the point is called; evenly fewer of too many
+    first: dict[str, Run] = {}
     for place in analysis.sweep.runs:
         name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in place.axes.items())
-        if place.folder in runs and name not in found:
-            found[name] = runs[place.folder]
-    every = -(-len(found) // MOST)
-    return dict(list(found.items())[::every])
+        if place.folder in runs and name not in first:
+            first[name] = runs[place.folder]
+    lines = dict(list(first.items())[:: -(-len(first) // MOST) or 1])
+    shown = [column for column in COURSES if any(len(run.series(column)) > 1 for run in lines.values())]
+    if len(lines) > 1 and shown:
+        parts = {name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2) for name, run in lines.items()}
+        yield "", draw_courses(lines, shown), pd.concat(parts, names=["point", "row"]).reset_index("point")
 
 
-def picture(lines: Mapping[str, Run], shown: list[str]) -> Figure:
-    """Draw a panel a quantity, a line a point."""
+def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
+    """Draw a panel a quantity, a line a point; the first and the last of many are named."""
     figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        ends = panel(axes, lines, column)
-        positive = all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values())
-        axes.set(ylabel=SHOWN[column])
-        if positive and column != "drift":
-            log_axis(axes, "y")
+        ends = []
+        for k, (name, run) in enumerate(lines.items()):
+            series = run.series(column)
+            shade = to_hex(colormaps["viridis"](0.85 * k / max(1, len(lines) - 1)))
+            axes.plot(series["step"], series[column], color=shade, linewidth=1)
+            if len(series):
+                ends.append(End(name, float(series[column].iloc[-1]), shade))
+        axes.set(ylabel=COURSES[column])
         if column == "drift":
             axes.set_ylim(0, None)
+        elif all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values()):
+            log_axis(axes, "y")
         step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
         if column == shown[-1]:
-            name_ends(axes, ends)
-    heading(figure, answer(lines))
+            name_ends(axes, ends if len(ends) <= 5 else [ends[0], ends[-1]])
+    heading(figure, courses_title(lines))
     return figure
 
 
-def panel(axes: Axes, lines: Mapping[str, Run], column: str) -> list[End]:
-    """Draw the lines; the first and the last are named."""
-    ends = []
-    for k, (name, run) in enumerate(lines.items()):
-        series = run.series(column)
-        shade = to_hex(colormaps["viridis"](0.85 * k / max(1, len(lines) - 1)))
-        axes.plot(series["step"], series[column], color=shade, linewidth=1)
-        if len(series):
-            ends.append(End(name, float(series[column].iloc[-1]), shade))
-    return ends if len(ends) <= 5 else [ends[0], ends[-1]]
-
-
-def answer(lines: Mapping[str, Run]) -> str:
-    """Write the title."""
+def courses_title(lines: Mapping[str, Run]) -> str:
+    """How far the kernel moves at the first point and at the last."""
     ends = {name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1]) for name, run in lines.items()}
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     if len(known) < 2:

@@ -1,0 +1,190 @@
+"""ntkexp imports what it asks for; all of that is pinned, to a version that it asks for and that is installed here."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import packages_distributions, version
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import ntkexp
+from ntkexp.component import Component
+from ntkexp.run.environment import LIBRARIES
+from tests.docs.readme import ROOT, TEXT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ASKED = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
+REQUIREMENTS = [wanted for line in ASKED if (wanted := Requirement(line)).name != PROJECT["name"]]
+
+
+def pinned() -> dict[str, str]:
+    """The version of each package in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): number for name, number in pairs}
+
+
+@pytest.mark.parametrize("wanted", REQUIREMENTS, ids=lambda wanted: str(wanted.name))
+def test_what_is_asked_for_is_pinned(wanted: Requirement) -> None:
+    assert wanted.specifier.contains(pinned()[canonicalize_name(wanted.name)])
+
+
+def test_what_is_pinned_is_tested() -> None:
+    installed = {name: version(name).partition("+")[0] for name in pinned()}
+    assert installed == pinned()
+
+
+def modules_shown() -> list[str]:
+    """What the README runs by `python -m` before the chapter for those who change the program."""
+    return re.findall(r"python -m (tests[\w.]*)", TEXT.partition("## Contributing")[0])
+
+
+def wanted_by(path: Path) -> set[str]:
+    """The names of everything that a file imports, whenever it does."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    origins = [(str(node.module), node.names) for node in nodes if isinstance(node, ast.ImportFrom)]
+    inside = {f"{module}.{alias.name}" for module, taken in origins for alias in taken}
+    return names | inside | {module for module, _ in origins}
+
+
+def reached(module: str) -> set[str]:
+    """The names of everything that running a module of the tests imports, through others of them."""
+    found, left = set[str](), [module]
+    while left:
+        file = ROOT / Path(*left.pop().split("."))
+        paths = [file.with_suffix(".py"), file / "__init__.py", file / "__main__.py"]
+        fresh = {name for path in paths if path.is_file() for name in wanted_by(path)} - found
+        found |= fresh
+        left += [name for name in fresh if name.startswith("tests.")]
+    return found
+
+
+def test_modules_that_the_readme_shows_are_there() -> None:
+    assert modules_shown()
+    assert all(Path(ROOT, *name.split(".")).with_suffix(".py").is_file() for name in modules_shown())
+
+
+@pytest.mark.parametrize("module", modules_shown())
+def test_what_the_readme_shows_needs_no_more_than_its_first_command_installs(module: str) -> None:
+    owners, always = packages_distributions(), named(PROJECT["dependencies"])
+    roots = {name.partition(".")[0] for name in reached(module)} - sys.stdlib_module_names - {"ntkexp", "tests"}
+    assert roots
+    assert {name for name in roots if not always & set(map(canonicalize_name, owners[name]))} == set()
+
+
+def named(lines: Iterable[str]) -> set[str]:
+    """The packages that requirements name."""
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def imported() -> set[str]:
+    """The first word of everything that some file of the package imports, now or later; type checkers know one more."""
+    nodes = [node for path in (ROOT / "ntkexp").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ntkexp", "_typeshed"}
+
+
+@pytest.mark.slow
+def test_what_is_imported_is_asked_for() -> None:
+    """By users: what only the tests need is not there."""
+    extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"]
+    always, sometimes = named(PROJECT["dependencies"]), named(chain.from_iterable(extras))
+    owners = packages_distributions()
+    assert {
+        name for name in imported() if not (always | sometimes) & set(map(canonicalize_name, owners[name]))
+    } == set()
+    assert always.issuperset(LIBRARIES)
+
+
+# The wheel is the product: installed away from the checkout it has its configs, its types and its command.
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which the wheel was installed, without what it depends on."""
+    place = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(place), str(ROOT)], check=True)
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(place / "site"), str(wheel)], check=True)
+    return place / "site"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The YAML files under a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.yaml")}
+
+
+@pytest.mark.slow
+def test_the_configs_are_in_it(installed: Path) -> None:
+    assert files(installed / "ntkexp" / "configs") == files(ROOT / "configs")
+
+
+@pytest.mark.slow
+def test_it_says_that_it_is_typed(installed: Path) -> None:
+    assert (installed / "ntkexp" / "py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_it_finds_its_configs_by_itself(installed: Path, tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "ntkexp", "config", "--tree"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "model=mlp (default)" in shown.stdout
+
+
+# The contracts between the chapters hold: import order is story order.
+
+
+def test_the_contracts_hold() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    ended = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+# One word, one meaning: a class of one chapter is called like none of another.
+#
+# Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks,
+# which
+# go by the library that they are for, as in `ntkexp.lightning.Follow`.
+
+
+def modules_by_class() -> dict[str, list[str]]:
+    """The modules in which a class of this name is written."""
+    found = defaultdict(list)
+    files = sorted((ROOT / "ntkexp").rglob("*.py"))
+    for file in (each for each in files if each.stem not in ntkexp.CALLBACKS or each.parent.name != "ntkexp"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    return found
+
+
+def is_component(module: str, name: str) -> bool:
+    """Whether the class is a component."""
+    return issubclass(getattr(import_module(module), name), Component)
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    shared = {name: found for name, found in modules_by_class().items() if len({m.split(".")[1] for m in found}) > 1}
+    others = {name: [m for m in found if not is_component(m, name)] for name, found in shared.items()}
+    assert {name: found for name, found in others.items() if len(found) > 1} == {}

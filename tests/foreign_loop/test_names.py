@@ -1,0 +1,326 @@
+"""ids="dataset": examples go by their indices in the Dataset that a DataLoader reads, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import dataloader as loading
+from torch.utils.data._utils.collate import default_collate
+
+import ntkexp
+from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.again import LoopAgain
+from ntkexp.foreign_loop.example_names import SeenCall
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
+from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
+from ntkexp.removal.rerun import RerunAt, again
+from ntkexp.removal.retraining import changes
+from ntkexp.report.explain import explain, format_explanations, worst
+from ntkexp.report.sentence import sentence
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import Loop, followed, loop
+from tests.removal.problems import BATCH, CLIP, DECAY, GROUP, split
+from tests.run.small import Ran, ran
+
+COUNT = 11
+
+
+def data(*, twins: bool = False) -> TensorDataset:
+    """Rows that say their own index, two of them alike."""
+    x = torch.arange(COUNT, dtype=torch.float64)[:, None] + torch.tensor([0.0, 0.5], dtype=torch.float64)
+    if twins:
+        x[7] = x[3]
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def trained(loader: Any, given: Callable[[Tensor], Tensor] = lambda x: x, split: int = COUNT) -> Trace:
+    """Two epochs, each batch in parts."""
+    net = nn.Linear(2, 1).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with ntkexp.follow(net, optimizer, queries=torch.ones(1, 2).double(), ids="dataset") as trace:
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                for part, target in zip(x.split(split), y.split(split), strict=True):
+                    (net(given(part)) - target).square().sum().backward()
+                optimizer.step()
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [
+        ({"batch_size": 3, "shuffle": True}, COUNT),
+        ({"batch_size": 4, "shuffle": True, "drop_last": True}, COUNT),
+        ({"batch_size": 4, "shuffle": True}, 2),
+        ({"batch_size": 1}, COUNT),
+        pytest.param({"batch_size": 3, "shuffle": True, "num_workers": 2}, COUNT, marks=pytest.mark.slow),
+        pytest.param(
+            {"batch_size": 3, "shuffle": True, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 3},
+            2,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda each: "-".join(map(str, each)) if isinstance(each, dict) else str(each),
+)
+def test_names_are_the_indices_of_the_sampler(settings: dict[str, Any], split: int) -> None:
+    trace = trained(DataLoader(data(), **settings), split=split)
+    seen = 0
+    for step, _ in trace.steps.forwards():
+        for call in step.calls:
+            assert isinstance(call.inputs, Tensor)
+            assert call.names == tuple(str(int(row[0])) for row in call.inputs)  # as the rows say themselves
+            seen += len(call.names)
+    assert seen == 2 * (COUNT - COUNT % 4 if "drop_last" in settings else COUNT)
+    assert not {"_ntkexp_asked"} & set(vars(loading._BaseDataLoaderIter))
+
+
+class Endless(IterableDataset[tuple[Tensor, ...]]):
+    """Without indices."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return iter(data())
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda: trained([data()[:4]]), "no DataLoader was read"),
+        (lambda: trained(DataLoader(Endless(), batch_size=4)), "an IterableDataset, which has no indices"),
+        (lambda: trained(DataLoader(data(), batch_size=4), lambda x: x / 2), "not called with rows of a batch as they"),
+        (lambda: trained(DataLoader(data(), batch_size=4), lambda x: x.flip(0)), "not called with rows of a batch"),
+        (lambda: trained(DataLoader(data(twins=True), batch_size=11), split=1), "rows of several places hold what"),
+        (
+            lambda: trained(DataLoader(data(), batch_size=4, collate_fn=lambda rows: default_collate(rows[::-1]))),  # type: ignore[no-untyped-call]
+            "a collate_fn of its own",
+        ),
+        (lambda: trained([*DataLoader(data(), batch_size=4)]), "no DataLoader was read while it was followed"),
+    ],
+)
+def test_what_has_no_known_index_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:
+    usual = dict(vars(loading._BaseDataLoaderIter))
+    with pytest.raises(Mistake, match=f"ids='dataset': .*{said}.*; let the Dataset give its index too"):
+        act()
+    assert dict(vars(loading._BaseDataLoaderIter)) == usual
+
+
+# A followed loop that was attributed is a run, which everything reads that reads runs.
+
+
+NET = """
+from torch import nn
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)).double()
+"""
+
+
+@pytest.fixture(scope="module")
+def attributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loop, Path]:
+    """A loop, and the folder of the run that was made of it."""
+    given, folder = loop(loops.adamw), tmp_path_factory.mktemp("outputs") / "runs" / "mine"
+    followed(given, loops.scheduled_and_clipped, to=folder, every=3).attribute()
+    return given, folder
+
+
+def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
+    given, folder = attributed
+    run = ntkexp.load_run(folder)
+    (row,) = run.ladder
+    assert (row.split, row.machine, row.exact) == ("probe", "secant", True)
+    parts, decay, by_step = (run.contributions[name] for name in ("contribution", "decay", "by_step"))
+    assert parts.dims == ("probe", "out", "example")
+    assert by_step.dims == ("probe", "out", "step")
+    change = run.predictions.sel(machine="f_T") - run.predictions.sel(machine="f_0")
+    size = float(abs(change).max())
+    assert abs(parts.sum("example") + decay - change).max() <= 1e-12 * size
+    assert abs(by_step.sum("step") - change).max() <= 1e-12 * size
+    with torch.no_grad():
+        np.testing.assert_array_equal(run.predictions.sel(machine="f_T"), given.model(given.queries))
+    assert run.metrics["step"].tolist() == list(range(loops.STEPS))
+    assert run.metrics["gradient_factor"].lt(1).any()  # clipping is seen
+    assert run.metrics[["gradient_error", "rule_error"]].to_numpy().max() < 1e-12
+    assert run.metrics["closure"].max() < 1e-9  # relative to steps, of which the last are small
+    assert "8 steps of a loop were followed" in run.outcome
+
+
+def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
+    _, folder = attributed
+    run = ntkexp.load_run(folder)
+    found = explain(run, "probe", worst(run, "probe", 1))
+    name = found[0].parts[0].example.name
+    place = run.contributions["example"].to_numpy().tolist().index(name)
+    told = format_explanations(found, 3)
+    assert name in told
+    assert f"{run.data['train_shown'][place][0]:.3g}" in told
+    assert found[0].prediction == pytest.approx(found[0].start + found[0].sum + found[0].decay, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_a_later_process_attributes_it_alike(
+    attributed: tuple[Loop, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = attributed
+    before = ntkexp.load_run(folder).contributions["contribution"].to_numpy()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net_of_mine.py").write_text(NET)
+    model = "--model=net_of_mine.py:build"
+    assert command(["attribute", str(folder), model]) == 2
+    assert "add `--trust net_of_mine.py`" in capfd.readouterr().err
+    assert command(["attribute", str(folder)]) == 2
+    assert "give a function that builds it, --model=" in capfd.readouterr().err
+    assert command(["attribute", str(folder), model, "--trust=net_of_mine.py"]) == 0
+    assert "reproduces the trained network to rounding" in capfd.readouterr().out
+    np.testing.assert_array_equal(ntkexp.load_run(folder).contributions["contribution"].to_numpy(), before)
+
+
+def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path: Path) -> None:
+    _, folder = attributed
+    with pytest.raises(Mistake, match=r"not the one that was followed in .*mine: its '2\.bias' is missing"):
+        load_trace(find_trace(folder), nn.Sequential(nn.Linear(5, 8)))
+    with pytest.raises(Mistake, match="holds no trace"):
+        find_trace(tmp_path)
+
+
+def test_a_model_that_nobody_called_is_refused(tmp_path: Path) -> None:
+    given = loop(loops.sgd)
+    for weight in given.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "run") as trace:
+        given.step()
+    with pytest.raises(Mistake, match="never called with gradients enabled"):
+        trace.attribute()
+
+
+def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) -> None:
+    """An average that is loaded after the last step moves the outputs, and the sum of examples misses that."""
+    given = loop(loops.momentum)
+    with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "runs" / "mine") as trace:
+        loops.plain(given, torch.arange(6))
+        with torch.no_grad():
+            for weight in given.model.parameters():
+                weight.mul_(0.5)
+    with pytest.raises(
+        Mistake, match=r"effects of examples lead to the last step, and '0\.weight', and 5 more, changed"
+    ):
+        trace.attribute(effects=True)
+    found = trace.attribute()
+    run = ntkexp.load_run(tmp_path / "runs" / "mine")
+    (row,) = run.ladder
+    assert not row.exact
+    assert "of what changed (`outside`) and is no example's" in row.note
+    assert row.note in run.outcome
+    assert row.note in sentence(run.ladder)
+    np.testing.assert_array_equal(run.contributions["outside"], found["outside"])
+    with torch.no_grad():
+        np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)
+    (explained,) = explain(run, "probe", [0])
+    assert abs(explained.rest) < 1e-12
+    assert "outside of all steps" in format_explanations([explained], 3)
+
+
+@pytest.mark.slow
+def test_tokens_are_shown_as_text(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)).double()
+    optimizer, tokens = torch.optim.SGD(model.parameters(), lr=0.1), torch.randint(9, (6, 3))
+    with follow(model, optimizer, queries=tokens[:2], to=tmp_path / "runs" / "words") as trace:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(tokens).square().sum().backward()
+            optimizer.step()
+    trace.attribute(decode=lambda row: "".join("abcdefghi"[token] for token in row))
+    run = ntkexp.load_run(tmp_path / "runs" / "words")
+    (found,) = explain(run, "probe", [0])
+    word = "".join("abcdefghi"[token] for token in tokens[0])
+    assert found.point.text == word
+    assert word in format_explanations([found], 6)
+
+
+# What the runner trains, and the same loop written by hand and followed, have the same parts.
+
+
+DATA = ("data.classes=[0,1,2]", "data.train=12", "loss=cross_entropy", "model.activation=tanh", "model.width=8")
+WORDS = (*DATA, BATCH, "optimizer.step_size=0.05", "steps=6", "path.rule=[secant]", "path.attributed=3")
+Maker = Callable[[Iterable[nn.Parameter]], Optimizer]
+CASES: dict[str, tuple[str, str, Maker]] = {
+    "sgd": ("sgd", DECAY, lambda p: SGD(p, lr=0.05, weight_decay=0.05)),
+    "momentum": ("momentum", "optimizer.dampening=0.3", lambda p: SGD(p, lr=0.05, momentum=0.9, dampening=0.3)),
+    "nesterov": ("nesterov", DECAY, lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.05)),
+    "clipped": ("momentum", CLIP, lambda p: SGD(p, lr=0.05, momentum=0.9)),
+    "adam": ("adam", DECAY, lambda p: Adam(p, lr=0.05, weight_decay=0.05)),
+    "amsgrad": ("adam", "optimizer.amsgrad=true", lambda p: Adam(p, lr=0.05, amsgrad=True)),
+    "adamw": ("adamw", DECAY, lambda p: AdamW(p, lr=0.05, weight_decay=0.05)),
+}
+CLOSE = 1e-12  # of the largest part: six steps of some hundred roundings each, and by Adam quotients of small numbers
+
+
+def by_hand(run: Ran, case: str, to: Path | None = None) -> Trace:
+    """The run's training as its user would write it, followed."""
+    problem, optimizer = deepcopy(run.setting.problem), CASES[case][2]
+    model, targets = problem.module, problem.targets[: problem.train]
+
+    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+        return -(outputs.log_softmax(1) * targets[[int(name) for name in call.ids]]).sum(1)
+
+    steps, rows = optimizer(model.parameters()), run.setting.experiment.optimizer.batch_indices
+    drawn = [rows(step, problem.train, run.setting.experiment.seed) for step in range(6)]
+    batches = [batch for batch in drawn if batch is not None]
+    queries = problem.inputs[run.setting.domain.attributed]
+    assert len(batches) == 6
+    with ntkexp.follow(model, steps, queries=queries, loss=loss, ids=lambda _: batch.tolist(), to=to) as trace:
+        for batch in batches:
+            steps.zero_grad()
+            losses = -(model(problem.inputs[batch]).log_softmax(1) * targets[batch]).sum(1)
+            losses.mean().backward()
+            if case == "clipped":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            steps.step()
+    return trace
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """How far both are apart, relative to the largest."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case == "adamw" else pytest.mark.slow) for case in CASES]
+)
+def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path: Path) -> None:
+    option, word, _ = CASES[case]
+    run = ran(f"optimizer={option}", *WORDS, word, "path.effects=derivative", "ladder.machine=[secant]")
+    domain, effects = run.setting.domain, run.outcome.effects
+    found = by_hand(run, case).attribute(effects="derivative")
+    order = [found["example"].to_numpy().tolist().index(str(k)) for k in range(12)]
+    parts = torch.from_numpy(found["contribution"].to_numpy()[:, :, order])
+    assert apart(parts, run.contributions("secant")[domain.rows]) <= CLOSE
+    assert effects is not None
+    asked = ~effects.values[domain.attributed].isnan()
+    derivative = torch.from_numpy(found["effect"].to_numpy()[:, :, order])
+    assert asked.any()
+    assert apart(derivative[asked], effects.values[domain.attributed][asked]) <= CLOSE
+
+    train = partial(by_hand, run, case, tmp_path / "loop")
+    trace, group = train(), [[3], GROUP]
+    training = again(run.setting.experiment, run.setting.problem, run.setting.descent.step_size, 6)
+    points = run.setting.problem.inputs[domain.attributed]
+    places = [[trace.examples[str(k)] for k in each] for each in group]
+    expected, _ = changes(RerunAt(training, points), group)
+    assert apart(changes(LoopAgain(train, trace, "renormalised"), places)[0], expected) <= CLOSE
+
+    theirs = loop_without(find_trace(tmp_path / "loop"), train, "renormalised", places[1], [0, 1, 2], Silent())
+    ours = split(training, points, training.everyone, training.without(GROUP))
+    assert apart(torch.from_numpy(theirs.shares).flatten(0, 1), ours.shares[:, GROUP]) <= CLOSE

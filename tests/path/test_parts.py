@@ -1,0 +1,347 @@
+"""The path integrated at some outputs is that of the whole network, at those outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, jacrev
+from torch.utils._pytree import tree_leaves
+
+from ntkexp.diagnostics import drift
+from ntkexp.experiment.identity import identity
+from ntkexp.kernel.read import plan as reading
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.mistake import Mistake
+from ntkexp.run.loop import train_steps
+from ntkexp.run.setting import prepare
+from ntkexp.run.state import begin
+from tests.run.small import Memory, ran, small
+
+SHORT = ("data.classes=[1,3,8]", "loss=cross_entropy", "steps=4", "path.rule=[secant,left]")
+WAYS = (
+    ("optimizer=gd",),
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "path.error_samples=4"),
+    ("optimizer=adam", "path.attributed=12"),
+    ("optimizer=gd", "path.every=snapshots", "path.count=4"),
+    ("optimizer=flow", "optimizer.step_size=0.2", "optimizer.tolerance=1e-3", "path.rule=[gauss]", "steps=2"),
+)
+EXACT = 1e-12  # the bound of the project for secants
+ROUNDING = 1e-13  # other products of matrices, over 4 steps
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+def test_the_path_at_some_outputs_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
+    some, whole = ran(*SHORT, *way, "path.outputs=[2,0]"), ran(*SHORT, *way)
+    for rule, path in some.outcome.evidence.paths.items():
+        other = whole.outcome.evidence.paths[rule]
+        for ours, theirs in ((path.kernel, other.kernel), (path.contributions, other.contributions)):
+            read = some.setting.domain.rows
+            here, there = ours[read], theirs[read][:, [0, 2]]
+            assert (here - there).norm() <= ROUNDING * there.norm()
+
+
+@pytest.mark.parametrize("way", WAYS[:3], ids=" ".join)
+def test_the_secant_is_exact_there_and_the_table_says_where(way: tuple[str, ...]) -> None:
+    table = ran(*SHORT, *way, "path.outputs=[1]").table
+    row = table["secant", "train"]
+    assert row.relative_error is not None
+    assert row.relative_error < EXACT
+    assert row.agreement is None
+    assert row.note.endswith("at output 1")
+    assert "path.outputs=all" in table["kernel_regression", "train"].note
+
+
+@pytest.mark.parametrize("outputs", ["[]", "[0,0]", "[3]", "[-1]"])
+def test_outputs_that_there_are_not_are_refused(outputs: str) -> None:
+    with pytest.raises(Mistake, match=r"path\.outputs"):
+        ran(*SHORT, f"path.outputs={outputs}")
+
+
+def test_all_outputs_by_number_are_all() -> None:
+    assert small(*SHORT, "path.outputs=[2,1,0]").path.chosen_outputs(3) == small(*SHORT).path.chosen_outputs(3)
+
+
+# The path integrated at some points is that at all, at those points, and nothing is held of others.
+
+
+WAYS_AT_POINTS = (
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.step_size=0.1", "path.error_samples=4"),
+    ("optimizer=sgd", "optimizer.step_size=0.1", "path.kernels=none"),
+    ("optimizer=adam", "optimizer.step_size=0.01", "path.attributed=12"),
+    ("optimizer=gd", "optimizer.step_size=0.1", "path.every=snapshots", "path.count=4"),
+)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", WAYS_AT_POINTS, ids=" ".join)
+def test_the_path_at_some_points_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
+    some, whole = ran(*SHORT, *way, "path.probes=[probe]"), ran(*SHORT, *way)
+    probe = whole.setting.problem.places["probe"]
+    for rule, path in some.outcome.evidence.paths.items():
+        other = whole.outcome.evidence.paths[rule]
+        pairs = [(path.kernel, other.kernel), (path.contributions, other.contributions), (path.decay, other.decay)]
+        if path.half_by is not None and other.half_by is not None:
+            pairs.append((path.half_by, other.half_by))
+        for ours, all_of_theirs in pairs:
+            theirs = all_of_theirs[probe]
+            assert ours.shape == theirs.shape
+            known = ours.isfinite() & theirs.isfinite()
+            assert known.any() or not ours.numel()
+            assert (ours - theirs)[known].norm() <= ROUNDING * theirs[known].norm()
+
+
+def test_machines_say_what_they_lack_and_where_they_are_exact() -> None:
+    table = ran(*SHORT, "path.probes=[probe]").table
+    assert table["secant", "probe"].relative_error == pytest.approx(0, abs=1e-12)
+    assert table["rbf_identity", "probe"].relative_error == pytest.approx(0, abs=1e-12)
+    assert "add train to path.probes" in table["kernel_regression", "probe"].note
+
+
+# Runs whose kernels are sketches: sums stay exact, errors are said, and what has a memory is refused.
+
+
+SKETCHED = ("steps=4", "path.rule=[secant,left]")
+SKETCHED_WAYS = (
+    ("optimizer=gd", "path.error_samples=2"),
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.clip_norm=0.5"),
+    ("optimizer=gd", "optimizer.layers={network.1: 0.25}"),
+    ("optimizer=gd", "data.classes=[1,3,8]", "loss=cross_entropy"),
+)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", SKETCHED_WAYS, ids=" ".join)
+def test_the_secant_closes_however_small_the_sketch(way: tuple[str, ...]) -> None:
+    run = ran(*SKETCHED, *way, "kernel.sketch=5")
+    for split in ("train", "probe", "test"):
+        error = run.table["secant", split].relative_error
+        assert error is not None
+        assert error < EXACT
+    known = run.outcome.evidence.paths["secant"].facts
+    assert set(known) <= {"decay_share"}  # nothing is told of parts that no sketch knows
+
+
+def test_every_kernel_that_is_kept_lies_within_its_bar_and_the_run_says_so() -> None:
+    sketched, exact = ran(*SKETCHED, "kernel.sketch=300"), ran(*SKETCHED)
+    start = exact.setting.start.kernel[: exact.setting.points.train]
+    first = sketched.setting.start.kernel[: sketched.setting.points.train]
+    bar = sketched.memory.rows[0]["sketch_error"]
+    assert isinstance(bar, float)
+    assert float((first - start).norm() / first.norm()) <= bar < 0.5
+    assert f"the first within {bar:.1%} of its norm" in sketched.outcome.sentence
+    assert "sketch_error" not in exact.memory.rows[0]
+
+
+def test_a_sketch_changes_how_training_is_read_but_not_what_is_trained() -> None:
+    """The step size is chosen by the largest eigenvalue, that of the kernel, which Lanczos finds to 1e-7 of itself."""
+    sketched, exact = (ran(*SKETCHED, *way) for way in (("kernel.sketch=5",), ()))
+    assert sketched.setting.descent.step_size == pytest.approx(exact.setting.descent.step_size, rel=1e-5)
+    moved = exact.outcome.evidence.end - exact.outcome.evidence.start
+    assert float((sketched.outcome.evidence.end - exact.outcome.evidence.end).norm()) < 1e-4 * float(moved.norm())
+
+
+def test_a_sketch_that_is_larger_than_what_it_projects_is_said_to_be_of_no_use() -> None:
+    weights = sum(weight.numel() for weight in ran("steps=1").outcome.weights.values())
+    said = (prepare(small(f"kernel.sketch={size}")).remarks for size in (weights - 1, weights))
+    assert [f"no less than the {weights:,} weights" in " ".join(remarks) for remarks in said] == [False, True]
+
+
+def test_a_larger_sketch_comes_closer_to_the_parts() -> None:
+    exact = ran(*SKETCHED).outcome.evidence.paths["secant"].contributions
+    few, many = (
+        ran(*SKETCHED, f"kernel.sketch={k}").outcome.evidence.paths["secant"].contributions for k in (30, 3000)
+    )
+    assert float((many - exact).norm()) < 0.3 * float((few - exact).norm())  # a tenth, but for chance
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "flow"])
+def test_what_no_sketch_of_a_step_keeps_is_refused_in_one_line(optimizer: str) -> None:
+    with pytest.raises(Mistake, match=r"kernel\.sketch=5: optimizer=") as caught:
+        small(f"optimizer={optimizer}", "kernel.sketch=5")
+    assert "\n" not in str(caught.value)
+
+
+def test_exact_runs_are_those_of_before_there_was_a_choice() -> None:
+    assert identity(small("kernel.sketch=null")) == identity(small())
+    assert len({identity(small(f"kernel.sketch={k}")) for k in ("null", "5", "6")}) == 3
+
+
+# Traces over outputs are those of kernels, and nothing is made for pairs of outputs.
+
+
+TRACED = ("steps=2", "path.rule=[secant]", "optimizer.step_size=0.1", "path.error_samples=0")
+CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
+MANY = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "loss=cross_entropy")
+
+
+@pytest.mark.parametrize("at_once", [reading.AT_ONCE, 1.0], ids=["all outputs at once", "one by one"])
+def test_what_is_kept_is_the_trace_of_the_kernel(at_once: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ran(*TRACED, *CLASSES)
+    monkeypatch.setattr(reading, "AT_ONCE", at_once)
+    some = ran(*TRACED, *CLASSES, "path.kernels=trace", "memory_gb=2")
+    assert some.memory.kernels.keys() == whole.memory.kernels.keys()
+    traces = {step: kernel.diagonal(dim1=1, dim2=3).sum(2) for step, kernel in whole.memory.kernels.items()}
+    train = whole.setting.points.train
+    for step, expected in traces.items():
+        found = some.memory.kernels[step][:, 0, :, 0]
+        assert float((found - expected).norm() / expected.norm()) < ROUNDING
+        row, full = some.memory.rows[step], whole.memory.rows[step]
+        assert row["trace"] == pytest.approx(full["trace"], rel=ROUNDING)
+        assert row["drift"] == pytest.approx(drift(expected[:train], traces[0][:train]), abs=ROUNDING)
+        assert row["label_alignment"] == pytest.approx(full["label_alignment"], rel=ROUNDING)
+        assert row["lambda_max"] == pytest.approx(full["lambda_max"], rel=1e-6)  # by products with vectors, from below
+        largest = torch.linalg.eigvalsh(expected[:train])[-1]
+        assert row["eigenvalue_1"] == pytest.approx(float(largest), rel=ROUNDING)
+
+
+def test_the_distance_to_infinite_width_is_one_of_traces() -> None:
+    asked = (*TRACED, "data.classes=[1,3,8]", "ladder.machine=[frozen_limit]")
+    some, whole = (ran(*asked, f"path.kernels={kept}") for kept in ("trace", "all"))
+    train, limit = whole.setting.points.train, whole.outcome.evidence.known_limit.tangent
+    trace = whole.memory.kernels[0].diagonal(dim1=1, dim2=3).sum(2)[:train]
+    expected = drift(trace, 3 * limit[:train])
+    assert some.memory.rows[0]["limit_distance"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_shares_of_the_residual_are_those_in_the_modes_of_the_trace() -> None:
+    some = ran(*TRACED, *CLASSES, "path.kernels=trace")
+    train = some.setting.points.train
+    residual = some.setting.start.outputs[:train] - some.setting.problem.targets[:train]
+    top = torch.linalg.eigh(some.memory.kernels[0][:train, 0, :, 0])[1][:, -5:]
+    expected = float((top.mT @ residual).square().sum() / residual.square().sum())
+    assert some.memory.rows[0]["residual_top_5"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_no_trace_grows_with_the_square_of_the_outputs() -> None:
+    sizes = ("data.train=60", "data.probe=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
+    with Largest() as spy:
+        some = ran(*TRACED, *MANY, *sizes, "path.kernels=trace")
+    assert spy.numbers < 60 * 100 * 41**2 / 4  # where pairs of outputs have 10 million
+    assert math.isfinite(float(some.memory.rows[-1]["drift"] or math.nan))
+    assert some.outcome.evidence.kernel_end.numel() == 0
+
+
+def test_traces_are_not_sketched() -> None:
+    with pytest.raises(Mistake, match=r"traces are not sketched.*path\.kernels=all"):
+        small("path.kernels=trace", "kernel.sketch=20")
+
+
+# Contributions alone: the same numbers, and nothing is made that is as large as a kernel of all pairs of outputs.
+
+
+KERNEL_FREE = ("steps=4", "path.rule=[secant,left]")
+KERNEL_FREE_WAYS = (
+    ("optimizer=gd", "path.error_samples=2"),
+    ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.layers={network.1: 0.25}"),
+    ("optimizer=gd", "kernel.sketch=20"),
+    ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
+)
+STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from products with vectors
+SUMS_ROUNDING = 1e-12  # sums over outputs before products with the probe's features, over 4 steps
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("way", KERNEL_FREE_WAYS, ids=" ".join)
+def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
+    some, whole = (ran(*KERNEL_FREE, *CLASSES, *way, STEP, f"path.kernels={kept}") for kept in ("none", "all"))
+    for rule, path in some.outcome.evidence.paths.items():
+        expected = whole.outcome.evidence.paths[rule]
+        torch.testing.assert_close(
+            path.contributions,
+            expected.contributions,
+            rtol=0,
+            atol=SUMS_ROUNDING * float(expected.contributions.nan_to_num().abs().max()),
+            equal_nan=True,
+        )
+        assert path.facts.get("error_bar", 0.0) == pytest.approx(expected.facts.get("error_bar", 0.0), rel=1e-6)
+    assert some.table["secant", "probe"].relative_error == pytest.approx(0, abs=1e-12)
+    assert some.memory.kernels == {}
+    assert "path.kernels=all" in some.table["frozen_start", "train"].note
+
+
+class Largest(DispatchMode):
+    """Watches how many numbers the largest tensor has that an operation gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.numbers = max(self.numbers, leaf.numel())
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("kernel.sketch=30",), marks=pytest.mark.slow)], ids=["exact", "sketched"]
+)
+def test_nothing_grows_with_the_square_of_the_outputs(more: tuple[str, ...]) -> None:
+    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.probe=40", "data.test=0")
+    found = {}
+    for kept in ("none", "all"):
+        with Largest() as spy:
+            ran(
+                *sizes,
+                *more,
+                "model.width=8",
+                "steps=2",
+                "path.rule=[secant]",
+                "path.error_samples=2",
+                f"path.kernels={kept}",
+            )
+        found[kept] = spy.numbers
+    assert found["none"] < 60 * 40 * 10**2 <= found["all"]
+
+
+@pytest.mark.slow
+def test_training_examples_are_read_once_however_many_outputs_there_are() -> None:
+    sizes = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "data.train=99", "model.width=32")
+    asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")
+    listener = Memory()
+    with Largest() as spy:
+        train_steps(begin(prepare(asked), listener.trajectory), listener)
+    assert spy.numbers < 99 * 23 * 32  # what an output each of them would be pulled back to, layer by layer
+
+
+def test_the_largest_stable_step_is_found_without_a_kernel() -> None:
+    none, whole = (ran("steps=1", f"path.kernels={kept}").setting.start for kept in ("none", "all"))
+    assert none.largest_stable_step == pytest.approx(whole.largest_stable_step, rel=1e-6)
+
+
+@pytest.mark.parametrize("way", ["optimizer=adam", "optimizer=flow", "path.every=snapshots"])
+@pytest.mark.parametrize("kept", ["none", "trace"])
+def test_what_needs_kernels_is_refused_in_one_line(way: str, kept: str) -> None:
+    with pytest.raises(Mistake, match=rf"path\.kernels={kept}: ") as caught:
+        small(way, f"path.kernels={kept}")
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_keep_kernels_are_those_of_before_there_was_a_choice() -> None:
+    assert identity(small("path.kernels=all")) == identity(small())
+    assert len({identity(small(f"path.kernels={kept}")) for kept in ("all", "trace", "none")}) == 3
+
+
+@pytest.mark.slow
+def test_a_thousand_outputs_against_plain_jacobians() -> None:
+    """By left ends, 𝒮 of one step is −η J(x) J(xᵢ)ᵀ ℓ′ᵢ; of three outputs, from whole Jacobians."""
+    many = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=997", "loss=cross_entropy")
+    some = ran(*many, "path.kernels=none", "path.rule=[left]", "steps=1", "model.width=8", "path.probes=[probe]")
+    setting, chosen = some.setting, [0, 7, 996]
+    module, weights, inputs = setting.problem.module, setting.problem.weights, setting.problem.inputs[22:27]
+
+    def jacobian(places: slice) -> Tensor:
+        found = jacrev(lambda known: functional_call(module, known, (inputs[places],)))(weights)
+        return torch.cat([part.flatten(2) for part in found.values()], dim=2)
+
+    pulled = setting.descent.output_gradient(0, setting.start.outputs[:24])[22:]
+    gradients = torch.einsum("ncp,nc->np", jacobian(slice(2)), pulled)
+    expected = -setting.descent.size(0) * torch.einsum("qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients)
+    found = some.contributions("left")[:3, chosen, 22:]
+    assert float((found - expected).norm() / expected.norm()) < SUMS_ROUNDING

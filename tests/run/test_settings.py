@@ -1,0 +1,320 @@
+"""Runs whose networks cast to single precision inside, or have an operation without a rule; and what they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ntkexp.kernel.read.plan
+import ntkexp.run.execute
+from ntkexp.data.base import Data
+from ntkexp.experiment import problem
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.mistake import Mistake
+from ntkexp.model.base import ScaledOutput
+from ntkexp.optimizer.base import AbstractStable
+from ntkexp.optimizer.descent import GD, Momentum
+from ntkexp.progress import Silent
+from ntkexp.records.folder import PROVENANCE, RunFolder
+from ntkexp.run.execute import execute
+from ntkexp.run.loop import train_steps
+from ntkexp.run.outcome import advice
+from ntkexp.run.setting import prepare
+from ntkexp.run.state import begin
+from tests.run.small import Memory, ran, small
+
+
+class Through(nn.Module):
+    """A network whose outputs pass through a function."""
+
+    def __init__(self, network: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.network(x))
+
+
+def pass_through(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every network that is drawn from now on ends in this function."""
+    usual = problem.draw_network
+
+    def network(experiment: Experiment, data: Data, outputs: int, copies: float) -> ScaledOutput:
+        return ScaledOutput(Through(usual(experiment, data, outputs, copies), function), 1.0)
+
+    monkeypatch.setattr(problem, "draw_network", network)
+
+
+@pytest.fixture
+def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass_through(lambda outputs: outputs.float().to(outputs.dtype), monkeypatch)
+
+
+@pytest.fixture
+def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running products, of which there is no rule: kernels are read from plain Jacobians."""
+    pass_through(lambda outputs: outputs.cumprod(1), monkeypatch)
+
+
+@pytest.mark.usefixtures("_shortened")
+def test_kept_casts_cost_their_rounding_and_the_run_says_so() -> None:
+    run = ran("path.rule=[secant]", "path.casts=keep")
+    assert 1e-12 < run.error("secant") < 100 * torch.finfo(torch.float32).eps
+    assert "a secant closes to 1e-07 of its outputs; casts=ignore" in run.outcome.sentence
+
+
+@pytest.mark.usefixtures("_shortened")
+def test_without_casts_the_secant_is_exact_and_the_run_says_what_moved() -> None:
+    run = ran("path.rule=[secant]", "path.casts=ignore")
+    assert run.error("secant") <= 1e-12
+    assert "read without its casts" in run.outcome.sentence
+
+
+def test_a_network_without_casts_is_the_same_either_way() -> None:
+    kept, ignored = (ran("path.rule=[secant]", f"path.casts={casts}") for casts in ("keep", "ignore"))
+    assert torch.equal(kept.contributions("secant"), ignored.contributions("secant"))
+    assert kept.outcome.sentence == ignored.outcome.sentence
+    assert "cast" not in kept.outcome.sentence
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
+    sentence = ran("path.rule=[left]", "steps=2").outcome.sentence
+    assert "no difference rule for the operation aten.cumprod.default: the tangent is read from plain" in sentence
+
+
+@pytest.mark.usefixtures("_running")
+@pytest.mark.parametrize("optimizer", ["gd", "momentum"])
+def test_a_secant_is_refused_before_training(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the path is integrated after it, from the end."""
+    monkeypatch.setattr("tests.run.small.run", never)
+    with pytest.raises(Mistake, match=r"no difference rule for the operation aten\.cumprod.*path\.rule=\[gauss,left\]"):
+        ran("path.rule=[secant]", f"optimizer={optimizer}")
+
+
+def never(*_: object) -> None:
+    raise AssertionError("training begins")
+
+
+# Machines in float32: what is summed in float64 and what is not is brought together.
+
+
+TINY = ("data.train=8", "data.probe=4", "data.test=4", "model.width=8")
+
+
+def test_every_machine_of_the_ladder_speaks_of_a_run_in_float32_whose_optimizer_remembers() -> None:
+    """Contributions are summed in float64 there, kernels are not: machines made of both have to bring them together."""
+    run = ran("optimizer=momentum", *TINY, "steps=4", "dtype=float32")
+    double = ran("optimizer=momentum", *TINY, "steps=4")
+    for machine in ("fixed_coefficients", "kernel_regression", "frozen_start", "linearised", "rbf_identity"):
+        for row, other in zip(run.rows(machine), double.rows(machine), strict=True):
+            assert row.relative_error is not None
+            assert other.relative_error is not None
+            assert abs(row.relative_error - other.relative_error) < 1e-2, (machine, row.split)
+
+
+# How the error of a rule falls with the step size on a smooth network, over the same path time.
+#
+# A sum over steps of local errors of order η^{p+1} is of order η^p: 1 for left ends, 2n for n Gauss nodes; a secant
+# has
+# no error to fall.
+
+
+TIME = 3.0
+STEP_SIZES = (0.2, 0.1, 0.05, 0.025)  # the largest is a fifth to an eighth of the largest stable one
+NEAR = 0.2  # the next term of the error still shows at the largest step: a few per cent over a factor 8
+SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.probes=[probe]", "path.schedule=1000")
+
+
+@cache
+def errors(nodes: int, seed: int) -> dict[str, tuple[float, ...]]:
+    """The final error of each rule at each step size."""
+    shared = (*SMOOTH, f"path.nodes={nodes}", f"seed={seed}", "ladder.machine=[]")
+    runs = [ran(*shared, f"optimizer.step_size={size}", f"steps={round(TIME / size)}") for size in STEP_SIZES]
+    return {rule: tuple(run.error(rule) for run in runs) for rule in ("gauss", "left", "secant")}
+
+
+def slope(found: tuple[float, ...]) -> float:
+    """The fitted power of the step size."""
+    return float(np.polyfit(list(map(log, STEP_SIZES)), list(map(log, found)), 1)[0])
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
+)
+def test_the_order_of_a_rule(rule: str, nodes: int, order: int, seed: int) -> None:
+    assert abs(slope(errors(nodes, seed)[rule]) - order) < NEAR
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_secant_is_exact_at_every_step_size(seed: int) -> None:
+    assert max(errors(1, seed)["secant"]) < 1e-13  # √120 steps times a few eps, and some room
+
+
+# How runs end: after their steps, at a loss, or by diverging, which is a finished run with advice.
+
+
+LINEAR = ("model.depth=0", "steps=200", "ladder.machine=[secant,left,linearised]", "path.schedule=1000")
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_a_run_stops_at_a_loss(loss: str) -> None:
+    whole = ran(f"loss={loss}", "ladder.machine=[]")
+    losses = [row["loss"] for row in whole.memory.rows]
+    target = losses[10]
+    assert target is not None
+    stopped = ran(f"loss={loss}", "ladder.machine=[]", f"stop_at_loss={target!r}")
+    first = next(step for step, value in enumerate(losses) if value is not None and value <= target)
+    assert stopped.outcome.steps == first
+    assert [row["loss"] for row in stopped.memory.rows] == losses[: first + 1]
+    assert stopped.outcome.sentence == f"trained for {first} steps, to a loss of {losses[first]:.3g}"
+    assert not stopped.outcome.diverged
+
+
+def test_a_run_that_has_arrived_before_its_first_step_is_finished() -> None:
+    run = ran("stop_at_loss=1e6", "path.error_samples=4")
+    assert (run.outcome.steps, run.outcome.diverged) == (0, False)
+    assert {row.note for row in run.rows("secant")} == {"the network did not move here"}
+
+
+def test_just_below_the_largest_stable_step_a_quadratic_converges() -> None:
+    run = ran(*LINEAR, "optimizer.stable_fraction=0.99")
+    losses = [row["loss"] or 0.0 for row in run.memory.rows]
+    assert all(after <= before for before, after in pairwise(losses[20:]))
+    assert not run.outcome.diverged
+
+
+def test_just_above_it_diverges_and_says_so() -> None:
+    # the top mode grows by 1.1 a step, its loss by 1.21: a million times within some hundred steps
+    run = ran(*LINEAR, "optimizer.stable_fraction=1.05")
+    assert run.outcome.diverged
+    assert 0 < run.outcome.steps < 200
+    said = run.outcome.sentence
+    assert said.startswith(f"diverged at step {run.outcome.steps}: ")
+    assert (
+        f"is 1.05 times the largest stable one at the start, {run.setting.start.largest_stable_step:.3g}; try " in said
+    )
+
+
+STABLE = 2.0
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0, 1.05, 40.0])
+@pytest.mark.parametrize("kind", [GD, Momentum])
+def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[AbstractStable], share: float) -> None:
+    """In the key that was set: the default is no answer to a run that diverged at it."""
+    for key, value in {"stable_fraction": share, "step_size": share * STABLE}.items():
+        said = advice(kind.model_validate({key: value}), share * STABLE, STABLE)
+        found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
+        assert found is not None
+        assert float(found[1]) <= value / 1.01  # three digits are printed
+
+
+def test_a_run_that_diverged_has_its_table() -> None:
+    run = ran(*LINEAR, "optimizer.stable_fraction=1.05")
+    assert len(run.table) == 9
+    assert all(row.exact for row in run.rows("secant"))  # the sum is exact on the way to infinity too
+
+
+def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
+    run = ran("optimizer.step_size=1e300", "ladder.machine=[secant,left,kernel_regression]")
+    assert run.outcome.diverged
+    assert len(run.table) == 9
+
+
+# A run takes as many threads as it is told, else by what a step takes; its folder says how many it took.
+
+
+WORDS = ("steps=2", "path.rule=[left]", "ladder.machine=[]", "path.error_samples=0")
+CORES = 3
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of three cores, whatever the tests run on."""
+    monkeypatch.setattr(ntkexp.run.execute, "all_threads", lambda: CORES)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def threads(place: Path, given: int | None, most: int | None = None) -> int:
+    """How many a run took, by its folder."""
+    experiment = small(*WORDS).model_copy(update={"threads": given})
+    folder = execute(experiment, WORDS, place, False, Silent(), pictures=False, most_threads=most)
+    assert RunFolder(folder).whole
+    taken: int = RunFolder(folder).read_sealed(PROVENANCE)["threads"]
+    assert torch.get_num_threads() == taken
+    return taken
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_small_run_takes_one_thread_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    assert threads(tmp_path / "by size", None) == 1
+    assert threads(tmp_path / "told", 2) == 2
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ntkexp.kernel.read.plan, "FEW", 0.0)
+    assert threads(tmp_path / "by size", None) == CORES
+    assert threads(tmp_path / "of a worker", None, most=2) == 2
+    assert threads(tmp_path / "told", 1, most=2) == 1
+
+
+# A device is waited for as rarely as numbers are needed: each wait stops it between two steps.
+#
+# On the CPU as well a number that is read from a tensor is an operation of its own, and those can be counted; so are
+# comparisons of tensors, and lists of places, whose length only the device knows.
+
+
+WAITING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"}
+"""The first is of float(tensor) and of `if tensor`, not of numbers fetched together."""
+
+
+class Waits(DispatchMode):
+    """Counts operations whose results Python reads, one by one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masks = [each for each in args[1] if each is not None] if func._schema.name == "aten::index" else []
+        chosen_by_mask = any(mask.dtype == torch.bool for mask in masks)
+        self.count += func._schema.name.removeprefix("aten::") in WAITING or chosen_by_mask
+        return func(*args, **(kwargs or {}))
+
+
+def waits(steps: int, *overrides: str) -> int:
+    """How many waits there are in so many steps, of which the first keeps a kernel."""
+    setting = prepare(small(f"steps={steps}", "path.rule=[secant]", "path.schedule=[0]", *overrides))
+    listener = Memory()
+    with Waits() as seen:
+        train_steps(begin(setting, listener.trajectory), listener)
+    found: int = seen.count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "each"),
+    [
+        (("data.classes=[1,3,8]", "path.error_samples=0"), 0),
+        (("optimizer=sgd", "optimizer.clip_norm=0.1", "path.error_samples=0"), 1),  # how much a gradient is shortened
+        pytest.param(("model=cnn", "model.width=4", "model.pooling=max"), 2, marks=pytest.mark.slow),  # who is largest
+    ],
+    ids=["gd", "clipped", "pooled"],
+)
+def test_a_step_reads_no_number_by_itself_that_it_does_not_need(more: tuple[str, ...], each: int) -> None:
+    assert waits(9, *more) - waits(6, *more) == 3 * each  # programs are made in the first

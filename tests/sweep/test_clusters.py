@@ -1,0 +1,257 @@
+"""A real Dask cluster on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from unittest.mock import Mock
+
+import pytest
+from submitit import Job
+from submitit.core.job_environment import SignalHandler
+from submitit.helpers import DelayedSubmission
+from submitit.slurm.slurm import SlurmJobEnvironment
+
+from ntkexp.cli.main import run
+from ntkexp.engine.base import Task, ignore, work
+from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
+from ntkexp.sweep.jobs import RunJob
+from tests.docs.readme import ROOT
+from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A scheduler, by its file, and the process groups of two workers."""
+
+    file: Path
+    workers: tuple[subprocess.Popen[bytes], ...]
+
+    @property
+    def engine(self) -> str:
+        return f"--engine=dask:{self.file}"
+
+
+def started(place: Path, *words: str) -> subprocess.Popen[bytes]:
+    """`dask …` in a folder of its own."""
+    place.mkdir()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with (place / "log.txt").open("wb") as log:
+        command = [sys.executable, "-m", "dask", *words]
+        environment = os.environ | {"PYTHONPATH": path}
+        return subprocess.Popen(command, cwd=place, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+@contextmanager
+def dask_cluster(place: Path) -> Iterator[Cluster]:
+    """A scheduler and two workers with a thread each, while they are needed."""
+    file = place / "scheduler.json"
+    scheduler = started(
+        place / "scheduler", "scheduler", "--port=0", "--dashboard-address=:0", f"--scheduler-file={file}"
+    )
+    worker = ("worker", f"--scheduler-file={file}", "--nthreads=1", "--no-dashboard")
+    workers = tuple(started(place / name, *worker) for name in ("one", "two"))
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(
+        b"Registered" in (place / name / "log.txt").read_bytes() for name in ("one", "two")
+    ):
+        time.sleep(0.1)
+    try:
+        yield Cluster(file, workers)
+    finally:
+        for process in (*workers, scheduler):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+# A real Dask cluster, with workers in another folder than the client's.
+
+
+FOUR = ("model.width=8,9", "seed=0..1", *TINY)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with dask_cluster(tmp_path) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, cluster: Cluster) -> None:
+    process = begun(tmp_path / "out", *FOUR, "steps=500", cluster.engine)
+    while process.poll() is None and not list(tmp_path.glob("out/runs/*/progress.json")):
+        time.sleep(0.01)
+    os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+    found = ended(process)
+    assert found.status == 0, found
+    assert states(tmp_path / "out") == ["done"] * 4
+    assert sorted(journal(tmp_path / "out", "done")) == sorted(
+        run["folder"] for run in record(tmp_path / "out")["runs"]
+    )
+
+
+@pytest.mark.slow
+def test_an_interrupt_reaches_the_workers(tmp_path: Path, cluster: Cluster) -> None:
+    process = begun(tmp_path / "out", *FOUR, "steps=100000", "checkpoint_seconds=1000", cluster.engine)
+    while process.poll() is None and len(list(tmp_path.glob("out/runs/*/progress.json"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    found = ended(process)
+    assert found.status == 130, found
+    assert len(list(tmp_path.glob("out/runs/*/checkpoint.pt"))) == 2
+
+
+def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens
+        engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
+        assert run(["sweep", *FOUR, engine, f"--out={tmp_path}"]) == 2
+    said = capfd.readouterr().err
+    assert "does not answer within 0.5 s" in said
+    assert said.count("\n") == 1
+
+
+async def swept_in_a_notebook(*arguments: str) -> int:
+    return run(["sweep", *arguments])
+
+
+def test_a_loop_that_runs_already_is_not_in_the_way(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
+        assert asyncio.run(swept_in_a_notebook(*FOUR, engine, f"--out={tmp_path}")) == 2
+    assert "does not answer within 0.5 s" in capfd.readouterr().err
+
+
+def test_a_server_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        Thread(target=speak_otherwise, args=(server,), daemon=True).start()
+        found = swept(tmp_path, *FOUR, f"--engine=dask:tcp://127.0.0.1:{server.getsockname()[1]},timeout=3")
+    assert (found.status, found.err.count("\n")) == (2, 1), found.err
+    assert "does not answer within 3 s" in found.err
+
+
+def speak_otherwise(server: socket.socket) -> None:
+    """As a web server does."""
+    line, _ = server.accept()
+    with line:
+        line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        while line.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        ("dask", "names no cluster"),
+        ("dask:nowhere.json", "there is no such file"),
+        ("dask:tcp://127.0.0.1:1,timout=3", "cannot be read"),
+        ("dask:tcp://127.0.0.1:1,timeout=soon", "cannot be read"),
+        ("slurm:partitoin=x", "did you mean 'partition'"),
+        ("slurm:cluster=local,cpus=two", "cpus=two is no number"),
+        ("slurm:cluster=lokal", "did you mean 'local'"),
+        ("dusk:x", "did you mean 'dask'"),
+        ("local:3", "write --engine=local"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(engine: str, advice: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", *FOUR, f"--engine={engine}"]) == 2
+    said = capfd.readouterr().err
+    assert advice in said
+    assert said.count("\n") == 1
+
+
+# Jobs by submitit: on this machine in place of Slurm, and what a Slurm that runs nothing is asked for.
+
+
+TWO = ("model.width=8,9", *TINY)
+
+
+@pytest.mark.slow
+def test_jobs_carry_runs_out(tmp_path: Path) -> None:
+    found = swept(tmp_path, *TWO, "--engine=slurm:cluster=local,cpus=1")
+    assert found.status == 0, found
+    assert states(tmp_path) == ["done", "done"]
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose Slurm writes down what it is asked for, and runs nothing."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for program, answer in {"srun": "", "scontrol": "", "sbatch": "Submitted batch job 7"}.items():
+        (folder / program).write_text(f"#!/bin/sh\necho {program} $* >> {folder}/asked\necho {answer}\n")
+        (folder / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def submitted(out: Path) -> Job:
+    """A job of an engine that asks for a little of everything."""
+    engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
+    task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
+    return engine.executor(ignore).submitted(task)
+
+
+def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> None:
+    submitted(tmp_path)
+    (line,) = (queue / "asked").read_text().splitlines()
+    script = Path(line.removeprefix("sbatch ")).read_text()
+    for option in (
+        *("job-name=mlp-w8-s0-0", "partition=short", "account=us", "time=90", "cpus-per-task=4", "mem=6GB"),
+        *("gpus-per-node=1", "signal=USR2@120", "open-mode=append"),
+    ):
+        assert f"#SBATCH --{option}\n" in script
+    threads = script.index("export OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 OMP_WAIT_POLICY=PASSIVE\n")
+    assert threads < script.index("\nsrun ")  # else they come too late
+    assert f"{tmp_path}/slurm" in script
+
+
+def test_a_job_out_of_time_is_queued_again_with_the_same_task(
+    queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", job.job_id)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    waiting = DelayedSubmission.load(job.paths.submitted_pickle)
+    assert waiting._timeout_countdown == REQUEUES
+    handler = SignalHandler(SlurmJobEnvironment(), job.paths, waiting)
+    handler._start_time -= 90 * 60
+    with pytest.raises(SystemExit):
+        handler.checkpoint_and_try_requeue(signal.SIGUSR2)
+    assert (queue / "asked").read_text().splitlines()[-1] == f"scontrol requeue {job.job_id}"
+    again = DelayedSubmission.load(job.paths.submitted_pickle)
+    assert (type(again.function), again.args) == (type(waiting.function), waiting.args)
+
+
+def test_a_queue_that_cannot_be_asked_loses_the_job_and_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = open_engine("cluster=local", 1).executor(ignore)
+    monkeypatch.setattr(executor, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
+    future = executor.submit(work, Task("a", RunJob({}, (), "", ()), "", ""))
+    assert str(future.exception(timeout=60)) == "sacct is gone"
+    executor.shutdown()
+    assert not executor.watcher.is_alive()
+
+
+def test_many_jobs_wait_at_once(queue: Path) -> None:
+    assert open_engine("", None).workers == 100
+    assert open_engine("", 7).workers == 7
+
+
+def test_what_is_not_asked_for_is_as_usual() -> None:
+    assert open_engine("cluster=local", 3).parameters == USUAL

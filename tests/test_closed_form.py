@@ -1,0 +1,361 @@
+"""Closed forms against time stepping, sampling and each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.closed_form import (
+    FOREVER,
+    AbstractGain,
+    DescentGain,
+    Ensemble,
+    FlowGain,
+    Kernels,
+    calibration_error,
+    condition,
+    conjugate_gradients,
+    factorise,
+    folds,
+    held_out,
+    log_loss,
+    modes_of,
+    probabilities,
+)
+from ntkexp.mistake import Mistake
+
+EPS = torch.finfo(torch.float64).eps
+TRAIN, POINTS, FEATURES = 6, 4, 9
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def linear(features: Tensor) -> Kernels:
+    """⟨φ(x), φ(x′)⟩, the training examples first."""
+    return Kernels(features[:TRAIN] @ features[:TRAIN].mH, features[TRAIN:] @ features[:TRAIN].mH)
+
+
+def trained(tangent: Kernels, start: Kernels, gain: AbstractGain, ridge: float = 0.0) -> Ensemble:
+    return Ensemble(tangent.cross, start, modes_of(tangent.train).at(gain, ridge))
+
+
+PHI = random(TRAIN + POINTS, FEATURES, seed=1) / 3
+TARGETS = random(TRAIN, 2, seed=2)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.3, 1.7], ids=["small", "usual", "beyond the stable"])
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_descent_is_descent(size: float, ridge: float) -> None:
+    kernels = linear(PHI)
+    coefficients = torch.zeros_like(TARGETS)
+    R = kernels.train + ridge * torch.eye(TRAIN, dtype=torch.float64)
+    for _ in range(25):
+        coefficients = coefficients + size * (TARGETS - R @ coefficients)
+    found = trained(kernels, kernels, DescentGain(size, 25), ridge).mean(TARGETS)
+    growth = max(1.0, float(coefficients.abs().max()))
+    torch.testing.assert_close(found, kernels.cross @ coefficients, rtol=1e-12, atol=1e3 * EPS * growth)
+
+
+def test_descent_with_tiny_steps_is_flow() -> None:
+    spectrum = torch.tensor([0.0, 1e-9, 0.3, 5.0], dtype=torch.float64)
+    gaps = [
+        float((DescentGain(2.0 / steps, steps)(spectrum) - FlowGain(2.0)(spectrum)).norm()) for steps in (4000, 8000)
+    ]
+    assert gaps[0] / gaps[1] == pytest.approx(2, rel=0.01)  # Euler's method is of order one
+
+
+def test_flow_is_the_matrix_exponential() -> None:
+    kernels = linear(PHI)
+    decay = torch.linalg.matrix_exp(-1.3 * kernels.train)
+    learned = kernels.train @ modes_of(kernels.train).at(FlowGain(1.3))(TARGETS)
+    torch.testing.assert_close(learned, TARGETS - decay @ TARGETS, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("gain", [FlowGain(0.7), DescentGain(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
+def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
+    """f_t is affine in f_0, so that its covariance is that of the start, mapped: for any root of the start's."""
+    tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
+    found = trained(tangent, start, gain)
+    mapped = root[TRAIN:] - found.weights @ root[:TRAIN]
+    between = root[TRAIN:] @ root[TRAIN:].mH
+    torch.testing.assert_close(found.covariance(between), mapped @ mapped.mH, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.variance(between.diagonal()), mapped.square().sum(1), rtol=1e-10, atol=1e-10)
+
+
+def test_trained_linear_models_have_the_mean_and_covariance() -> None:
+    """Draw θ ~ N(0, 1), follow gradient flow of ½‖Φθ − y‖² for the time 0.7 and look at the outputs."""
+    models, time, targets = 20_000, 0.7, TARGETS[:, :1]
+    theta = random(FEATURES, models, seed=4)
+    X, x = PHI[:TRAIN], PHI[TRAIN:]
+    decay = torch.linalg.matrix_exp(-time * X.mH @ X)
+    pull = torch.linalg.solve(X.mH @ X + 1e-12 * torch.eye(FEATURES), (torch.eye(FEATURES) - decay) @ X.mH @ targets)
+    outputs = x @ (decay @ theta + pull)
+    found = trained(linear(PHI), linear(PHI), FlowGain(time))
+    covariance = found.covariance(x @ x.mH)
+    spread = covariance.diagonal().sqrt()
+    error = 5 / models**0.5  # five standard errors
+    assert ((outputs.mean(1) - found.mean(targets)[:, 0]).abs() <= error * spread).all()
+    assert (torch.cov(outputs) - covariance).abs().max() <= error * 2 * spread.max() ** 2
+
+
+@pytest.mark.parametrize("gain", [FOREVER, FlowGain(0.9), DescentGain(0.2, 11)], ids=["for ever", "flow", "descent"])
+def test_readouts_that_learn_alone_are_a_process_that_is_conditioned(gain: AbstractGain) -> None:
+    kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
+    alone, posterior = trained(kernels, kernels, gain), condition(kernels, gain=gain)
+    torch.testing.assert_close(alone.mean(TARGETS), posterior.mean(TARGETS), rtol=1e-12, atol=1e-12)
+    expected = posterior.covariance(between)
+    torch.testing.assert_close(alone.covariance(between), expected, rtol=1e-11, atol=1e-11)
+    variance = posterior.variance(between.diagonal())
+    torch.testing.assert_close(variance, expected.diagonal(), rtol=1e-11, atol=1e-12)
+
+
+def test_nothing_is_learned_at_time_zero() -> None:
+    kernels, between = linear(PHI), PHI[TRAIN:] @ PHI[TRAIN:].mH
+    found = trained(kernels, kernels, FlowGain(0.0))
+    assert not found.mean(TARGETS).any()
+    torch.testing.assert_close(found.covariance(between), between, rtol=0, atol=0)
+
+
+def test_a_ridge_is_added_to_the_kernel() -> None:
+    kernels = linear(PHI)
+    R = kernels.train + 0.3 * torch.eye(TRAIN, dtype=torch.float64)
+    expected = kernels.cross @ torch.linalg.solve(R, TARGETS)
+    torch.testing.assert_close(condition(kernels, 0.3).mean(TARGETS), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_rounding_below_zero_counts_as_zero() -> None:
+    modes = modes_of(torch.diag(torch.tensor([1.0, -1e-17, 3 * EPS / 2], dtype=torch.float64)))
+    assert modes.values.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_singular_kernel_is_learned_for_a_finite_time_or_with_a_ridge() -> None:
+    kernels = linear(PHI[:, :2])  # of rank two
+    with pytest.raises(Mistake, match=r"4 of 6 eigenvalues are zero.*finite time, or a ridge > 0"):
+        trained(kernels, kernels, FOREVER)
+    for gain, ridge in ((FlowGain(1e6), 0.0), (FOREVER, 0.1)):
+        assert trained(kernels, kernels, gain, ridge).mean(TARGETS).isfinite().all()
+
+
+@pytest.mark.parametrize("ridge", [-0.1, float("nan"), inf])
+def test_what_is_no_ridge_is_refused(ridge: float) -> None:
+    with pytest.raises(Mistake, match="it takes a number ≥ 0"):
+        condition(linear(PHI), ridge)
+
+
+def test_time_does_not_run_backwards() -> None:
+    with pytest.raises(Mistake, match="time=-1: it takes a number ≥ 0, or inf"):
+        FlowGain(-1.0)
+
+
+# Ways to solve, against a plain solve; what was left out, against leaving it out; probabilities, against sampling.
+
+
+EXAMPLES = 12
+
+
+def kernel(rank: int = 20) -> Tensor:
+    features = random(EXAMPLES, rank, seed=1)
+    return features @ features.mH / rank
+
+
+def plain(ridge: float, right: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.solve(kernel() + ridge * torch.eye(EXAMPLES, dtype=torch.float64), right)
+    return found
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_cholesky_solves(ridge: float) -> None:
+    targets, found = random(EXAMPLES, 3, seed=2), factorise(kernel(), ridge)
+    assert found.jitter == 0
+    torch.testing.assert_close(found.solve(targets), plain(ridge, targets), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_conjugate_gradients_end_after_as_many_products_as_there_are_examples(ridge: float) -> None:
+    matrix, targets = kernel(), random(EXAMPLES, 3, seed=2)
+    targets[:, 1] = 0.0  # has arrived before it starts
+    found = conjugate_gradients(lambda a: matrix @ a + ridge * a, matrix.diagonal() + ridge, targets)
+    assert found.products <= EXAMPLES + 2  # two for rounding
+    assert found.residual <= 1e-10
+    # an error is at most the residual times the condition number, below a thousand
+    torch.testing.assert_close(found.solution, plain(ridge, targets), rtol=1e-7, atol=1e-7)
+
+
+def test_conjugate_gradients_say_how_far_they_came() -> None:
+    matrix, heard = kernel(), []
+    targets = random(EXAMPLES, 1, seed=2)
+    found = conjugate_gradients(
+        lambda a: matrix @ a, matrix.diagonal(), targets, most=3, tell=lambda *told: heard.append(told)
+    )
+    assert [count for count, _ in heard] == [1, 2, 3]
+    true = float((targets - matrix @ found.solution).norm() / targets.norm())
+    assert found.residual == pytest.approx(true, rel=1e-6)
+    assert found.residual > 1e-10
+
+
+def test_a_ridge_that_rounding_eats_is_helped_by_a_jitter() -> None:
+    singular = kernel(rank=3)
+    singular[0] *= 1 + 1e-15  # indefinite by rounding
+    found = factorise((singular + singular.mH) / 2 - 1e-15 * torch.eye(EXAMPLES), 1e-16)
+    assert 0 < found.jitter < 1e-8
+    assert found.solve(random(EXAMPLES, 1, seed=2)).isfinite().all()
+
+
+def test_cholesky_refuses_what_is_singular() -> None:
+    with pytest.raises(Mistake, match=r"the kernel is singular.*a ridge > 0"):
+        factorise(kernel(rank=3), 0.0)
+
+
+@pytest.mark.parametrize("count", [EXAMPLES, 5], ids=["one by one", "five folds"])
+@pytest.mark.parametrize("entries", [1, 2])
+def test_what_is_left_out_is_as_if_it_had_not_been_there(count: int, entries: int) -> None:
+    ridge, targets = 0.2, random(EXAMPLES, 2, seed=3)
+    parts = folds(EXAMPLES // entries, count, entries)
+    found = held_out(modes_of(kernel()), ridge, targets, parts)
+    assert sorted(torch.cat(parts).tolist()) == list(range(EXAMPLES))
+    for part in parts:
+        kept = torch.ones(EXAMPLES, dtype=torch.bool)
+        kept[part] = False
+        R = kernel()[kept][:, kept] + ridge * torch.eye(int(kept.sum()), dtype=torch.float64)
+        expected = kernel()[part][:, kept] @ torch.linalg.solve(R, targets[kept])
+        torch.testing.assert_close(found[part], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_probabilities_are_frequencies() -> None:
+    mean, deviation, draws = random(4, 3, seed=4), random(4, seed=5).abs() + 0.1, 100_000
+    drawn = mean + deviation[:, None] * random(draws, 4, 3, seed=6)
+    frequencies = torch.nn.functional.one_hot(drawn.argmax(2), 3).double().mean(0)
+    error = 5 * 0.5 / draws**0.5  # five standard errors
+    torch.testing.assert_close(probabilities(mean, deviation), frequencies, rtol=0, atol=error)
+
+
+def test_two_classes_at_one_output() -> None:
+    found = probabilities(torch.tensor([[0.0], [1.0]]).double(), torch.tensor([1.0, 0.0]).double())
+    assert found.tolist() == [[0.5, 0.5], [0.0, 1.0]]
+
+
+def test_the_log_of_probabilities_is_a_loss() -> None:
+    found = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
+    expected = -(torch.tensor([0.75, 0.5]).double().log().mean())
+    assert log_loss(found, torch.tensor([1, 0])) == pytest.approx(float(expected), rel=1e-15)
+
+
+def test_honest_confidence_is_calibrated() -> None:
+    found = torch.tensor([[0.25, 0.75]] * 4, dtype=torch.float64)
+    assert calibration_error(found, torch.tensor([1, 1, 1, 0])) == pytest.approx(0, abs=1e-15)
+    assert calibration_error(found, torch.tensor([1, 1, 0, 0])) == pytest.approx(0.25, abs=1e-15)
+
+
+# Kernels and predictions made with an independent library (neural-tangents 0.6.5, float64); see `spec` and `stax`.
+
+
+FOLDER = Path(__file__).parent / "limit" / "golden"
+CASES = ("predict_fc_relu", "predict_cnn_gap")
+RIDGES = ("ridge0", "ridge1")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One problem with its answers."""
+
+    arrays: dict[str, Tensor]
+
+    def kernels(self, kind: str) -> Kernels:
+        """`ntk` or `nngp`, at the test inputs."""
+        return Kernels(self.arrays[f"{kind}_11"], self.arrays[f"{kind}_12"].mH)
+
+    def ridge(self, name: str) -> float:
+        """`ridge0` or `ridge1`."""
+        return float(self.arrays["ridge"][int(name[-1])])
+
+    @property
+    def times(self) -> list[float]:
+        """s = ηt/N of each t, N the number of targets."""
+        scale = float(self.arrays["learning_rate"]) / self.arrays["y"].numel()
+        return [scale * float(t) for t in self.arrays["t"]]
+
+
+def golden(case: str) -> Golden:
+    with np.load(FOLDER / f"{case}.npz", allow_pickle=False) as file:
+        return Golden({name: torch.as_tensor(file[name]) for name in file.files if file[name].dtype.kind == "f"})
+
+
+# Predictions against those of an independent library.
+
+
+RTOL, ATOL = 1e-11, 1e-11  # kernels have condition numbers up to 1e4, and both libraries lose that many eps
+
+
+def agree(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
+
+
+@pytest.fixture(params=CASES)
+def given(request: pytest.FixtureRequest) -> Golden:
+    return golden(request.param)
+
+
+def ensemble(given: Golden, kind: str, gain: AbstractGain, ridge: str) -> Ensemble:
+    """All layers learn, or (`nngp`) the readout alone."""
+    tangent = given.kernels(kind)
+    return Ensemble(tangent.cross, given.kernels("nngp"), modes_of(tangent.train).at(gain, given.ridge(ridge)))
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_one_network_at_every_time(given: Golden, ridge: str) -> None:
+    arrays, ntk = given.arrays, given.kernels("ntk")
+    missing, modes = arrays["y"] - arrays["f0_train"], modes_of(ntk.train)
+    for k, time in enumerate(given.times):
+        learned = modes.at(FlowGain(time), given.ridge(ridge))(missing)
+        agree(arrays["f0_train"] + ntk.train @ learned, arrays[f"mse_train_t_{ridge}"][k])
+        agree(arrays["f0_test"] + ntk.cross @ learned, arrays[f"mse_test_t_{ridge}"][k])
+    learned = modes.at(FOREVER, given.ridge(ridge))(missing)
+    agree(arrays["f0_test"] + ntk.cross @ learned, arrays[f"mse_test_inf_{ridge}"])
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+@pytest.mark.parametrize("kind", ["ntk", "nngp"])
+def test_means_of_ensembles(given: Golden, kind: str, ridge: str) -> None:
+    targets = given.arrays["y"]
+    for k, time in enumerate(given.times):
+        found = ensemble(given, kind, FlowGain(time), ridge)
+        agree(found.mean(targets), given.arrays[f"ens_{kind}_mean_t_{ridge}"][k])
+    agree(ensemble(given, kind, FOREVER, ridge).mean(targets), given.arrays[f"ens_{kind}_mean_inf_{ridge}"])
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_covariance_where_all_layers_learn(given: Golden, ridge: str) -> None:
+    start = given.arrays["nngp_22"]
+    for k, time in enumerate(given.times):
+        found = ensemble(given, "ntk", FlowGain(time), ridge)
+        agree(found.covariance(start), given.arrays[f"ens_ntk_cov_t_{ridge}"][k])
+    agree(ensemble(given, "ntk", FOREVER, ridge).covariance(start), given.arrays[f"ens_ntk_cov_inf_{ridge}"])
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_covariance_where_the_readout_learns(given: Golden, ridge: str) -> None:
+    start, prior, noise = given.arrays["nngp_22"], given.kernels("nngp"), given.ridge(ridge)
+    for k, time in enumerate(given.times):
+        found = condition(prior, noise, FlowGain(time))
+        agree(found.covariance(start), given.arrays[f"ens_nngp_cov_t_{ridge}"][k])
+    agree(condition(prior, noise).covariance(start), given.arrays[f"ens_nngp_cov_inf_{ridge}"])
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_gaussian_processes(given: Golden, ridge: str) -> None:
+    arrays, noise = given.arrays, given.ridge(ridge)
+    for kind, name in (("nngp", "gp_nngp"), ("ntk", "gp_ntkgp")):
+        process = condition(given.kernels(kind), noise)
+        agree(process.mean(arrays["y"]), arrays[f"{name}_mean_{ridge}"])
+        agree(process.covariance(arrays[f"{kind}_22"]), arrays[f"{name}_cov_{ridge}"])
+    found = ensemble(given, "ntk", FOREVER, ridge)
+    agree(found.mean(arrays["y"]), arrays[f"gp_ntk_mean_{ridge}"])
+    agree(found.covariance(arrays["nngp_22"]), arrays[f"gp_ntk_cov_{ridge}"])
