@@ -41,7 +41,10 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         diagonal.append(inner(image, basis[-1]))
         if not isfinite(diagonal[-1]):
             return diagonal[-1]
-        before, found = found, top_of(diagonal, beside)
+        # λ_max of the tridiagonal matrix
+        upper = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
+        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
+        before, found = found, float(torch.linalg.eigvalsh(tridiagonal)[-1])
         for vector in 2 * basis:  # once would leave what rounding had left of a vector
             image = image - inner(image, vector) * vector
         if abs(found - before) <= SETTLED * found or norm(image) <= torch.finfo(image.dtype).eps * abs(found):
@@ -49,13 +52,6 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         beside.append(norm(image))
         basis.append(image / beside[-1])
     return found
-
-
-def top_of(diagonal: list[float], beside: list[float]) -> float:
-    """Find λ_max of a tridiagonal matrix."""
-    upper = torch.tensor(beside, dtype=torch.float64)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(upper, 1) + torch.diag(upper, -1)
-    return float(torch.linalg.eigvalsh(matrix)[-1])
 
 
 def inner(one: Tensor, other: Tensor) -> float:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
 from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
-from ntkexp.optimizer.base import GUARD, Coefficient
+from ntkexp.optimizer.base import GUARD
 
 # --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
 # remembers.
@@ -76,7 +76,8 @@ class StateAdjoint:
         """Take an update back: what is pulled on p."""
         felt, linear = self.weights[:, update.place], update.linear
         moved = linear.scale * felt
-        pulled = -linear.ahead * felt if nonzero(linear.ahead) else torch.zeros_like(felt)
+        straight = isinstance(linear.ahead, Tensor) or linear.ahead != 0.0
+        pulled = -linear.ahead * felt if straight else torch.zeros_like(felt)
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
         if not linear.carry and self.memory is None:
@@ -99,36 +100,25 @@ class StateAdjoint:
         t = u if by.largest is None else by.largest.sqrt()
         felt = moved * (by.mean / (t / by.root + by.eps) / by.root)
         if by.largest_before is not None:
+            # to u goes on what has passed the largest so far, the rest stays with that
+            if self.largest is None:
+                self.largest = torch.zeros_like(self.weights)
             passed = (u > by.largest_before.sqrt()).to(u) if by.passed is None else by.passed
-            felt = self.below_largest(place, felt, passed)
+            largest = self.largest[:, place]
+            largest += felt
+            felt = largest * passed
+            largest *= 1 - passed
         latest += felt
         shares = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
         pulled = latest * ((1 - by.second) * p * shares)
         latest *= by.second * before * shares
         return pulled
 
-    def below_largest(
-        self, place: slice, felt: Float[Tensor, "vector part"], passed: Tensor
-    ) -> Float[Tensor, "vector part"]:
-        """What goes on to u, where it has passed the largest so far; the rest stays with that."""
-        if self.largest is None:
-            self.largest = torch.zeros_like(self.weights)
-        largest = self.largest[:, place]
-        largest += felt
-        found = largest * passed
-        largest *= 1 - passed
-        return found
-
     @property
     def state(self) -> dict[str, Tensor]:
         """The rows, for a checkpoint."""
         rows = {"weights": self.weights, "memory": self.memory, "latest": self.latest, "largest": self.largest}
         return {name: row for name, row in rows.items() if row is not None}
-
-
-def nonzero(coefficient: Coefficient) -> bool:
-    """Whether there is anything to multiply with."""
-    return isinstance(coefficient, Tensor) or coefficient != 0.0
 
 
 Effects: TypeAlias = Literal["one_step", "derivative"] | bool
@@ -353,27 +343,21 @@ class AdjointSweep:
         clipping = Clipping(recorded.gradient if step.heard is None else recorded.gradient * step.heard, step.clip_norm)
         taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)
         without = changes_without(step, clipping.gradient, self.mean) if exact else []
-        for adjoint, effects in zip(self.adjoints, self.parts(self.effects), strict=True):
+        lengths = [len(batch.examples) for batch in step.batches]
+        parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
+        for adjoint, effects in zip(self.adjoints, parts, strict=True):
+            # exactly: a·(θ⁻ⁱ − θ) and the like, of the adjoint after the step
             for change in without:
                 effects.index_add_(1, change.examples, change.felt(adjoint))
+            # γ, and a ← a + H γ
             pulled = clipping.back(adjoint.back(step, taken))
             curved, along = recorded.curvature(pulled)
             adjoint.weights += curved
+            # to the first order: γ·(g⁻ⁱ − g)
             if not self.one_step:
-                self.leave(step, along, effects)
+                for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
+                    effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
         self.sizes.append(sum(map(size, self.adjoints)))
-
-    def parts(self, rows: Float[Tensor, "vector ..."]) -> tuple[Tensor, ...]:
-        """The rows of every part, of something that has one for each output."""
-        return torch.split(rows, [len(adjoint.weights) for adjoint in self.adjoints])
-
-    def leave(
-        self, step: TrainedStep, along: Float[Tensor, "vector row"], effects: Float[Tensor, "vector example"]
-    ) -> None:
-        """Add what comes of a step that examples leave, to the first order."""
-        rows = torch.split(along, [len(batch.examples) for batch in step.batches], dim=1)
-        for part, batch in zip(rows, step.batches, strict=True):
-            effects.index_add_(1, batch.examples, self.mean.removals(part, batch))
 
     @property
     def state(self) -> dict[str, Any]:

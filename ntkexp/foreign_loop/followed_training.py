@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import isclose, isnan, log2, sqrt
 from pathlib import Path
 from shutil import disk_usage
@@ -325,15 +325,11 @@ class FollowedTraining(AbstractTrajectory):
         batch = TakenBatch(
             examples=places,
             shares=each * factors,
-            losses=partial(self.losses, losses),
+            losses=lambda weights: losses.at(self.flat.weights(weights)),
             per_weight=torch.full_like(factors, each * self.weighing.shared(call.names, counts)),
             counts=1.0 if counts is None else counts.to(self.end),
         )
         return batch, share
-
-    def losses(self, of: CallLoss, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
-        """The losses of a call at a vector of weights."""
-        return of.at(self.flat.weights(weights))
 
     def update(self, step: FollowedStep, name: str) -> Update:
         """How a parameter took the gradient in."""

@@ -172,13 +172,6 @@ def gradient(
     return found
 
 
-def gradients(
-    rerun: Rerun, weights: Float[Tensor, "run weight"], share: Float[Tensor, "run row"], rows: Int[Tensor, " row"]
-) -> Float[Tensor, "run weight"]:
-    """Find g(θ) of several runs."""
-    return at_once(lambda one, of: gradient(rerun, one, of, rows), weights, share, together=AT_ONCE)
-
-
 # --- Two trainings on film, step by step: weights, and what the optimizer remembers.
 #
 # Frame s of each run is [θ_s, memory after step s]. The film lies in a file that has no name: it takes room on
@@ -249,9 +242,9 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         left = drawn.left(weight)
         share = left * rerun.divided(drawn, left)[:, None]
         with torch.no_grad(), plain_kernels():
-            gradient = gradients(rerun, weights, share, drawn.rows)
+            pulled = at_once(partial(gradient, rerun, rows=drawn.rows), weights, share, together=AT_ONCE)
         before = weights
-        weights, memory = moved(rerun, step, weights, gradient, memory)
+        weights, memory = moved(rerun, step, weights, pulled, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
         yield Taken(step, {WEIGHTS: before, **parts}, weights)
 
@@ -261,14 +254,10 @@ def moved(
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
     """Where the optimizer takes all runs, and what it remembers."""
     flat = rerun.flat
-    taken = gradient * clippings(rerun, gradient)[:, None]
+    clippings = gradient.new_tensor([rerun.optimizer.clipping(flat.weights(row)) for row in gradient])
+    taken = gradient * clippings[:, None]
     after, kept = rerun.optimizer.update(step, flat.weights(weights), flat.weights(taken), rerun.sizes(step), memory)
     return flat.vector(after), kept
-
-
-def clippings(rerun: Rerun, gradient: Float[Tensor, "run weight"]) -> Float[Tensor, " run"]:
-    """What the gradient of each run is shortened by."""
-    return gradient.new_tensor([rerun.optimizer.clipping(rerun.flat.weights(row)) for row in gradient])
 
 
 def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
@@ -431,23 +420,18 @@ def losses(rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor,
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
 
-def film_parts(rerun: Rerun) -> tuple[str, ...]:
-    """What a film of the training has to hold, or why none would do."""
+# --- A group of examples is left out: both trainings are filmed, and the difference is split over the group.
+
+
+def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
+    """Train with both weights of the examples, and keep every step in a file of this folder."""
     optimizer = rerun.optimizer
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
             f"optimizer={optimizer.option} scales gradients by what it remembers of them, and differences of its steps "
             "are known for no optimizer of that kind but Adam and AdamW"
         )
-    return (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
-
-
-# --- A group of examples is left out: both trainings are filmed, and the difference is split over the group.
-
-
-def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both weights of the examples, and keep every step in a file of this folder."""
-    parts = film_parts(rerun)
+    parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
     room = bytes_of(parts, rerun.length + 1, start)
     progress.say(f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split")

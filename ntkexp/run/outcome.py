@@ -106,34 +106,27 @@ class SameSteps:
     ) -> Repeated:
         """Where they lead with this kernel."""
         optimizer = self.descent.optimizer
-        refuse_unlike_steps(optimizer)
+        # a kernel knows of steps that scale all weights alike
+        if optimizer.elementwise:
+            raise DoesNotApply(
+                f"optimizer={optimizer.option} scales every weight by itself, which no frozen kernel knows of"
+            )
+        if optimizer.layers:
+            raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")
         coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
         memory: Memory = {}
 
         def gradient(step: int, here: Weights) -> Weights:
             learned = (kernel @ here["examples"].flatten()).view_as(start)
             outputs = start + learned + (here["start"] - 1) * pull
-            return {"examples": self.output_gradient(step, outputs), "start": start.new_zeros(())}
+            shortened = self.descent.output_gradient(step, outputs) * self.clippings[step]  # as its gradient was
+            return {"examples": shortened, "start": start.new_zeros(())}
 
         for step, step_size in enumerate(self.step_sizes):
             sizes, field = dict.fromkeys(coordinates, step_size), partial(gradient, step)
             move = optimizer.move(step, coordinates, field(coordinates), field, sizes, memory)
             coordinates, memory = move.weights, move.memory
         return Repeated(coordinates["examples"], coordinates["start"])
-
-    def output_gradient(self, step: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-        """ℓ′ at other outputs than those of the network, shortened as its gradient was."""
-        return self.descent.output_gradient(step, outputs) * self.clippings[step]
-
-
-def refuse_unlike_steps(optimizer: AbstractOptimizer) -> None:
-    """A kernel knows of steps that scale all weights alike."""
-    if optimizer.elementwise:
-        raise DoesNotApply(
-            f"optimizer={optimizer.option} scales every weight by itself, which no frozen kernel knows of"
-        )
-    if optimizer.layers:
-        raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")
 
 
 # --- What happened in each phase of a run: how the outputs changed, and what each training example added to that.
@@ -357,7 +350,8 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
     kernel, contributions, decay = (at(setting.domain.rows, part) for part in integrals.parts)
     if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
         return {}
-    found = {} if setting.points.sketch else summary(kernel, contributions, train if every_train(read, train) else 0)
+    every_train = int((read < train).sum()) == train  # whether all training examples were read
+    found = {} if setting.points.sketch else summary(kernel, contributions, train if every_train else 0)
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
@@ -366,11 +360,6 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
         if error.sums is not None:
             found["sum_error_bar"] = relative(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
-
-
-def every_train(read: Int[Tensor, " read"], train: int) -> bool:
-    """Whether all training examples are among the points that were read."""
-    return int((read < train).sum()) == train
 
 
 def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:
