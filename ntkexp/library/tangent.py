@@ -58,7 +58,7 @@ MANY = 10**8  # numbers, of which it is asked how long they are
 
 
 @runtime_checkable
-class Side(Protocol):
+class JacobianSide(Protocol):
     """One side of a kernel: its examples, and the Jacobian of all of them at some outputs."""
 
     @property
@@ -72,7 +72,7 @@ class Side(Protocol):
     def read(self, chosen: Sequence[int]) -> Jacobian: ...
 
 
-def kernel(left: Side, right: Side, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+def kernel(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
     """The kernel of all pairs of the outputs that are wanted, or its trace, a few outputs at a time."""
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
@@ -92,7 +92,7 @@ def kernel(left: Side, right: Side, outputs: Outputs) -> Float[Tensor, "probe ou
         return total
 
 
-def refuse_sides(left: Side, right: Side, outputs: Outputs) -> None:
+def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> None:
     """Refuse sides of different outputs, and blocks of so many that the machine has no memory for them."""
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":

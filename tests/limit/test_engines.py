@@ -188,7 +188,7 @@ def test_pooling_leaves_out_what_fills_no_window() -> None:
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to.md"
 TITLE, HEADER = (
-    "## Know which engine computes a kernel at infinite width\n",
+    "## Choose the engine for kernels of infinite width\n",
     "| engine=fused says | because |\n|---|---|\n",
 )
 GIVEN: dict[str, AbstractLayer] = {

@@ -1,4 +1,4 @@
-"""What a command promises: what was asked for and status 0, or one line that says why not and status 2.
+r"""What a command promises: what was asked for and status 0, or one line that says why not and status 2.
 
 >>> judged(Ended(("train", "seed=-1"), 2, "", "ntkexp: seed=-1: it takes a whole number ≥ 0\n", 0.1))
 'refused'
