@@ -243,7 +243,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
-    if strange := folder.vouching and folder.misnamed:
+    if strange := folder.seal_file and folder.misnamed:
         raise Mistake(f"{path} {strange}")
     if folder.whole:
         progress.say(f"{path} is finished")
@@ -284,7 +284,7 @@ def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
 
 def refuse_other(folder: RunFolder, of: str) -> None:
     """Refuse a folder in which another run lies that is not damaged: it is neither this one, nor to be written over."""
-    if folder.vouching and not folder.broken(CONFIG) and folder.identity != of:
+    if folder.seal_file and not folder.broken(CONFIG) and folder.identity != of:
         raise Useless(
             f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
         )
@@ -367,7 +367,7 @@ def carry_out(
 
 def rerun_of(folder: RunFolder, experiment: Experiment) -> tuple[Problem, Rerun]:
     """The training of a finished run, to be carried out again."""
-    facts = folder.vouched
+    facts = folder.sealed_facts
     if facts["diverged"]:
         raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
     problem = draw_problem(experiment)
