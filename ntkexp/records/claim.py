@@ -83,11 +83,11 @@ class ClaimRecord:
         return found | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
-    def told(self) -> dict[str, Json]:
-        """The claim as a program is told of it: its own look first, the others by name."""
+    def json_fields(self) -> dict[str, Json]:
+        """The claim as JSON shows it: its own look first, the others by name."""
         others = {name: look.fields for name, look in self.looks.items() if name != "main"}
-        said = {key: value for key, value in self.fields.items() if key != "looks"}
-        return {**said, **self.main.fields, **others, "cpu_minutes": self.cpu_minutes}
+        about = {key: value for key, value in self.fields.items() if key != "looks"}
+        return {**about, **self.main.fields, **others, "cpu_minutes": self.cpu_minutes}
 
 
 def of_claim(path: Path, name: str) -> str:

@@ -200,7 +200,7 @@ class RunFolder:
         if not (self.path / DONE).is_file():
             return "is not finished: it has no DONE.json"
         try:
-            done = self.vouched
+            done = self.sealed_facts
         except Mistake:
             return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
         if strange := self.misnamed_by(done["identity"]):
@@ -213,20 +213,20 @@ class RunFolder:
     # --- Whose it is, and the seals of its files
 
     @property
-    def vouching(self) -> str | None:
+    def seal_file(self) -> str | None:
         """This file holds the seals of others, if there is one by now."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     @property
-    def vouched(self) -> dict[str, Any]:
+    def sealed_facts(self) -> dict[str, Any]:
         """What this file says. It is sealed for its name alone, and says itself whose it is."""
-        vouching = self.vouching or BEGUN
-        return read_sealed(self.path / vouching, vouching)
+        seal_file = self.seal_file or BEGUN
+        return read_sealed(self.path / seal_file, seal_file)
 
     @property
     def identity(self) -> str:
         """Whose files these are."""
-        return str(self.vouched["identity"])
+        return str(self.sealed_facts["identity"])
 
     @property
     def misnamed(self) -> str | None:
@@ -243,9 +243,9 @@ class RunFolder:
     def broken(self, *names: str) -> list[str]:
         """Name those of these files, and of those in these folders, that are not as they were written."""
         try:
-            seals: Seals = self.vouched["seals"]
+            seals: Seals = self.sealed_facts["seals"]
         except Mistake:
-            return [self.vouching or BEGUN]
+            return [self.seal_file or BEGUN]
         found = {name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names}
         return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
 

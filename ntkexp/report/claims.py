@@ -78,8 +78,8 @@ def summary(records: Sequence[ClaimRecord]) -> str:
     if not records:
         return "No claim was judged."
     counts = {word: sum(record.main.verdict == word for record in records) for word in VERDICTS}
-    told = listed([f"{count} {word}" for word, count in counts.items() if count])
-    many = f"{counted(len(records), 'claim')}: {told}"
+    words = listed([f"{count} {word}" for word, count in counts.items() if count])
+    many = f"{counted(len(records), 'claim')}: {words}"
     decided = [record for record in records if record.main.verdict != "undecided"]
     stand = sum(s for s, record in zip(standing(chances(records)), records, strict=True) if record in decided)
     if len(records) == 1 or not decided:

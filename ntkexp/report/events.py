@@ -29,13 +29,12 @@ FORMAT = "brain.Event:2"  # what the first event says
 
 
 def refuse_without_tensorboard() -> None:
-    """Ask for the extra."""
     if find_spec("tensorboard") is None:
         raise Mistake("events need tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
 
 
 def ensure_events(folder: Path) -> Path:
-    """Find the event file of a finished run, written if it is not there."""
+    """The event file of a finished run, written if it is not there."""
     path = folder / PLACE / f"{NAME}{RunFolder(folder).identity[:12] or 'run'}"
     if not path.is_file():
         write_events(load_tables(folder), path)
@@ -58,39 +57,23 @@ def write_events(run: Run, path: Path) -> None:
 
 
 def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
-    """Go through what there is to see, with its step."""
+    """What there is to see, with its step: every number, and the pictures at the last step."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
     from ntkexp.report.plots.run_plots import figure_of, gallery, png  # noqa: PLC0415  slow, and wanted after a run
 
-    for step, tag, value in scalars(run):
-        yield step, Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-    last = int(run.metrics["step"].iloc[-1])
-    for name, draw in gallery():
-        if (figure := figure_of(run, draw)) is None:
-            continue
-        content = png(figure)
-        width, height = size(content)
-        image = Summary.Image(width=width, height=height, encoded_image_string=content)
-        yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])
-
-
-def scalars(run: Run) -> Iterator[tuple[int, str, float]]:
-    """Go through step, tag and value of every number."""
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
         for step, value in zip(measured["step"], measured[column], strict=True):
-            yield int(step), f"metrics/{column}", float(value)
-    for result in run.ladder:
-        if result.relative_error is not None:
-            yield int(run.metrics["step"].iloc[-1]), f"ladder/{result.split}/{result.machine}", result.relative_error
-
-
-def size(png: bytes) -> tuple[int, int]:
-    r"""Read width and height of a PNG from its first chunk.
-
-    >>> size(b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + b"\x00\x00\x02\x00" + b"\x00\x00\x01\x00")
-    (512, 256)
-    """
-    width, height = struct.unpack(">II", png[16:24])
-    return width, height
+            yield int(step), Summary(value=[Summary.Value(tag=f"metrics/{column}", simple_value=float(value))])
+    last = int(run.metrics["step"].iloc[-1])
+    for row in run.ladder:
+        if row.relative_error is not None:
+            tag = f"ladder/{row.split}/{row.machine}"
+            yield last, Summary(value=[Summary.Value(tag=tag, simple_value=row.relative_error)])
+    for name, draw in gallery():
+        if (figure := figure_of(run, draw)) is not None:
+            content = png(figure)
+            width, height = struct.unpack(">II", content[16:24])  # of the first chunk of a PNG
+            image = Summary.Image(width=width, height=height, encoded_image_string=content)
+            yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])

@@ -89,7 +89,7 @@ def found_runs(folder: Path) -> list[FoundRun]:
         defect = run.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
         state = run.state_by(defect)
         try:
-            if defect is not None and run.vouching:
+            if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
             found.append(FoundRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
@@ -103,7 +103,7 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
     path = folder.path
     try:
         if (path / DONE).is_file():
-            return defect or str(folder.vouched.get("outcome", ""))
+            return defect or str(folder.sealed_facts.get("outcome", ""))
         error = path / "error.txt"
         if state in {"interrupted", "dead"} and error.is_file():
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -46,22 +46,22 @@ class Announced:
         self, name: str, steps: int, progress: AbstractProgress, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name, self.steps, self.progress, self.clock = name, steps, progress, clock
-        self.begun, self.done, self.told = clock(), 0, False
+        self.begun, self.done, self.announced = clock(), 0, False
 
     def step(self) -> None:
         self.done += 1
-        if self.told:
+        if self.announced:
             self.progress.step(self.done, None, None)
             return
         spent = self.clock() - self.begun
         whole = spent * self.steps / self.done
         if spent >= KNOWN and whole > LONG and self.done < self.steps:
-            self.told = True
+            self.announced = True
             self.progress.say(f"{self.name} takes about {duration(whole)}")
             self.progress.start(self.name, self.steps, self.done)
 
     def stop(self) -> None:
-        if self.told:
+        if self.announced:
             self.progress.stop()
 
 
@@ -104,18 +104,18 @@ class ProgressLines(AbstractProgress):
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = "") -> None:
         self.stream, self.clock, self.again = stream, clock, again
-        self.name, self.steps, self.said, self.at = "", 0, 0, time.monotonic()
+        self.name, self.steps, self.written, self.at = "", 0, 0, time.monotonic()
         self.first, self.begun = 0, 0.0
 
     def start(self, name: str, steps: int, done: int) -> None:
-        self.name, self.steps, self.said, self.at = name, steps, done, time.monotonic()
+        self.name, self.steps, self.written, self.at = name, steps, done, time.monotonic()
         self.first, self.begun = done, 0.0 if self.clock is None else self.clock()
         self.say(f"{name}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        tenth = 10 * step // self.steps > 10 * self.said // self.steps
+        tenth = 10 * step // self.steps > 10 * self.written // self.steps
         if tenth or time.monotonic() - self.at > SECONDS:
-            self.said, self.at = step, time.monotonic()
+            self.written, self.at = step, time.monotonic()
             words = f"{measures_in_words(loss, drift)}{self.left(step)}"
             self.say(f"{self.name}: step {step} of {self.steps}  {words}".rstrip())
 

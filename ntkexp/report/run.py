@@ -85,7 +85,7 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What DONE.json says; before it is there, nothing."""
-        return RunFolder(self.path).vouched if self.finished else {}
+        return RunFolder(self.path).sealed_facts if self.finished else {}
 
     @property
     def finished(self) -> bool:

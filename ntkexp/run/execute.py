@@ -182,7 +182,7 @@ def execute(
     folder = RunFolder(out / "runs" / folder_name(experiment))
     check_device(experiment.device)  # whether or not there is anything to compute
     # another run, if it is not damaged, is neither this one nor to be written over
-    if not force and folder.vouching and not folder.broken(CONFIG) and folder.identity != identity(experiment):
+    if not force and folder.seal_file and not folder.broken(CONFIG) and folder.identity != identity(experiment):
         raise Useless(
             f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
         )
@@ -214,7 +214,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
-    if strange := folder.vouching and folder.misnamed:
+    if strange := folder.seal_file and folder.misnamed:
         raise Mistake(f"{path} {strange}")
     if folder.whole:
         progress.say(f"{path} is finished")
@@ -307,7 +307,7 @@ def carry_out(
     folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
 ) -> Removal:
     """Train twice, and go back over both."""
-    facts = folder.vouched
+    facts = folder.sealed_facts
     if facts["diverged"]:
         raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
     problem = draw_problem(experiment)

@@ -161,7 +161,7 @@ def test_minutes_are_those_of_the_work_however_busy_the_machine_is(
     found = planned(OF_LINES, tmp_path)
     record = judged(found)
     assert record.cpu_minutes == len(found.trials) * 0.75 / 60
-    assert record.told["cpu_minutes"] == record.cpu_minutes
+    assert record.json_fields["cpu_minutes"] == record.cpu_minutes
     looks = [record.minutes_of(name) for name in found.looks]  # the control looks at the trials of the claim
     assert looks == [len(look.trials) * 0.75 / 60 for look in found.looks.values()]
     assert f" {record.cpu_minutes:.1f}" in format_claims([record])

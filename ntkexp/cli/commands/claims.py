@@ -139,7 +139,7 @@ def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
     from ntkexp.report.claims import format_claims, summary
 
     if as_json:
-        sys.stdout.write(to_text([record.told for record in found]))
+        sys.stdout.write(to_text([record.json_fields for record in found]))
     elif not quiet:
         sys.stdout.write(f"{format_claims(found)}\n\n{notes(found)}{summary(found)}\n")
 

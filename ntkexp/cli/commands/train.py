@@ -78,7 +78,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
     from ntkexp.records.results import read_results
 
-    facts, ladder = RunFolder(folder).vouched, read_results(folder / "results.csv")
+    facts, ladder = RunFolder(folder).sealed_facts, read_results(folder / "results.csv")
     outcome = str(facts["outcome"])
     if as_json:
         rows = [asdict(row) for row in ladder]

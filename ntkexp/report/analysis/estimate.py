@@ -122,7 +122,7 @@ def student(freedom: int, share: float) -> float:
 # --- The independent units of a fit: which runs are one draw.
 #
 # A sweep repeats every place with the same seeds. Runs of one seed share what the seed drew, so a seed with its
-# runs at all places is one unit, whichever places it lacks, and a law is asked of each unit by itself: what its
+# runs at all places is one unit, whichever places it lacks, and a law is fitted to each unit by itself: what its
 # runs share, such as a kernel that is large at every width, cancels. A seed at one place alone knows of no
 # change. Only where fewer than two seeds were run at several places are such single seeds put together, the k-th
 # of each place, as if they were one.
@@ -205,16 +205,16 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     places = np.unique(x[fit])
     if len(places) < 2:
         raise Mistake(f"a power law needs positive numbers at two places or more, and has them at {len(places)}")
-    log_x, log_y = np.log(x[fit]), np.log(y[fit])
     middle = float(np.log(places).mean())
-    asked, lines = own(np.vander(log_x - middle, 2, increasing=True), units(x[fit], seeds[fit]))
+    log_x, log_y = np.log(x[fit]) - middle, np.log(y[fit])
+    units_used, lines = unit_weights(np.vander(log_x, 2, increasing=True), units(x[fit], seeds[fit]))
     heights, slopes = (lines @ log_y).T
-    used = np.concatenate(asked)
+    used = np.concatenate(units_used)
 
     # The curvature c, by the units with three places or more
     curvature = Estimate(math.nan)
-    if able := [unit for unit in asked if len(np.unique(log_x[unit])) > 2]:
-        _, parabolas = own(np.vander(log_x - middle, 3, increasing=True) / [1, 1, 2], able)
+    if able := [unit for unit in units_used if len(np.unique(log_x[unit])) > 2]:
+        _, parabolas = unit_weights(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
         curvature = mean_of((parabolas[:, 2] @ log_y).tolist())
     exponent = mean_of(slopes.tolist())
     return PowerLaw(
@@ -226,21 +226,21 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
         points=len(np.unique(x[fit][used])),
         runs=len(used),
         seeds=len(np.unique(seeds[fit][used])),
-        units=len(asked),
+        units=len(units_used),
         left_out=len(x) - len(used),
     )
 
 
-def own(columns: NDArray[np.float64], asked: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
+def unit_weights(columns: NDArray[np.float64], candidates: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
     """Find the units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
 
     [unit, coefficient, run], zero for the runs of others.
     """
-    inverses = np.zeros((len(asked), columns.shape[1], len(columns)))
-    for inverse, unit in zip(inverses, asked, strict=True):
+    inverses = np.zeros((len(candidates), columns.shape[1], len(columns)))
+    for inverse, unit in zip(inverses, candidates, strict=True):
         inverse[:, unit] = np.linalg.pinv(columns[unit])
     chosen = most_informative((1 / (inverses[:, -1] ** 2).sum(1)).tolist())
-    return [asked[k] for k in chosen], inverses[chosen]
+    return [candidates[k] for k in chosen], inverses[chosen]
 
 
 CHANCE = (1 - CONFIDENCE) / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ OF_A_RUN = ("run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Analysis:
-    """A sweep has these tables and laws, and a seed draws this."""
+    """The tables and laws of a sweep, and what a seed draws."""
 
     sweep: Sweep
     runs: pd.DataFrame
@@ -40,12 +40,12 @@ class Analysis:
 
     @property
     def quantities(self) -> list[str]:
-        """Numbers that any run yields have these names."""
+        """The names of the numbers that any run yields."""
         return [str(name) for name in self.runs if name not in (*self.sweep.axes, *OF_A_RUN)]
 
     @property
     def fits(self) -> pd.DataFrame:
-        """The laws stand in a table."""
+        """The laws in a table."""
         return pd.DataFrame([row_of(law) for law in self.laws])
 
 
@@ -139,28 +139,26 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
     pairs = first.runs.merge(second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False)
     if pairs.empty:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
-    shared = [name for name in first.quantities if name in second.quantities]
-    return pd.DataFrame([row for name in shared for row in rows(pairs, axes, name)])
+    rows: list[dict[str, object]] = []
+    for name in (name for name in first.quantities if name in second.quantities):
+        known = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
+        known = known.rename(columns={name: "first", f"{name} of the second": "second"})
+        points = known.groupby(axes, sort=False, dropna=False)
+        for point, here in points:
+            rows.append({"quantity": name, **dict(zip(axes, point, strict=True)), "pairs": len(here)} | average(here))
+        whole = known[known.groupby("seed")["seed"].transform("count") == len(points)]
+        if len(points) > 1 and len(whole):
+            rows.append({"quantity": name, "pairs": len(whole)} | average(whole))
+    return pd.DataFrame(rows)
 
 
-def rows(pairs: pd.DataFrame, axes: Sequence[str], name: str) -> list[dict[str, object]]:
-    """Compare one quantity, point by point and over all."""
-    known = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
-    known = known.rename(columns={name: "first", f"{name} of the second": "second"})
-    found = []
-    for point, here in known.groupby(list(axes), sort=False, dropna=False):
-        levels = dict(zip(axes, point, strict=True))
-        found.append({"quantity": name, **levels, "pairs": len(here)} | measured(here))
-    whole = known[known.groupby("seed")["seed"].transform("count") == len(found)]
-    both = [{"quantity": name, "pairs": len(whole)} | measured(whole)] if len(found) > 1 and len(whole) else []
-    return [*found, *both]
-
-
-def measured(pairs: pd.DataFrame) -> dict[str, float]:
+def average(pairs: pd.DataFrame) -> dict[str, float]:
     """Average both sides, their difference and their ratio."""
-    per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs(pairs)).groupby("seed", sort=True)
+    positive = (pairs["first"] > 0) & (pairs["second"] > 0)
+    logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
+    per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs).groupby("seed", sort=True)
     difference = mean_of(per_seed["difference"].mean().tolist())
-    ratio = mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs(pairs)).all() else Estimate(math.nan)
+    ratio = mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs).all() else Estimate(math.nan)
     return {
         "first": float(pairs["first"].mean()),
         "second": float(pairs["second"].mean()),
@@ -171,10 +169,3 @@ def measured(pairs: pd.DataFrame) -> dict[str, float]:
         "ratio_low": math.exp(ratio.low),
         "ratio_high": math.exp(ratio.high),
     }
-
-
-def logs(pairs: pd.DataFrame) -> pd.Series[float]:
-    """Take log b/a, NaN where one of them is not positive."""
-    positive = (pairs["first"] > 0) & (pairs["second"] > 0)
-    logarithms: pd.Series[float] = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
-    return logarithms

@@ -42,7 +42,7 @@ class Explained:
     """A point and the examples that contributed most to its output."""
 
     role: str
-    said: str  # what the network gives the point
+    prediction: str  # what the network gives the point
     point: Example
     top: tuple[Example, ...]
     shares: NDArray[np.float64]  # 𝒮 of each
@@ -82,7 +82,7 @@ def pictures(rows: list[Explained]) -> Figure:
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
         # The point's class, with its phase where that fits, why it was chosen, and what is explained
         name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
-        label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.said}", BLACK)
+        label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
@@ -136,7 +136,7 @@ def bars(rows: list[Explained]) -> Figure:
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_title(f"{row.role}, {row.said}\ntarget {row.point.label}  #{row.point.index}")
+        axes.set_title(f"{row.role}, {row.prediction}\ntarget {row.point.label}  #{row.point.index}")
         axes.set_xlabel("contribution")
     figure.supylabel("training example", fontsize=8)
     return figure
@@ -152,10 +152,10 @@ def signed(value: float) -> str:
     return "+" + short(value) if value >= 0 else minus(value)
 
 
-def given(output: str, value: float) -> str:
+def spell_prediction(output: str, value: float) -> str:
     """Say what the network gives a point, in words that fit below it.
 
-    >>> given("f for boot", -0.5), given("f for ankle boot", 0.125)
+    >>> spell_prediction("f for boot", -0.5), spell_prediction("f for ankle boot", 0.125)
     ('f for boot: −0.5', 'f for a…: 0.125')
     """
     whole, number = f"{output}: {minus(value)}", minus(value)
@@ -184,7 +184,7 @@ def row(explanation: Explanation) -> Explained:
     top = explanation.parts[:TOP]
     return Explained(
         role=f"{explanation.split} {explanation.number}",
-        said=given(explanation.output, explanation.prediction),
+        prediction=spell_prediction(explanation.output, explanation.prediction),
         point=labelled(explanation.point),
         top=tuple(labelled(part.example) for part in top),
         shares=np.array([part.added for part in top]),

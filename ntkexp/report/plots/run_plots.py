@@ -87,21 +87,21 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:
-    write_atomically(path, drawn(figure, kind))
+    write_atomically(path, render(figure, kind))
     return path
 
 
 def png(figure: Figure) -> bytes:
     with house_style():
-        return drawn(figure, "png")
+        return render(figure, "png")
 
 
 def svg(figure: Figure) -> str:
     with house_style():
-        return drawn(figure, "svg").decode()
+        return render(figure, "svg").decode()
 
 
-def drawn(figure: Figure, kind: str) -> bytes:
+def render(figure: Figure, kind: str) -> bytes:
     """Draw a figure as bytes; its places are found once for all kinds of files."""
     layout = figure.get_layout_engine()
     if layout is not None:

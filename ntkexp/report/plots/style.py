@@ -86,13 +86,13 @@ APART = 0.25
 
 def colour(machine: str) -> str:
     """A machine keeps its colour in every picture; one that has none here draws one by its name."""
-    return COLOUR.get(machine) or drawn(machine)
+    return COLOUR.get(machine) or hashed_colour(machine)
 
 
-def drawn(name: str) -> str:
+def hashed_colour(name: str) -> str:
     """Draw the first colour of a digest of the name that can be told from those that mean something else.
 
-    >>> drawn("my_machine") == drawn("my_machine") != drawn("your_machine")
+    >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
     """
     taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]

@@ -2,7 +2,7 @@
 
     log y = p log x + c (log x)²/2 + height and slope of the seed + noise of the run
 
-The fit is linear in log y, so what `own` finds for a design serves all its sweeps.
+The fit is linear in log y, so what `unit_weights` finds for a design serves all its sweeps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import Estimate, compare, mean_of, own, units
+from ntkexp.report.analysis.estimate import Estimate, compare, mean_of, unit_weights, units
 from ntkexp.report.analysis.laws import VERDICT
 
 Array = NDArray[np.float64]
@@ -92,9 +92,9 @@ def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
     """What is found in sweeps whose exponent and curvature are zero."""
     x, which = design.runs(seeds)
     log_x, scatter = np.log(x) - MIDDLE, design.scatter(np.random.default_rng([seeds, 11]), x, which, sweeps)
-    asked, lines = own(np.vander(log_x, 2, increasing=True), units(x, which))
+    asked, lines = unit_weights(np.vander(log_x, 2, increasing=True), units(x, which))
     able = [unit for unit in asked if len(unit) > 2]
-    _, parabolas = own(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
+    _, parabolas = unit_weights(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
     return Laws(estimates(lines[:, 1] @ scatter), estimates(parabolas[:, 2] @ scatter))
 
 

@@ -279,7 +279,7 @@ def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> 
         assert outlook(asked) == "4 more seeds would probably decide"
     write_timings(asked.path / TIMINGS, {"runs": Took(wall=4000.0, processor=90.0)})
     told = "4 more seeds, about 2.0 CPU minutes, would probably decide"
-    assert asked.told["cpu_minutes"] == 1.5
+    assert asked.json_fields["cpu_minutes"] == 1.5
     assert told in line(asked)
     assert told in notes([asked])
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")

@@ -17,7 +17,7 @@ from ntkexp.records.contributions import explained_rule
 from ntkexp.report.examples import Example, example, output_name, phase_of
 from ntkexp.report.explain import largest_known, read_at, where_read
 from ntkexp.report.plots import examples
-from ntkexp.report.plots.examples import TOP, Explained, fitting, given
+from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
 from ntkexp.report.plots.style import heading
 from ntkexp.report.run import Run, blocks
 from ntkexp.text import percent, short
@@ -86,8 +86,8 @@ def explain(run: Run, read: Read) -> list[Explained]:
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
         output = output_name(run, chosen, outputs.shape[1], phase_of(run, split, k))
-        said = given(output, float(outputs[k, chosen]))
-        found.append(Explained(role, said, labelled(run, split, k), most, here[top]))
+        prediction = spell_prediction(output, float(outputs[k, chosen]))
+        found.append(Explained(role, prediction, labelled(run, split, k), most, here[top]))
     return found
 
 
