@@ -1,4 +1,4 @@
-"""`ntkexp`, and `python -m ntkexp`: whoever interrupts it while it is still being imported gets the same line."""
+"""`ntkexp`, and `python -m ntkexp`: an interruption during import ends in the same line as later ones."""
 
 # ruff: noqa: PLC0415  what is imported here takes time, in which Ctrl-C may come
 

@@ -1,4 +1,4 @@
-"""A chapter is a file of this package, or a folder: then its classes go by the folder, in whichever file they stand.
+"""How components are named: by their module, or by their package where several files share one.
 
     ntkexp.loss.Squared    the class Squared of ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in ntkexp/model

@@ -1,4 +1,4 @@
-"""Training with a fixed kernel, mode by mode, and Gaussian processes: what can be said without training."""
+"""Training with a fixed kernel and Gaussian processes, in closed form."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Many networks from random starts on a one-dimensional problem, trained side by side, beside both processes of
-infinite width.
-"""
+"""Many networks from random starts on a one-dimensional problem, compared with both processes of infinite width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training of Hugging Face's Trainer is followed by a callback, whose `trace` is that of `ntkexp.follow`.
+"""A callback that follows a training of Hugging Face's Trainer; its `trace` is that of `ntkexp.follow`.
 
 seen = ntkexp.huggingface.Follow(queries=tokens, output="logits")
 transformers.Trainer(model, arguments, train_dataset=data, callbacks=[seen]).train()

@@ -1,4 +1,4 @@
-"""How weights are scaled at the start, and how the network's output is read.
+"""Initialisation: scales of weights, and the form of the output.
 
 With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
 

@@ -1,4 +1,4 @@
-"""A training of Lightning is followed by a callback, whose `trace` is that of `ntkexp.follow`.
+"""A callback that follows a training of Lightning; its `trace` is that of `ntkexp.follow`.
 
 seen = ntkexp.lightning.Follow(queries=x_query)
 lightning.Trainer(callbacks=[seen]).fit(module, loader)

@@ -1,4 +1,4 @@
-"""A user's mistake is said in one line: what was given, what it means, what to try.
+"""A user's mistake in one line: what was given, what it means, what to try.
 
 The command line prints it after `ntkexp: ` and exits with status 2; a program gets it as a `ValueError`. No message
 names an option of the command line: by the kind of a mistake, `ntkexp.cli.options` knows which one puts it right.

@@ -1,4 +1,4 @@
-"""Numbers that are too many for the memory lie in a file, and are looked at a few rows at a time.
+"""Arrays that exceed the memory are kept in a file and read a few rows at a time.
 
 Such a tensor is used like any other: the system reads what is looked at, and writes what was changed. What `places` and
 `blocks` go through is put back after each turn, so that no more than a few rows take memory at any time. In memory it

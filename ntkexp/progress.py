@@ -1,4 +1,4 @@
-"""What a long computation tells whoever waits for it. How that looks is the business of who listens."""
+"""Progress of long computations: what is reported, independent of how it is shown."""
 
 from __future__ import annotations
 

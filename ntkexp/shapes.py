@@ -1,4 +1,4 @@
-"""The types that every chapter speaks, and the words for their axes.
+"""Types that all parts share, and the names of their axes.
 
 `probe` is a point where the network is read and `out` one of its outputs there; `train` is a training example and
 `out_` one of its outputs. A kernel always has the axes [probe, out, train, out_].

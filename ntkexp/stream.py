@@ -1,4 +1,4 @@
-"""Random numbers: every purpose has a stream of its own, so that data know nothing of the seed's weights.
+"""Random numbers: each purpose has its own stream, so that data do not depend on the seed of the weights.
 
     stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
 

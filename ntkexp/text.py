@@ -1,4 +1,4 @@
-"""Numbers and tables as plain text: as many digits as mean something, aligned, no box around everything."""
+"""Numbers and tables as plain text: significant digits only, aligned, no boxes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Claims of papers: each says beforehand what would support it, is run, measured, and judged beside a control."""
+"""Claims of papers: stated before they are measured, then judged beside a control."""

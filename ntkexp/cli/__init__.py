@@ -1,1 +1,1 @@
-"""The command line. Nothing heavy is imported before a command needs it: `ntkexp --help` knows no torch."""
+"""The command line. Heavy modules are imported only when a command needs them: `ntkexp --help` imports no torch."""

@@ -1,1 +1,1 @@
-"""Covariances between the pixels of two examples, and what layers do to them at infinite width."""
+"""Covariances between the pixels of two examples, and the operations of layers on them at infinite width."""

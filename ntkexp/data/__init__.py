@@ -1,4 +1,4 @@
-"""What is learned: sources of examples, and how they are split."""
+"""Data: sources of examples, and how they are split."""
 
 from typing import TYPE_CHECKING
 

@@ -1,1 +1,1 @@
-"""What would change: the derivative of what was trained by the weight of each example, through the whole training."""
+"""Effects: the derivative of the trained outputs by each example's weight, through all of training."""

@@ -1,1 +1,1 @@
-"""Where jobs are done: on this machine, or on others that share a folder with it."""
+"""Where jobs run: on this machine, or on others that share a folder with it."""

@@ -1,4 +1,4 @@
-"""What is asked for: an experiment as a value, its identity, and its network at infinite width."""
+"""An experiment as a value, its identity, and its network at infinite width."""
 
 from typing import TYPE_CHECKING
 

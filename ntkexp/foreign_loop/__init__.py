@@ -1,4 +1,4 @@
-"""A training loop that somebody else wrote is followed: recorded as it happens, proved to be what it seems, attributed.
+"""Following a user's own training loop: recording, proof and attribution.
 
     with ntkexp.follow(model, optimizer, queries=x_query) as trace:
         train()                       # any loop of PyTorch, as it is

@@ -1,1 +1,1 @@
-"""Kernels of functions of weights, tangent or secant: recorded once, then read as cheaply as is right."""
+"""Tangent and secant kernels of functions of weights: operations are recorded once, then evaluated at least cost."""

@@ -1,1 +1,1 @@
-"""A kernel by itself: computed tile by tile into a file, with which targets are predicted."""
+"""A kernel in a file, computed tile by tile, and predictions from it."""

@@ -1,4 +1,4 @@
-"""What networks are made of: layers, each finite and at infinite width."""
+"""Layers of networks, each at finite and at infinite width."""
 
 from typing import TYPE_CHECKING
 

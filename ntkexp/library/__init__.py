@@ -1,4 +1,4 @@
-"""Kernels of any module are computed by functions, without a run.
+"""Functions that compute kernels of any module, without a run.
 
 >>> import torch
 >>> layer = torch.nn.Linear(2, 1, dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""Kernels of infinitely wide networks, block by block, by torch or by an engine that is fused for CPUs."""
+"""Kernels of infinitely wide networks, block by block, with torch or with a fused engine for CPUs."""

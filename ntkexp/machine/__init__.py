@@ -1,4 +1,4 @@
-"""What the network is compared with: kernel machines, and the ladder of them."""
+"""Kernel machines, and the ladder that compares them with the network."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What is trained: architectures, from which networks of any width are built."""
+"""Architectures, from which networks of any width are built."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""How the weights move: rules of descent, and how each is summed backwards."""
+"""Optimizers: their update rules, and the linear step that the backward sum needs."""
 
 from typing import TYPE_CHECKING
 

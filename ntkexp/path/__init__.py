@@ -1,4 +1,4 @@
-"""The path of the weights: how it is walked, what is accumulated along it, and its settings."""
+"""The path of the weights: its steps, the sums along it, and its settings."""
 
 from typing import TYPE_CHECKING
 

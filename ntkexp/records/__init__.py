@@ -1,1 +1,1 @@
-"""What a run folder holds, and how it is written and read, without torch."""
+"""The files of a run folder, and how they are written and read, without torch."""

@@ -1,1 +1,1 @@
-"""Examples are left out: training again without them, and how what that changed splits over them."""
+"""Training again without some examples, and splitting the change over them."""

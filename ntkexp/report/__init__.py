@@ -1,1 +1,1 @@
-"""Tables, sentences and pictures of finished runs, from their records alone and without torch."""
+"""Tables, sentences and pictures of finished runs, from their files alone, without torch."""

@@ -1,1 +1,1 @@
-"""One run: from its setting through its steps to its outcome, and the folder in which it is kept."""
+"""One run: its setting, its steps, its results and its folder."""

@@ -1,1 +1,1 @@
-"""Many experiments: what a sweep is, which of its runs are finished, and how the others are brought to their end."""
+"""Sweeps of many experiments: their definition, their state, and how missing runs are done."""
