@@ -58,7 +58,7 @@ class WrongArgument(Mistake):
 
 
 class Untrusted(Mistake):
-    """Python code would run that nobody has allowed to: `source`, a package or a file."""
+    """Python code that is not trusted would run: `source`, a package or a file."""
 
     def __init__(self, message: str, source: str) -> None:
         super().__init__(message)

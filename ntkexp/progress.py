@@ -11,7 +11,7 @@ class AbstractProgress(ABC):
 
     @abstractmethod
     def start(self, name: str, steps: int, done: int) -> None:
-        """A task of so many steps begins, some of them already done."""
+        """A task of `steps` steps begins, some of them already done."""
 
     @abstractmethod
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
@@ -35,7 +35,7 @@ class AbstractProgress(ABC):
 
 
 class Silent(AbstractProgress):
-    """Nobody listens to this progress.
+    """Progress that is not shown.
 
     >>> Silent().say("nothing is printed")
     """

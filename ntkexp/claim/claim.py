@@ -5,7 +5,7 @@ Protocol    the three looks that decide: the claim's own; a control, which must 
             look, with seeds of another family, mostly on other data
 Claim       the protocol, with the statement, its source, and what would refute it, in words
 
-All of it is digested: whoever changes a threshold has another claim, in another folder. How a claim is drawn is no
+All of it is digested: another threshold makes another claim, in another folder. How a claim is drawn is no
 part of it, and neither is the file in which a trial or a quantity stands.
 """
 

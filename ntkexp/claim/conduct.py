@@ -46,7 +46,7 @@ from ntkexp.sweep.plan import plan as sweep_plan
 #
 #     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": of all this}
 #
-# It computes with one thread, whoever carries it out, so that the bytes are the same everywhere.
+# It computes with one thread on every engine, so that the bytes are the same everywhere.
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
     before = statuses(whole, whole.event_log.failures(), {})
     begun = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
-    if begun:  # pictures of each are left to whoever looks at it by itself
+    if begun:  # pictures of single runs are drawn when they are looked at
         conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
         conductor.conduct(begun)
         ended = conductor.ended

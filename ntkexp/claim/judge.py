@@ -14,7 +14,7 @@
 2. Several parts, m of them, which must all hold:
 
    supported   every part is; p = max p_k (an intersection of tests needs no correction)
-   refuted     a part is, beyond the chance of so many: p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
+   refuted     a part is, beyond chance among m parts: p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
 
 3. The looks. Where the control comes out supported too, the claim's own look decides nothing. The second look is judged
    by itself, and shown beside the first.
@@ -128,7 +128,7 @@ def judge_errors(errors: Errors) -> Finding:
 
 
 def join_parts(findings: Sequence[Finding]) -> Finding:
-    """Join the parts of a look: all must hold, and one that fails beyond chance, of so many, refutes it.
+    """Join the m parts of a look: all must hold, and one that fails beyond chance among m refutes it.
 
     The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
     many more seeds are asked for as the part needs that needs most.
@@ -143,7 +143,7 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
         certain = len(chances) < len(beyond)
         return replace(beyond[0], p=None if certain else min(1.0, len(parts) * min(chances)))
 
-    # Undecided: a part is, or is refuted by itself, but would be so by chance among so many.
+    # Undecided: a part is, or is refuted by itself but not beyond chance among m parts.
     undecided = [found.doubted("refuted alone, not among so many parts") for found in refuted]
     undecided += [found for found in parts if found.verdict == "undecided"]
     if undecided:

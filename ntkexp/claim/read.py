@@ -11,7 +11,7 @@ expectation:                               or a list of them, all of which must 
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
 refutes: A slope above −0.4.
 control: {expectation: {value: -2.0}}      what is otherwise, as below; it must not be supported
-second: {base: [data=teacher], seeds: 20}  so many seeds of another family, or as many as the claim, and other data
+second: {base: [data=teacher], seeds: 20}  20 seeds of another family, or as many as the claim, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
 
@@ -190,7 +190,7 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
 
 
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
-    """Look a second time, with seeds of another family: so many as are given, unless it is to be quick."""
+    """Look a second time, with other seeds, as many as `seeds` says, except in quick claims."""
     changed, seeds = with_changes(tree, change, SECOND), [seed + FAMILY for seed in main.seeds]
     if "seeds" in change and size != "quick":
         with mistakes_in(f"{SECOND}: "):

@@ -104,7 +104,7 @@ FILES = 64
 
 def settle() -> None:
     """Put right what a process finds, before everything else."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow down whoever shares the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down other processes on these cores
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
     # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -126,7 +126,7 @@ def refuse_unfit() -> None:
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     refuse_thread_counts(os.environ)
-    # libraries of linear algebra start a thread for every core when they are loaded: see that there are so many
+    # libraries of linear algebra start a thread for every core when they are loaded: check that there may be that many
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
     started = [threading.Thread(target=enough.wait) for _ in range(int(count or len(os.sched_getaffinity(0))) - 1)]

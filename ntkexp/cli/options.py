@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
 
 OUTPUTS = Path("outputs")
-"""Where results go if nobody says."""
+"""The default folder of results."""
 
 MOST_THREADS = 1024
 
-# --- What a shell offers in place of an unfinished word. Nobody can read an error there, so a mistake offers nothing.
+# --- Shell completion. Errors cannot be shown there, so a mistake offers nothing.
 
 
 def known_choices(context: typer.Context) -> Choices:
@@ -215,7 +215,7 @@ def annotations_of(group: type) -> dict[str, Any]:
 
 
 def is_thread_count(given: str) -> bool:
-    """Whether so many threads can be meant.
+    """Whether this is a reasonable number of threads.
 
     >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
     ['1', ' 08', '1024']

@@ -154,7 +154,7 @@ class UserFolders(SearchPathPlugin):
 
 
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
-    """Assemble the tree with these options, and the option of every group, those that nobody asked for included."""
+    """Assemble the tree with these options, and the option of every group, including defaults."""
     Plugins.instance().register(UserFolders)
     usual = choices.defaults()
     overrides = [f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()]

@@ -157,7 +157,7 @@ class Covariance:
 
 
 def portions(x: Float[Tensor, "example ..."], each: int) -> Sequence[Float[Tensor, "few ..."]]:
-    """The examples, as many at a time as are reasonable if each takes so many numbers.
+    """The examples, in chunks of a reasonable size.
 
     >>> [len(portion) for portion in portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]

@@ -174,7 +174,7 @@ class Coarse:
 
     @classmethod
     def every(cls, pixels: int, stride: int) -> Coarse:
-        """Keep the pixels at every so many, from the first."""
+        """Keep every `stride`-th pixel, from the first."""
         return cls(tuple((p,) for p in range(0, pixels, stride)))
 
     @classmethod
@@ -183,7 +183,7 @@ class Coarse:
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:
-        """Whether nothing is done to so many pixels."""
+        """Whether the operation leaves this number of pixels unchanged."""
         return self.members == tuple((p,) for p in range(pixels))
 
     @property

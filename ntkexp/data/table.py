@@ -141,7 +141,7 @@ KINDS = {
 
 
 def foreign(raw: bytes) -> str | None:
-    """The format of another kind that these bytes are in; None for a text, and for what nobody knows."""
+    """The format of another kind that these bytes are in; None for text, and for unknown formats."""
     return next((kind for first, kind in KINDS.items() if re.match(first, raw)), None)
 
 

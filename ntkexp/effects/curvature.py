@@ -79,7 +79,7 @@ class RecordedGradient:
     def curvature(
         self, vectors: Float[Tensor, "vector weight"], together: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
-        """H γ for every vector γ, and γ·∇ℓ of every row, the batches one after another; so many γ go together."""
+        """H γ for every vector γ, and γ·∇ℓ of every row, the batches one after another, `together` γ at once."""
         with plain_kernels():
             return at_once(self.back, vectors, together=together)
 

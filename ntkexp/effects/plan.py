@@ -102,7 +102,7 @@ class Caveats:
     """What there is to know."""
 
     growth: float
-    agreement: float | None = None  # None: nobody trained with half of a removal
+    agreement: float | None = None  # None: no retraining with half of a removal
     kinks: Sequence[str] = ()  # operations of the network, or a loss, whose slope jumps
     eps: float | None = None  # of an optimizer that divides by it
 

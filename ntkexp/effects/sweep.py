@@ -12,7 +12,7 @@ their sum. An example that leaves takes all of its weight along, and what that d
 
     γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) where all count the same
 
-and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where nobody else is.
+and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where the example is alone.
 
 >>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
 ...     examples=torch.tensor([0, 1]), shares=torch.tensor([0.5, 0.5]), losses=lambda weights: weights
@@ -157,7 +157,7 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """The others share what is left; nothing is shared where nobody else is."""
+    """The other examples share the weight that is left; an example that is alone leaves nothing to share."""
 
     def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
         weighted = batch.shares * weights
@@ -187,7 +187,7 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """A convention in which nobody leaves: examples weigh a little less, and effects are the derivative."""
+    """No example leaves: its weight shrinks a little, and effects are the derivative."""
 
     mean: AbstractMean
 
@@ -240,7 +240,7 @@ class Change:
         found = adjoint.weights[:, self.place] @ self.weights.T
         beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
         for rows, change in beside:
-            if rows is not None and change is not None:  # None: nobody felt anything of it yet, or there is no such
+            if rows is not None and change is not None:  # None: nothing depends on it yet, or there is none
                 found += rows[:, self.place] @ change.T
         return found
 
@@ -383,7 +383,7 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """The sweep before its first step back, from ∂F/∂θ_T; so many outputs go back together, all by default."""
+    """The reverse pass before its first step, from ∂F/∂θ_T; `together` outputs at once, by default all."""
     adjoints = [StateAdjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
     return AdjointSweep(
         trajectory=trajectory,
@@ -396,8 +396,8 @@ def sweep_from(
     )
 
 
-# --- The sweeps for many points, a chunk of them at a time, so many that what their outputs feel fits into the memory;
-# every chunk goes over the whole training, whoever trained.
+# --- Reverse passes for many points, in chunks whose adjoints fit into memory;
+# every chunk goes over the whole training, a run's or a followed loop's.
 
 
 @dataclass(kw_only=True)

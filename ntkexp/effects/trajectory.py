@@ -68,7 +68,7 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 
-# --- A training that was recorded, as far as its derivative asks for it: whoever trained, and however it was kept.
+# --- A recorded training, as far as its derivative needs it, whatever its source and storage.
 #
 # One step takes the gradient of its losses in, and moves the weights; all by PyTorch's definitions,
 #
@@ -140,7 +140,7 @@ class TrainedStep:
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without one stay as they are
     clip_norm: float | None = None
-    heard: Float[Tensor, " weight"] | None = None  # 0 for weights whose gradient nobody took in, 1 for others
+    heard: Float[Tensor, " weight"] | None = None  # 0 for weights whose gradient was not used, 1 for others
 
 
 class AbstractTrajectory(ABC):

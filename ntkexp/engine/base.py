@@ -72,7 +72,7 @@ class AbstractJob(ABC):
 
     @abstractmethod
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
-        """Do it in this process, with so many threads; `tell` hears how far the task of this name is."""
+        """Do it in this process, with `threads` threads; `tell` gets the progress of the task."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def choose(given: str, workers: int | None) -> AbstractEngine:
 
 
 def ignore(event: Event) -> None:
-    """Tell nobody how far a task is: its folder says so."""
+    """Report no progress: a task's folder has it."""
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
@@ -203,7 +203,7 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
 
 
 def ending(error: BaseException) -> tuple[Ending, str]:
-    """Say what an exception means for a task; the notes of one that nobody expected belong to it.
+    """Say what an exception means for a task; the notes of an unexpected one belong to it.
 
     >>> ending(KeyError("weights"))
     ('failed', "KeyError: 'weights'")
@@ -224,7 +224,7 @@ def ending(error: BaseException) -> tuple[Ending, str]:
 
 # --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.
 #
-# status 1    the machine failed: its disk, memory, threads, or whoever reads the output
+# status 1    the machine failed: its disk, memory, threads, or the reader of the output
 # status 2    the user can name another place, or allow this one
 
 

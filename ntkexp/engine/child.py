@@ -1,6 +1,6 @@
 """A task in a process that others start: `python -m ntkexp.engine.child`, the task as a line of digits on its stdin.
 
-How it ended is one line of JSON on stdout. Whoever starts it keeps stdin open: the process dies when that is closed,
+How it ended is one line of JSON on stdout. The parent keeps stdin open: the process dies when that is closed,
 so it dies with its parent. SIGINT asks it to keep what it has and to end.
 """
 
@@ -18,7 +18,7 @@ from ntkexp.engine.base import Task, work
 
 
 def to_line(pickled: bytes, threads: int) -> str:
-    r"""Spell a task that was pickled as one line, for so many threads.
+    r"""Spell a pickled task and its number of threads as one line.
 
     >>> to_line(b"task", 2)
     '2 7461736b\n'
@@ -27,7 +27,7 @@ def to_line(pickled: bytes, threads: int) -> str:
 
 
 def die_with_stdin() -> None:
-    """Wait until nobody is there any more."""
+    """Wait until the parent is gone."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

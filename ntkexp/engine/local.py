@@ -72,7 +72,7 @@ class LocalExecutor(Executor):
         ours, theirs = FORKS.Pipe(duplex=False)
         given = (fn, replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=given, daemon=True)
-        with blocked(signal.SIGINT):  # half a process is none, and nobody must be without a listener
+        with blocked(signal.SIGINT):  # a half-started process is none, and each needs its listener
             with self.lock:
                 process.start()
                 self.running.add(process)
@@ -103,7 +103,7 @@ class LocalExecutor(Executor):
         self.send_all(signal.SIGINT)
         try:
             wait_for(self.futures, GRACE)
-        finally:  # whoever is asked a second time has no patience left
+        finally:  # a second signal ends it at once
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 

@@ -44,7 +44,7 @@ USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay
 
 @dataclass(frozen=True)
 class Slurm(AbstractEngine):
-    """The queue takes so many jobs at once."""
+    """The number of jobs that the queue takes at once."""
 
     cluster: str
     parameters: dict[str, Any]
@@ -105,7 +105,7 @@ class SlurmExecutor(Executor):
                         continue
                     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                     future.set_exception(Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}"))
-                except Exception as error:  # of the queue's own commands: nobody else would hear of it
+                except Exception as error:  # of the queue's own commands: it would be lost otherwise
                     self.jobs.pop(future, None)
                     future.set_exception(error)
             if self.over.wait(PAUSE):

@@ -1,6 +1,6 @@
 """One experiment, as a value: what is trained on what, how, and what is measured.
 
-The memory that a run may use where nobody says how much: a GPU's own, most of it, which is the same in each run.
+The default memory of a run: on a GPU most of its own, which is the same in each run.
 
 What is free there would be another number each time, and with it the blocks in which points are read, and rounding.
 

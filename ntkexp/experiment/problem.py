@@ -85,7 +85,7 @@ def draw_problem(experiment: Experiment) -> Problem:
 
 
 def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:
-    """The module with weights drawn from the experiment's seed, if there is memory for so many copies of them."""
+    """The module with weights drawn from the experiment's seed, if memory holds `copies` copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
     with MemoryLimit(experiment.room_gb, "the network", "model.width, model.depth or the size of an example", copies):

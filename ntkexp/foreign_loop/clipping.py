@@ -281,7 +281,7 @@ def alike(one: float, other: float, room: float) -> bool:
 
 
 def is_scale(factor: float, bound: float, most: int = PARTS) -> bool:
-    """Whether a power of two was taken back, or a mean of at most so many; or nothing done, or all thrown away.
+    """Whether the factor is a power of two, one over a whole number up to a limit, 1, or 0.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]

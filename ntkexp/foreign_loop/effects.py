@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # --- What leaving each example of a followed loop out would change in the outputs at the queries: sweeps back over
 # it.
 #
-# Queries are taken a chunk at a time, so many that what their outputs feel fits into memory. Where the loop lies
+# Queries are taken in chunks whose adjoints fit into memory. Where the loop lies
 # in a folder, so does now and then how far the sweep has come: one that was killed goes on there, to the same
 # bytes.
 
@@ -121,7 +121,7 @@ def sweep_over(
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS = 2
-"""A sweep goes back for so many outputs while the loop is carried out once: 0.7 (wide networks) to 5.5."""
+"""Outputs for which a reverse pass costs as much as running the loop once: 0.7 (wide networks) to 5.5."""
 UNCHECKED = "effects were not held against trainings without examples; give again=, a function that trains anew"
 
 

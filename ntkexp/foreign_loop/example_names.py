@@ -189,7 +189,7 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         found = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([found])
-        elif REQUESTED in vars(iterator):  # workers of others were asked for batches that nobody recorded
+        elif REQUESTED in vars(iterator):  # other workers were asked for batches that were not recorded
             vars(iterator)[REQUESTED].append(found)
         return found
 

@@ -40,7 +40,7 @@ from ntkexp.shapes import Weights
 
 # --- The state of Adam after every step of a loop, replayed forwards: m, v, and the largest v with AMSGrad.
 #
-# A row for each step lies in a file without a name, which is gone when nobody reads it any more.
+# A row for each step lies in an unnamed temporary file, which vanishes when it is closed.
 
 
 PARTS = ("mean", "latest", "largest")
@@ -152,7 +152,7 @@ class MeanTaken:
     means: dict[str, float] = field(default_factory=dict)
 
     def hold(self, step: int, shares: Sequence[CallShare]) -> None:
-        """Refuse shares that are not those of a mean over each call; one example shares with nobody."""
+        """Refuse shares that are not those of a mean over each call; a single example has nothing to share."""
         for share in shares:
             if share.factor and share.examples > 1:
                 self.first = self.first or (step, share)

@@ -139,7 +139,7 @@ LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t
 @dataclass
 class LatestWeights:
     """`weights` are those that the optimizers left, `writes` counts the writes to them until then. `spare` is memory
-    that nobody reads any more: to fill fresh memory takes several times as long."""
+    that is no longer read: to fill fresh memory takes several times as long."""
 
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, now)  # with one call for all
 
     def release(self, before: Weights) -> None:
-        """Nobody reads copies from before the latest any more."""
+        """Copies older than the latest are no longer read."""
         self.spare |= {name: weight for name, weight in before.items() if weight is not self.weights[name]}
 
     def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False) -> None:

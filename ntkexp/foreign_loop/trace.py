@@ -102,7 +102,7 @@ class Trace:
         return left.change(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
 
     def refuse_outside(self) -> None:
-        """Refuse effects on a model whose last change nobody followed."""
+        """Refuse effects on a model that changed after the last step."""
         moved = self.outside()
         if moved is not None and bool(moved.any()):
             raise Mistake(

@@ -246,7 +246,7 @@ class Watch:
 
     def drop_replaced(self, moved: Iterable[Tensor]) -> None:
         """Drop calls that an earlier step consumed, if none of the gradient tensors is left that it read: autograd adds
-        to these in place, and whoever assigns others (`p.grad = …`) adds nothing."""
+        to these in place; an assignment of others (`p.grad = …`) adds nothing."""
         now = [weight.grad for weight in moved if weight.grad is not None]
         left = {id(tensor) for each in self.consumed_tensors if (tensor := each()) is not None}
         if any(here.requires_grad or id(here) in left for here in now):  # with create_graph=True sums are new tensors
@@ -258,7 +258,7 @@ class Watch:
     # --- Steps
 
     def on_step_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Nobody else has moved weights since the last step, and the gradient is one that the rule knows."""
+        """Check that nothing moved the weights since the last step, and that the rule knows this kind of gradient."""
         moved = self.parameters.of(optimizer)
         for name, weight in moved.items():
             if weight.grad is not None and weight.grad.is_sparse:  # of some rows alone: rules make something else of it

@@ -1,7 +1,7 @@
 """A kernel file is filled, by threads of this process or by jobs on an engine, from wherever an earlier attempt left
 it; and what it will take, about, from a small part that is timed.
 
-The file is the same whoever computes its tiles, and however often it was broken off.
+The file has the same bytes whatever computes its tiles, and however often it is interrupted.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 
 # --- Tiles are computed in this process, by several threads at once where the kernel allows it, each with one thread of
-# linear algebra: a tile is the same whoever computes it and when. One thread writes.
+# linear algebra: a tile has the same bytes wherever and whenever it is computed. One thread writes.
 
 
 def fill_tiles(kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]) -> Generator[int]:
@@ -284,7 +284,7 @@ def fill_by_jobs(
 
 
 def left_of(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
-    """Find the tiles without a mark; that there are some is believed after so many seconds."""
+    """Find the tiles without a mark; a missing mark counts after some seconds."""
     end = time.monotonic() + patience
     while True:
         left = matrix.unmarked(tiles)
@@ -310,7 +310,7 @@ def parts(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[
 # core seconds = pairs left · seconds of a pair
 
 
-LONG = 10.0  # core seconds of which nobody has to be told
+LONG = 10.0  # core seconds below which no estimate is printed
 TIMED = 0.5  # seconds that say how long others take
 LARGEST = 32  # points on each side of what is timed
 
@@ -330,7 +330,7 @@ class WorkLeft:
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
-        """The seconds until the end, with so many workers of one core each."""
+        """The seconds until the end, with `workers` workers of one core each."""
         return max(self.seconds / workers, self.each)
 
     def sentence(self, workers: int) -> str:

@@ -169,7 +169,7 @@ class Question:
             raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Name each way to train, under a loss that is the mean over so many examples."""
+        """Name each way to train, under a loss that is the mean over n examples."""
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
             return {name: DescentGain(self.step_size / examples, self.steps)}

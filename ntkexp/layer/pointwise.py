@@ -15,7 +15,7 @@ from ntkexp.covariance.pairs import ARC, BEND, GATE, WAVE, Operation, Operations
 from ntkexp.layer.base import AbstractLayer
 
 ROUNDING = 16
-"""Correlations within so many units of rounding of one count as one."""
+"""Units of rounding within which a correlation counts as one."""
 
 
 class AbstractPointwise(AbstractLayer):

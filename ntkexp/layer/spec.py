@@ -156,7 +156,7 @@ def at_width(layers: Layers, width: int) -> Layers:
 
 
 def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
-    """Give a layer so many times the features."""
+    """Multiply the features of a layer."""
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, Residual):

@@ -137,7 +137,7 @@ def tangent_in_turns(
 def sketched_tangent(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: Outputs, size: int, seed: int
 ) -> SketchedKernel:
-    """K̂ of the chosen outputs, by so many dimensions."""
+    """K̂ of the chosen outputs, from a sketch of `size` dimensions."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
     if not isinstance(seed, int) or isinstance(seed, bool):

@@ -36,7 +36,7 @@ ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, agai
 
 
 def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None) -> Run:
-    """The engine that is asked for, or the faster one for so many pairs of examples."""
+    """The requested engine, or the faster one for this number of pairs of examples."""
     if not isinstance(engine, str) or engine not in ENGINES:
         raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}")
     by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)

@@ -53,7 +53,7 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class StepBack:
-    """A step as the sum backwards takes it in, whoever trained."""
+    """A step as the backward sum needs it, of a run or of a followed loop."""
 
     start: Weights  # θ_s
     difference: Weights  # θ_{s+1} − θ_s
@@ -176,7 +176,7 @@ def side_by_side(
 #     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [probe, out, train, out_]
 #     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
 #
-# The attributed points are taken a chunk at a time, so many that what is held of them, U by every rule, fits into the
+# The attributed points are taken in chunks, such that their U, by every rule, fits into the
 # memory; every chunk goes over the whole recording.
 #
 # How well the parts are known is measured by the same pass with twice the pieces, at a sample of points:

@@ -69,7 +69,7 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """How far off the integrals by a rule are after so many steps, where that is known."""
+        """The estimated error of the integrals by a rule after `steps` steps, where known."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         """The share of the path's time by which half of each contribution was done, where that was seen."""
@@ -118,7 +118,7 @@ class ErrorBar(Resumable):
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """‖𝒮 − 𝒮_integral‖ after so many steps, or NaN if none of them was measured."""
+        """‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if none of them was measured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
@@ -211,7 +211,7 @@ class FlowIntegral(AbstractAccumulator):
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
-        """Integrate over the arcs of a step, by so many nodes on each."""
+        """Integrate over the arcs of a step, by `nodes` nodes on each."""
         for node in step.nodes(nodes):
             for block in self.domain.blocks(node.segment):
                 integrals.add(node, block)

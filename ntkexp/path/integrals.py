@@ -202,7 +202,7 @@ class StepTotals(Resumable):
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
     def reach(self, steps: int) -> None:
-        """Have stretches for so many steps, all but the last of them equally long."""
+        """Extend the stretches to `steps` steps; all but the last are equally long."""
         while self.edges[-1] < steps:
             self.extend()
 
@@ -218,7 +218,7 @@ class StepTotals(Resumable):
         self.sums.append(self.zero.clone())
 
     def until(self, steps: int) -> tuple[int, ...]:
-        """The edges, of a path that took so many steps."""
+        """The edges of the stretches of a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
     def stacked(self) -> Float[Tensor, "stretch probe out"]:
@@ -237,7 +237,7 @@ class StepTotals(Resumable):
 
 
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
-    """No step taken yet, for one of so many rules."""
+    """Empty sums of one rule."""
     zero = domain.sums(2)
     return StepTotals(zero=zero, most=max(FEWEST, MOST // max(1, rules * zero.numel()) // 2 * 2))
 
@@ -301,7 +301,7 @@ class Share(NamedTuple):
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
-    """The shares of so many phases by a rule, from the sums at their ends; a phase that was not reached did nothing.
+    """The shares of the phases by a rule, from the sums at their ends; a phase that was not reached has none.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

@@ -365,9 +365,7 @@ class Domain:
         return len(self.points.inputs) - self.first, len(self.integrated), self.points.train, self.outputs
 
     def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
-        """Zeros of so many of the axes of the path kernel; contributions of all training examples lie on disk, if they
-        must.
-        """
+        """Zeros with the first `axes` axes of the path kernel; large contributions lie on disk."""
         dtype = dtype or self.like.dtype
         if axes == CONTRIBUTIONS and self.scratch is not None:
             return zeros_on_disk(self.scratch, self.shape[:axes], dtype)

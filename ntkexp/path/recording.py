@@ -50,7 +50,7 @@ def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "
 
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Takes room for so many rows of so many numbers."""
+"""Allocates `rows` rows of `length` numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Recording:
         self.put(step.index, [group[name] for group in groups for name in self.like] + [step.output_gradient])
 
     def close(self, steps: int, end: Weights) -> None:
-        """Keep the weights after so many steps; there is no step after them."""
+        """Keep the weights after the last step."""
         self.put(steps, [end[name] for name in self.like])
 
     def put(self, row: int, tensors: list[Tensor]) -> None:
@@ -95,7 +95,7 @@ class Recording:
 def new_recording(
     steps: int, like: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"], room: Room
 ) -> Recording:
-    """Nothing recorded yet of so many steps."""
+    """An empty recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
     return Recording(rows=rows, like=like, records=records, pull=pull)
 
@@ -290,7 +290,7 @@ class Halves(Resumable):
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
-    """Nothing done yet, on a path of so many steps."""
+    """The state before the first step of a path of `steps` steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

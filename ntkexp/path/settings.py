@@ -30,7 +30,7 @@ Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """Exactly, or from random projections of gradients to so many dimensions."""
+    """Exact kernels, or kernels of gradients projected at random to `sketch` dimensions."""
 
     sketch: int | None = Field(None, ge=1, le=LARGEST)
 
@@ -232,7 +232,7 @@ class Path(Component):
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """The outputs, of so many, at which the path is integrated, in their order.
+        """The outputs at which the path is integrated, in order.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)

@@ -28,7 +28,7 @@ from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
 
-# --- One step of training, which is all that a reading of the path sees, whoever takes it.
+# --- One step of training: all that the sums along the path see.
 #
 # From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its example and the
 # factor by which the gradient was shortened, and is zero for an example outside the step's batch. Every weight
@@ -151,7 +151,7 @@ class Phase:
 
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
-    """Phases one after the other, with so many steps and so many examples each."""
+    """Phases one after the other, each with its numbers of steps and examples."""
     phases: list[Phase] = []
     step = example = 0
     for taken, learned in zip(steps, examples, strict=True):
@@ -190,7 +190,7 @@ class Descent:
     phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
-        """The steps from these weights on, when so many are done."""
+        """The steps from these weights on, after `done` steps."""
         for index in range(done, self.steps):
             step = self.step(index, weights, memory or {})
             yield step
@@ -236,7 +236,7 @@ class Descent:
         return self.step_size * self.schedule.factor(index, self.steps)
 
     def weight(self, examples: int) -> float:
-        """wᵢ of a step on so many examples."""
+        """The weight wᵢ of each example in a step on n examples."""
         return self.loss.weight(examples) * self.scale
 
     def phase(self, index: int) -> Phase:

@@ -1,7 +1,7 @@
 r"""How files are written so that a kill at any moment, by a signal or by a power cut, is harmless.
 
     a file    is written beside its place, forced to the disk, and moved into its place. A kill before the move leaves
-              what was there, and a `.partial` that nobody reads; a kill after it leaves the new file.
+              what was there, and a `.partial` that is never read; a kill after it leaves the new file.
     a lock    is the kernel's `flock`, which ends with the process that holds it, however that ends. The file that is
               locked stays, and means nothing: no lock is ever left over, and none is taken away from somebody.
     a seal    is a digest that lies with what it seals, or in another file that is written later. What was cut off,
@@ -9,7 +9,7 @@ r"""How files are written so that a kill at any moment, by a signal or by a powe
     a log     only grows, by sealed entries. A kill leaves at most its last entry unfinished, which is as if it had
               not been written: it is cut off when the log goes on.
 
-So nobody has to clean up before a run goes on: it asks what is whole, and writes the rest again. A folder of such files
+So a run resumes without cleaning up: it checks which files are whole, and writes the rest again. A folder of such files
 is whole when the file that seals all others is there, which is written last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")

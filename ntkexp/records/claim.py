@@ -65,7 +65,7 @@ class ClaimRecord:
 
     @property
     def cpu_minutes(self) -> float:
-        """The minutes that one core alone takes for its runs; NaN where nobody counted them."""
+        """The minutes that one core alone takes for its runs; NaN where they were not counted."""
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:

@@ -157,9 +157,7 @@ FEW = 16  # points in a chunk, where not all are known
 
 
 def create_kernels(path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False) -> None:
-    """Create a store with room for so many tangent kernels, or their traces, and none written; those that are there
-    stay.
-    """
+    """Create a store with `room` for tangent kernels, or their traces; kernels that it holds already stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     kept = {TRACE: {"probe": points, "train": train}}

@@ -192,7 +192,7 @@ def read_row(row: Mapping[str, str]) -> Result:
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
 # `machine.NAME`.
 #
-# `seconds` passed on the wall, and `processor` are those of the work itself: empty where nobody counted them, as
+# `seconds` passed on the wall, and `processor` are those of the work itself: empty where they were not counted, as
 # in files that are older than the column. What a run took before it was resumed is its part `earlier`.
 
 
@@ -201,7 +201,7 @@ MACHINE = "machine."
 
 @dataclass(frozen=True)
 class Took:
-    """Something took so many seconds; of the processor they are NaN where nobody counted them."""
+    """Wall and CPU seconds of one part; CPU seconds are NaN where they were not counted."""
 
     wall: float
     processor: float = math.nan

@@ -317,7 +317,7 @@ def joined(parts: Sequence[Ledger]) -> Ledger:
     return Ledger(**each, growth=max(part.growth for part in parts), emptied=parts[0].emptied)
 
 
-# --- The ledger between two trainings that were recorded, whoever trained: with all examples, and with some left out.
+# --- The ledger between two recorded trainings: with all examples, and without some.
 #
 #     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ
 #

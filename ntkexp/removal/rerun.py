@@ -183,7 +183,7 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Film:
-    """Room for so many frames; `parts` are in the order in which they lie."""
+    """Storage for `frames` frames; `parts` are in their order within a frame."""
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
@@ -272,7 +272,7 @@ def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "
 
 
 def again(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
-    """The training that took so many steps of this size, before its schedule."""
+    """The training of `length` steps of this size, before its schedule."""
     if experiment.switches:
         raise Mistake(
             f"data={experiment.data.option} is learned in phases, and nobody knows how to train again without some "

@@ -74,7 +74,7 @@ def changes(
 # It is near 1 where the outputs change smoothly with the weights of examples, whatever their derivative is.
 
 
-SHARE = 20  # one of so many examples is left out
+SHARE = 20  # one example in this many is left out
 
 
 def agreement(training: AbstractRetraining) -> float:

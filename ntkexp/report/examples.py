@@ -250,7 +250,7 @@ class Movement:
 
     @property
     def steps(self) -> int:
-        """Training took so many."""
+        """The number of training steps."""
         return int(self.last_step[-1]) + 1
 
     @property

@@ -242,7 +242,7 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
 
 
 def numbered(run: Run, split: str, number: int) -> int:
-    """Find where a point of a split lies among all points, if it has so many."""
+    """The index of a split's point among all points, if the split has that point."""
     place = place_of(run, split)
     count = place.stop - place.start
     if not 0 <= number < count:

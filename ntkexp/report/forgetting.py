@@ -40,7 +40,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """What learning `during` did to `task`, both counted from 1, at so many points of a split."""
+    """What learning `during` did to `task`, both counted from 1, at the `points` of a split."""
 
     task: int
     during: int
@@ -87,7 +87,7 @@ class Forgetting:
 
 @dataclass(frozen=True, eq=False)
 class LaterPhase:
-    """What a phase did at the points of a split, from outputs `before` it; parts are NaN where nobody knows."""
+    """What a phase did at the points of a split, from outputs `before` it; parts are NaN where they are unknown."""
 
     run: Run
     split: str

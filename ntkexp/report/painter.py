@@ -111,7 +111,7 @@ def beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    """Get ready, wait, and draw; end when stdin is closed, and when nobody asked for a minute."""
+    """Import, wait for orders, and draw; end when stdin is closed, or after a minute without an order."""
     with uncollected():
         from matplotlib.figure import Figure  # noqa: PLC0415  slow, and the process that computes needs none of it
 
@@ -157,7 +157,7 @@ def draw_in_two(folder: Path) -> None:
 
 
 def lines(folder: Path, waiting: int) -> Iterator[str]:
-    """Draw those pictures that nobody else has taken, as lines."""
+    """Draw the pictures that are not taken yet, and report each on a line."""
     from ntkexp.report.plots.run_plots import files_of, gallery  # noqa: PLC0415  slow
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
@@ -168,7 +168,7 @@ def lines(folder: Path, waiting: int) -> Iterator[str]:
 
 
 def leave_with_parent() -> None:
-    """Wait until nobody is there any more."""
+    """Wait until the parent is gone."""
     while os.read(0, 1):
         pass
     os._exit(1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS = 10.0
 """The longest silence on plain lines while steps are taken."""
 KNOWN, LONG = 0.5, 10.0
-"""After so many seconds it is known how long a task takes; one of so many is long."""
+"""Seconds after which a task's duration is estimated; and seconds from which a task counts as long."""
 
 
 def listener(quiet: bool, again: str = "") -> AbstractProgress:
@@ -130,7 +130,7 @@ class ProgressLines(AbstractProgress):
         self.say(f"{path} is finished{self.again}")
 
     def say(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop training
+        with suppress(BrokenPipeError):  # a closed pipe is no reason to stop training
             self.stream.write(f"{text}\n")
             self.stream.flush()
 

@@ -190,7 +190,7 @@ def load_run(folder: Path | str) -> Run:
 
 
 def load_tables(folder: Path | str) -> Run:
-    """Load a finished run whose kernels nobody may ask for: they are opened when they are."""
+    """Load a finished run; its kernels are opened when they are first used."""
     path = Path(folder)
     if path.is_dir() and not looks_like_a_run(path):
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")

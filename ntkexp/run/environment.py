@@ -51,7 +51,7 @@ def commit() -> str | None:
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
-    """Fix the number of threads: so many, or what is asked for; demand full numbers, and the same bits each time."""
+    """Fix the number of threads, full precision, and deterministic algorithms."""
     check_device(experiment.device)
     torch.set_num_threads(threads or experiment.threads or all_threads())
     keep_full_precision()

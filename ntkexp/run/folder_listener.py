@@ -77,7 +77,7 @@ class Interrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Both signals are received by the interrupt, and afterwards by whoever received them before."""
+    """Both signals go to the interrupt, and afterwards to their previous handlers."""
     interrupt = Interrupt()
     before = {number: signal.signal(number, interrupt.receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -128,7 +128,7 @@ def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
 
 
 def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
-    """What a rule says of the points that were read, on a path of so many steps."""
+    """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=array(integral.decay) if decays else None,

@@ -21,7 +21,7 @@ from ntkexp.run.state import RunState, begin
 
 
 class AbstractListener(ABC):
-    """Whoever listens to a run."""
+    """The events of a run, for logs, files and progress."""
 
     @abstractmethod
     def on_row(self, row: Row) -> None:
@@ -39,11 +39,11 @@ class AbstractListener(ABC):
 
     @abstractmethod
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the way back is complete, so many of so many: the moment for a checkpoint."""
+        """A step of the reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
 
     @abstractmethod
     def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the sweep for effects is complete, so many of so many: the moment for a checkpoint."""
+        """A step of the effects' reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
 
     @abstractmethod
     def on_remark(self, text: str) -> None:
@@ -64,7 +64,7 @@ class AbstractListener(ABC):
 
     @abstractmethod
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        """Room for so many rows of so many numbers, for a path that is gone over again from its end."""
+        """Storage of `rows` rows of `size` numbers, for the recording of a reverse pass."""
 
 
 # --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what

@@ -323,7 +323,7 @@ def training(state: RunState) -> Training:
 
 
 def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
-    """J(θ_0)·θ_0 at all points, where weights decay; zeros where nobody asks."""
+    """J(θ_0)·θ_0 at all points where weights decay; zeros elsewhere."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points, weights = setting.points, setting.problem.weights

@@ -146,7 +146,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
 
 
 RETRAININGS = 2
-"""A sweep back for one output takes as long as so many trainings, or longer."""
+"""The least cost of a reverse pass for one output, in trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from ntkexp.text import several
 
 # --- The effects of a run: what leaving each example out would change, found by sweeps back over its recorded steps.
 #
-# The attributed points are taken a chunk at a time, so many that what their outputs feel fits into the memory;
+# The attributed points are taken in chunks whose adjoints fit into memory;
 # every chunk goes over the whole recording.
 
 
@@ -115,7 +115,7 @@ KEPT = "kept in"
 
 
 def keep_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Write what of a state lies on disk, after so many steps; the state with names in its place, and their seals."""
+    """Write the part of a state that lies on disk, at a step; the state with names in its place, and their seals."""
     seals: dict[str, tuple[int, str]] = {}
 
     def kept(leaf: Any) -> Any:
@@ -179,7 +179,7 @@ Checkpoint: TypeAlias = Mapping[str, Any]
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
-    """Keep a state after so many steps; `seals` is part of it."""
+    """Keep a state at a step; its `seals` are part of it."""
     run, sums = keep_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
         torch.save({**state, "run": run, "sums": sums}, file)

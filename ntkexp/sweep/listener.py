@@ -19,7 +19,7 @@ from ntkexp.text import counted, duration
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# --- What a sweep tells whoever waits for it. How that looks is the business of who listens.
+# --- Progress of a sweep: what is reported, independent of how it is shown.
 
 
 class AbstractSweepListener(ABC):
@@ -27,7 +27,7 @@ class AbstractSweepListener(ABC):
 
     @abstractmethod
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
-        """A sweep of so many runs goes on, some of them done; about how long the others take, in all, if known."""
+        """A sweep of `runs` runs continues, `done` of them finished; the estimated duration of the others, if known."""
 
     @abstractmethod
     def see(self, event: Event, ahead: float | None) -> None:
@@ -66,7 +66,7 @@ def about(seconds: float | None, then: str = "") -> str:
 
 
 def listener(quiet: bool) -> AbstractSweepListener:
-    """The listener that suits the place: a terminal, a file, or nobody."""
+    """The listener that suits the output: a terminal, a file, or none."""
     if quiet:
         return NoListener()
     return Board() if sys.stderr.isatty() else Lines(sys.stderr)
@@ -99,7 +99,7 @@ class Lines(AbstractSweepListener):
             self.say("; ".join(filter(None, words)))
 
     def say(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # that nobody reads on is no reason to stop
+        with suppress(BrokenPipeError):  # a closed pipe is no reason to stop
             self.stream.write(f"{text}\n")
             self.stream.flush()
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class LayerProducts(AbstractTrial):
     """The kernel of each layer from what goes forwards and backwards through it, beside the one from autograd:
 
-    A network of one output, drawn by the seed, is read at so many points of the data.
+    A network of one output, drawn from the seed, is evaluated at `points` points of the data.
 
         ⟨∂f/∂W, ∂f′/∂W⟩ = gain² Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩     summed over all pairs of pixels p, q; one pixel,
                                                                  if dense

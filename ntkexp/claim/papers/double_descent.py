@@ -99,7 +99,7 @@ class WidthSweep(AbstractTrial):
 def least_squares(
     missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
 ) -> Float[Tensor, " weight"]:
-    """Make the sum of squares small by the steps of Levenberg and Marquardt, as far as so many attempts lead.
+    """Minimise the sum of squares by Levenberg–Marquardt steps, up to a number of attempts.
 
         w ← w − (JᵀJ + μ)⁻¹ Jᵀ r    where that lowers ‖r‖², and then μ falls; where it does not, μ rises
 

@@ -34,7 +34,7 @@ from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
 REFRESH = 20
-"""The largest eigenvalue is asked for again after so many steps."""
+"""Steps after which the largest eigenvalue is computed again."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ScaledDescent:
     stride: float = math.inf
 
     def path(self, weights: Weights, steps: int) -> Iterator[LearningStep]:
-        """Take so many steps, each when it is asked for."""
+        """Take `steps` steps, lazily."""
         count, stable, alpha = len(self.targets), 0.0, self.scaled.alpha
         first = self.scaled.function(self.scaled.start, self.inputs).detach()
         for number in range(steps):
@@ -180,7 +180,7 @@ class AfterKernel(AbstractTrial):
         loss       mean ½(f − y)² of new points, y = ±1
 
     The ridge is the same share of the mean diagonal for both kernels. Small α makes training rich, large α lazy.
-    Where the network did not learn its examples in so many steps, there is no kernel after training, and rows have
+    Where the network did not learn its examples within these steps, there is no kernel after training, and rows have
     no numbers.
 
     P. M. Long, "Properties of the After Kernel" (2021), arXiv:2105.10585.

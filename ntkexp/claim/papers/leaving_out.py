@@ -85,7 +85,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
 
 
 def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
-    """Draw so many groups of that size: 1 marks the examples that are in a group, 0 the others.
+    """Draw `groups` groups of that size: 1 marks the members of a group, 0 the others.
 
     >>> draw_groups(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
@@ -96,7 +96,7 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
 
 
 class SilentListener(AbstractListener):
-    """Nobody listens, and nothing is kept but a trajectory, in this folder, while there is one to go back over."""
+    """No progress, and nothing is stored but the trajectory for the reverse pass, in this folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -193,7 +193,7 @@ class LeftOutKernel(AbstractTrial):
         halves = draw_groups(found.train // 2, times, found.train, seed)
         weights = torch.cat([everyone, ones, halves])
 
-        # 𝒦 of each training: the mean of its kernels at every so many steps.
+        # 𝒦 of each training: the mean of its kernels at regular steps.
         totals = [torch.zeros(()) for _ in weights]
         read = [step for step in retrain(found.rerun, weights) if step.step % self.every == 0]
         for step in read:
@@ -317,7 +317,7 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
 
 
 DAMPING = 0.1
-COARSER = 4  # TRAK projects to one dimension for so many examples
+COARSER = 4  # examples for each dimension of TRAK's projection
 
 
 def all_scores(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
@@ -418,7 +418,7 @@ FAMILY = 10**6  # seeds of the other runs begin so much later than those of any 
 
 
 class OtherRuns(AbstractTrial):
-    """How much of what is attributed in one run belongs to that run, and how much to the algorithm, whoever draws its
+    """How much of what is attributed in one run belongs to that run, and how much to the algorithm, whatever draws its
     seed:
 
     A training, in the words of `ntkexp train`, and another one on the same data are repeated without examples.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 KINDS = (".svg", ".png")
 FEW, ON_A_PAGE = 3, 12
-"""Points that are explained if nobody says which: on a terminal, and on a page."""
+"""The default numbers of explained points: on a terminal, and on a page."""
 
 
 def explain(
@@ -108,7 +108,7 @@ def explain(
     if tasks := format_tasks(loaded, top):
         sys.stdout.write(f"{tasks}\n")
     sys.stdout.write(f"{format_explanations(explained, top)}\n")
-    # the picture goes into the report beside the runs if nobody says
+    # by default the picture goes into the report beside the runs
     name = "-".join(["explain", loaded.path.name, chosen, *map(str, wanted[:8])])
     where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
     draw(explained, where)

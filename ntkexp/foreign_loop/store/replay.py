@@ -47,7 +47,7 @@ class CheckpointPlan:
 
     @classmethod
     def of(cls, every: int | None, weights: float, size: float, free: float, memory_gb: float) -> CheckpointPlan:
-        """The plan for weights of so many bytes, which take `size` with the optimizers' states.
+        """The plan for weights of this many bytes, `size` with the optimizers' states.
 
         >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, memory_gb=0.03).most
         10
@@ -56,7 +56,7 @@ class CheckpointPlan:
         return cls(every or max(1, min(FIRST, most)), every is not None, most, size, min(SHARE * free, MOST))
 
     def too_many(self, count: int) -> bool:
-        """Whether every second one is to be dropped, of so many."""
+        """Whether every second checkpoint has to be dropped."""
         return not self.fixed and 2 * self.every <= self.most and count > 2 and count * self.size > self.share
 
 

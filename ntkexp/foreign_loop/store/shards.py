@@ -96,7 +96,7 @@ UNTIL_ENDED, PAUSE = 60.0, 0.05  # seconds: other processes end when the first d
 
 
 def find_shards(files: TraceFolder) -> list[TraceFolder]:
-    """One for every process, if all are there, and nobody writes to them any more."""
+    """One for every process, if all are there and complete."""
     found = [TraceFolder(files.folder, rank) for rank in range(files.processes)]
     for shard in found[1:]:
         if not (shard.shard / "steps.log").is_file():

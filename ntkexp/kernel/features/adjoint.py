@@ -173,7 +173,7 @@ def inner(
 
 
 def turns(probes: int, each: int) -> list[slice]:
-    """Probes in turns, so many at a time that what is made of them, `each` numbers of one, stays in the cache."""
+    """Chunks of probes, small enough that `each` numbers of every probe stay in the cache."""
     step = max(1, CACHED // each)
     return [slice(at, at + step) for at in range(0, probes, step)]
 

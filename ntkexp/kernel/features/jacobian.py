@@ -124,7 +124,7 @@ def stacked(parts: Sequence[Jacobian]) -> Jacobian:
 
 @dataclass
 class Assembly:
-    """Room for the Jacobian of so many examples, into which parts come in their order."""
+    """An empty Jacobian of `examples` examples, filled part by part in order."""
 
     examples: int
     read: int = 0  # examples so far

@@ -140,7 +140,7 @@ class Work:
     multiplications: float
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
-        """About how many operations the kernel of so many examples with so many takes, for so many outputs."""
+        """The approximate number of operations for the kernel of n with m examples, at `outputs` outputs."""
         left, right = counts
         return 2 * (1 + outputs) * self.multiplications * (left + right) + 2 * left * right * outputs**2 * self.numbers
 

@@ -271,7 +271,7 @@ def fed_slots(tape: Tape) -> list[Slot]:
 def parts(made: Tape | Jacobian) -> list[Tensor]:
     """What is compared: all tensors of a Jacobian; the outputs of a tape, to which all else on it leads.
 
-    On the way to them there may be memory that nobody has written to yet.
+    Between them there may be memory that has not been written yet.
     """
     if isinstance(made, Tape):
         return [made.outputs]

@@ -202,7 +202,7 @@ TIMES = 3  # that rows are there while they are multiplied out, turned and added
 
 
 def fits(some: Jacobian, probe: int, train: int) -> bool:
-    """Whether so many examples like some have small Jacobians, with what is multiplied out of them."""
+    """Whether n examples like the given ones have small Jacobians, products included."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = kept_factors(some, probe, train)
     rows = length * (probe + train) * some.outputs
@@ -256,7 +256,7 @@ class Cost:
 
 
 def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
-    """The costs for so many points and training examples, each of them like those on the tape."""
+    """The costs for these numbers of points and training examples, all like those on the tape."""
     try:
         jacobian, way = reader.assembled(tape), "gradients"
     except NoRule:

@@ -1,6 +1,6 @@
 """Examples of one side of a kernel, read some at a time: assembled, or use by use where that would not fit.
 
-A point is read so many examples at a time that what is recorded of them fits memory that is at hand. More memory than
+Points are read in batches of examples whose recordings fit into memory. More memory than
 that the system hands out page by page, each of them cleared first, which takes longer than most operations on it.
 """
 
@@ -259,7 +259,7 @@ def has_few_uses(some: Jacobian) -> bool:
 
 
 def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
-    """Pieces of all weights, so many elements at a time at most.
+    """Pieces of all weights, of at most `most` elements.
 
     >>> for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3):
     ...     print([(piece.name, piece.elements) for piece in some])

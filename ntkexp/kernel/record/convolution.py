@@ -118,7 +118,7 @@ def convolve_turned(
     for at in range(0, len(w), step):
         part, result = w[at : at + step], found[at : at + step]
         for column in range(columns):
-            moved = column * across - side  # a pixel of the copy shows the one of w so many pixels on
+            moved = column * across - side  # a pixel of the copy shows the pixel of w that lies `moved` further
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])

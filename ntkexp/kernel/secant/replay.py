@@ -117,7 +117,7 @@ class Replay:
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
-        except Exception as error:  # arguments that nobody thought of: better no secant than a traceback
+        except Exception as error:  # unforeseen arguments: better no secant than a traceback
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)

@@ -65,7 +65,7 @@ def source_digest(folder: Path) -> str:
 
 
 def _lent(typing: Any, array: Any) -> Any:
-    """The same array, which nobody owns."""
+    """The same array, without an owner."""
 
     def uncounted(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         view = context.make_array(array)(context, builder, given[0])

@@ -54,7 +54,7 @@ def stacked(
     around: bool,
     pitch: int,
 ) -> None:
-    """Units of numbers, those of `count` images of so many pixels, along one axis of tiles that are `pitch` apart.
+    """Units of numbers, those of `count` images of this many pixels, along one axis of tiles that are `pitch` apart.
 
     The first is that of pixel `start`, and the others follow, around the image.
     """
@@ -85,7 +85,7 @@ def laid_out(
     pitch: int,
 ) -> None:
     """Images of the left from the first pixel on, of the right from the offset on, and what is inside an image, along
-    one axis; each of `counts` has so many parts.
+    one axis, for each of `counts`.
     """
     stacked(sources[0], targets[0], counts[0] * parts, pixels, unit, offset, 0, reach, around, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, pixels, unit, offset, offset, reach, around, pitch)
@@ -336,7 +336,7 @@ def at_offset(
 
 @compiled
 def empty(counts: Three, size: int, like: Array) -> Arrays:
-    """Room for so many numbers of each image of the left and of the right, and for what is inside images."""
+    """Buffers for the numbers of each left image, of each right image, and inside images."""
     dtype = like.dtype
     return np.zeros(counts[0] * size, dtype), np.zeros(counts[1] * size, dtype), np.zeros(counts[2] * size, dtype)
 

@@ -26,7 +26,7 @@ from ntkexp.limit.network import COPIES, Kernels, Network, Side, both, cuts, fin
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""At most so many columns: what is kept of a row in between stays in the nearest cache."""
+"""The most columns with which the intermediate values of a row stay in the nearest cache."""
 MARGIN = 64
 
 
@@ -130,7 +130,7 @@ def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
             whole[np.uintp(j), i] = whole[i, np.uintp(j)]
 
 
-# --- The parts of a block: sub-blocks so small that what they need fits, and so many that every thread has some.
+# --- The parts of a block: sub-blocks small enough to fit into memory, and enough for every thread.
 
 
 SubBlock = tuple[slice, slice]
@@ -150,7 +150,7 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
 def in_threads(
     work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
 ) -> Iterator[Result]:
-    """The results of `work` on all parts, in order, so many of them at a time. What one thread would do is done here:
+    """The results of `work` on all parts, in order, `threads` of them at a time. What one thread would do is done here:
     starting it may take longer than a small part.
     """
     if min(threads, len(parts)) == 1:
@@ -166,7 +166,7 @@ def in_threads(
 
 
 ROWS = 128
-"""Vectors on the left side of a strip for every thread: so many that a product of matrices is quick."""
+"""Left vectors of a strip for every thread: enough for a quick matrix product."""
 
 
 def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
@@ -212,11 +212,11 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
 
 
 TABLES = 8
-"""Into so many parts memory goes, of which the tables of a side take one."""
+"""The parts into which memory is divided; the tables of a side take one."""
 NUMBERS = 2**22
 """Numbers of each kernel in a sub-block that are kept between levels."""
 IMAGES = 32
-"""Images on each side of a sub-block: so many that laying them out costs little."""
+"""Images on each side of a sub-block: enough that their layout costs little."""
 
 
 def kernels(

@@ -67,7 +67,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error, which was found with so many degrees of freedom."""
+    """A value with its standard error and its degrees of freedom."""
 
     value: float
     error: float = math.nan
@@ -246,7 +246,7 @@ def unit_weights(columns: NDArray[np.float64], candidates: Sequence[Unit]) -> tu
 CHANCE = (1 - CONFIDENCE) / 2
 POWER = 0.8
 MOST = 1000
-"""Repetitions that nobody will ask for."""
+"""Repetitions beyond which their number is not reported."""
 
 
 @dataclass(frozen=True)

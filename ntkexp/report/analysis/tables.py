@@ -111,7 +111,7 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
         here = np.array([place.point == point for place in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
-            # A mean of a few squares is too skewed for Student's interval, by as much as nobody knows: it has none.
+            # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.
             mean = Estimate(mean_of(values).value) if name == START_VARIANCE else mean_of(values)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}

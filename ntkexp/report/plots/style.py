@@ -190,7 +190,7 @@ class End(NamedTuple):
 def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
     """Write the names to the right of the axes, no closer than `gap` of their height."""
     heights = np.array([end.height for end in ends])
-    axes.autoscale_view()  # limits that nobody set are found out late
+    axes.autoscale_view()  # automatic limits are computed late
     places = axes.transLimits.transform(axes.transScale.transform(np.column_stack([np.ones_like(heights), heights])))
     for end, place in zip(ends, spread(places[:, 1], gap), strict=True):
         axes.annotate(

@@ -216,7 +216,7 @@ def max_pool(call: Call) -> Result:
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """The largest in each of so many windows, axis by axis; a shorter window shows its last element again."""
+    """The largest in each window, axis by axis; a shorter window shows its last element again."""
     best = call.wide(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
         # The places that each window shows
