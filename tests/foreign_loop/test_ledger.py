@@ -189,7 +189,7 @@ def test_a_schedule_that_looks_at_the_loss_is_refused(tmp_path: Path) -> None:
 NET = """
 from pathlib import Path
 from tests.foreign_loop import loops
-from tests.foreign_loop.test_loop_ledger import again
+from tests.foreign_loop.test_ledger import again
 
 
 def train():
