@@ -7,6 +7,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+    AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
 What is refused raises a `Mistake`, whose message is one line.
@@ -18,13 +19,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.library import infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
+    from ntkexp.optimizer.base import LinearStep
     from ntkexp.report.run import load_run
 
-__all__ = ["Mistake", "follow", "infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
+__all__ = [
+    "AbstractOptimizerRule",
+    "LinearStep",
+    "Mistake",
+    "follow",
+    "infinite_kernel",
+    "load_run",
+    "secant_kernel",
+    "tangent_kernel",
+]
 
 HOMES = {
+    "AbstractOptimizerRule": "ntkexp.foreign_loop.rule",
+    "LinearStep": "ntkexp.optimizer.base",
     "Mistake": "ntkexp.mistake",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
