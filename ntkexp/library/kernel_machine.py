@@ -38,7 +38,7 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class LearnedMachine:
     """What was learned: a = g(K + ridge) (y − f_0), and the modes of K, for each matrix that the kernel has."""
 
     x: Any
@@ -99,7 +99,7 @@ class KernelMachine:
         FlowGain(time)  # refuses what is no time
         self.kernel, self.ridge, self.time, self.steps, self.step_size = kernel, ridge, time, steps, step_size
         self.start, self.classes, self.memory_gb = start, classes, memory_gb
-        self.fitted: Fitted | None = None
+        self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
         """Train on examples with targets [n] or [n, C], or labels [n]."""
@@ -124,7 +124,7 @@ class KernelMachine:
         if not all(each.isfinite().all() for each in coefficients):
             raise Mistake("training with this kernel diverges: its coefficients are not finite; take smaller steps")
         is_vector = self.classes or np.ndim(y) == 1
-        self.fitted = Fitted(x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor))
+        self.fitted = LearnedMachine(x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor))
         return self
 
     def predict(self, x: Examples) -> Any:
@@ -174,12 +174,12 @@ class KernelMachine:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
 
-    def known(self) -> Fitted:
+    def known(self) -> LearnedMachine:
         if self.fitted is None:
             raise Mistake("the kernel machine has learned nothing yet; call fit(x, y) first")
         return self.fitted
 
-    def outputs(self, x: Examples) -> tuple[Fitted, Float[Tensor, "point out"]]:
+    def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
         """f_0(x) + K(x, X) a."""
         known = self.known()
         width = known.targets.shape[1]
