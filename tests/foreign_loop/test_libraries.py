@@ -218,8 +218,8 @@ def test_trainer_with_adapters_over_a_short_base(transformers: Any, autocast: bo
     base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).bfloat16()
     lora = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
     texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-    model, settings = peft.get_peft_model(base, lora), {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
-    trained(model, texts, tmp_path, bf16=autocast, **settings)
+    model = peft.get_peft_model(base, lora)
+    trained(model, texts, tmp_path, bf16=autocast, gradient_accumulation_steps=2, max_grad_norm=0.5)
 
 
 def trained(
