@@ -71,9 +71,7 @@ def attribute(
     for path in rule or []:
         rules.append(load_function(path, "rule", trust)())
         if not isinstance(rules[-1], AbstractOptimizerRule):
-            raise Mistake(
-                f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule"
-            )
+            raise Mistake(f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule")
     rules += () if first is None else [each.rule for each in first.steps.known]
     trace = load_trace(files, module, rules)
     given = None if loss is None else load_function(loss, "loss", trust)
