@@ -1,5 +1,6 @@
-"""How well scores of training examples foretell trainings without some of them: a run of this package, or a loop that
-was followed, is carried out again without groups of its examples, and scores are held against what comes of it.
+"""Validation of scores of training examples, by training again without some of them.
+
+A run of this package, or a loop that was followed, is carried out again without groups of its examples:
 
     ground truth     trainings without k examples each, drawn by chance: outputs at the queries
     LDS, QLD         `report.validation`
