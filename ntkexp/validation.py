@@ -32,7 +32,7 @@ from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
-from ntkexp.records.ground_truth import GroundTruth, Outputs, Training, TrainingStore
+from ntkexp.records.ground_truth import GroundTruth, Outputs, TrainingStore, TrainingWithout
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
@@ -117,7 +117,7 @@ class AbstractSubject(ABC):
     def from_seed(self, seed: int) -> AbstractRetraining:
         """The training from other weights, in another order."""
 
-    def outputs(self, trainings: Sequence[Training]) -> Iterator[tuple[Training, Outputs]]:
+    def outputs(self, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
         """Carry trainings out, those of one seed together, always as many: their number decides about rounding."""
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
@@ -192,7 +192,7 @@ class LoopSubject(AbstractSubject):
             "follow and validate it once for each seed"
         )
 
-    def outputs(self, trainings: Sequence[Training]) -> Iterator[tuple[Training, Outputs]]:
+    def outputs(self, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
         for training, outputs in super().outputs(trainings):
             yield training, outputs[list(self.probe)]
 
@@ -216,7 +216,7 @@ class TrainingJob(AbstractJob):
     probe: tuple[int, ...]
     trust: tuple[str, ...]
     again: str | None
-    trainings: tuple[Training, ...]
+    trainings: tuple[TrainingWithout, ...]
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         path = Path(self.run)
@@ -238,7 +238,7 @@ class TrainingJob(AbstractJob):
         return loop_subject(path, load_function(self.again, "again", self.trust), self.probe)
 
 
-def kept(store: TrainingStore, outputs: Iterator[tuple[Training, Outputs]]) -> Iterator[None]:
+def kept(store: TrainingStore, outputs: Iterator[tuple[TrainingWithout, Outputs]]) -> Iterator[None]:
     """Keep trainings as they are done."""
     for training, each in outputs:
         store.write(training, each)
@@ -246,7 +246,7 @@ def kept(store: TrainingStore, outputs: Iterator[tuple[Training, Outputs]]) -> I
 
 
 def by_workers(
-    engine: AbstractEngine, job: TrainingJob, store: TrainingStore, trainings: Sequence[Training]
+    engine: AbstractEngine, job: TrainingJob, store: TrainingStore, trainings: Sequence[TrainingWithout]
 ) -> Iterator[None]:
     """Let workers carry out what is missing, one after another."""
     parts = [tuple(trainings[at : at + AT_ONCE]) for at in range(0, len(trainings), AT_ONCE)]
@@ -275,7 +275,7 @@ def by_workers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ValidationCase:
     """The queries are the outputs at these points; `scores` by name are [query, example], positive where they raise."""
 
     scores: Mapping[str, Scores]
@@ -284,23 +284,23 @@ class Question:
     probe: tuple[int, ...]
     identity: str
     subject: AbstractSubject
-    carried_out: Callable[[Sequence[Training]], list[Outputs]]
+    carried_out: Callable[[Sequence[TrainingWithout]], list[Outputs]]
 
-    def with_given(self, given: Mapping[str, object]) -> Question:
+    def with_given(self, given: Mapping[str, object]) -> ValidationCase:
         """Ask of scores of other methods as well."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
         return replace(self, scores={**self.scores, **{n: checked_scores(s, shape, n) for n, s in given.items()}})
 
 
-def question_of_run(
+def case_of_run(
     run: Run,
     probe: Sequence[int],
     loop: Again | str | None,
     engine: AbstractEngine | None,
     trust: Sequence[str],
     progress: AbstractProgress,
-) -> Question:
+) -> ValidationCase:
     """A run's own scores, and its trainings: kept beside it, and carried out by workers if there is an engine."""
     rule, effect, points = explained_rule(run.rules), effects(run), tuple(probe)
     parts = {} if rule is None else {"contribution": run.parts(rule).isel(probe=list(points)).to_numpy()}
@@ -315,7 +315,7 @@ def question_of_run(
     named = loop if isinstance(loop, str) else None
     job = TrainingJob(str(run.path.absolute()), points, tuple(trust), named, ())
 
-    def carried_out(trainings: Sequence[Training]) -> list[Outputs]:
+    def carried_out(trainings: Sequence[TrainingWithout]) -> list[Outputs]:
         with RunFolder(run.path).claim():
             missing = store.missing(trainings)
             if engine is None or not (loop is None or named):
@@ -330,7 +330,7 @@ def question_of_run(
         return [found for training in trainings if (found := store.read(training)) is not None]
 
     names = run.contributions.coords["example"].to_numpy()
-    return Question(
+    return ValidationCase(
         scores={name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()},
         whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][:, list(run.outs)],
         examples=tuple(map(str, names.tolist())),
@@ -341,14 +341,14 @@ def question_of_run(
     )
 
 
-def question_of_trace(trace: Trace, found: xr.Dataset, loop: Again, queries: int) -> Question:
+def case_of_trace(trace: Trace, found: xr.Dataset, loop: Again, queries: int) -> ValidationCase:
     """A loop that is followed in memory: nothing is kept of its trainings."""
     count = min(queries, found.sizes["probe"])
     subject = LoopSubject(trace, loop, tuple(range(count)))
     parts = {"contribution": found["contribution"].to_numpy()[:count]}
     if "effect" in found:
         parts["effect"] = -found["effect"].to_numpy()[:count]
-    return Question(
+    return ValidationCase(
         scores={name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()},
         whole=(found["start"] + found["change"]).to_numpy()[:count],
         examples=tuple(trace.examples),
@@ -396,7 +396,7 @@ def validate(
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):
             raise Mistake("validate: a trace is carried out anew by a function; give again=, as for effects")
-        question = question_of_trace(source, source.attribute(quiet=True), again, queries)
+        case = case_of_trace(source, source.attribute(quiet=True), again, queries)
     else:
         run = source if isinstance(source, Run) else load_run(source)
         if "follow" in run.config and again is None:
@@ -407,12 +407,12 @@ def validate(
             raise WrongArgument(
                 f"again= is for loops that were followed; {run.path} is an experiment, trained as it is", "again"
             )
-        question = question_of_run(run, asked_points(run, split, queries), again, engine, trust, in_place(quiet))
+        case = case_of_run(run, asked_points(run, split, queries), again, engine, trust, in_place(quiet))
     if scores is not None:
-        question = question.with_given(scores if isinstance(scores, Mapping) else {"scores": scores})
-    if not question.scores:
+        case = case.with_given(scores if isinstance(scores, Mapping) else {"scores": scores})
+    if not case.scores:
         raise Mistake("validate: there are no scores; attribute the run (path.rule=[secant]), or give some of your own")
-    return validated(question, design, lower_is_better=lower_is_better)
+    return validated(case, design, lower_is_better=lower_is_better)
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
@@ -427,9 +427,9 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     return points[:queries]
 
 
-def validated(question: Question, design: Design, *, lower_is_better: bool) -> Validation:
+def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
     """Carry the trainings out, and hold every kind of scores against them."""
-    count, whole = len(question.examples), question.whole
+    count, whole = len(case.examples), case.whole
     removals = design.removals(count)
     seeds: list[int | None] = [design.seed + 1 + each for each in range(design.fresh)] or [None]
 
@@ -438,28 +438,30 @@ def validated(question: Question, design: Design, *, lower_is_better: bool) -> V
     chosen = np.ravel_multi_index((np.arange(len(whole)), whole.argmax(1)), whole.shape)
     without_top = {
         name: top_examples(scores[chosen], top, lower_is_better=lower_is_better) if top else []
-        for name, scores in question.scores.items()
+        for name, scores in case.scores.items()
     }
 
     # all trainings together, so that no worker waits: with everyone, without chance groups, without top examples
     groups = dict.fromkeys([(), *removals, *(group for each in without_top.values() for group in each)])
-    trainings = [Training(group, seed) for group in groups for seed in seeds]
-    found = dict(zip(trainings, question.carried_out(trainings), strict=True))
-    after = {group: np.mean([found[Training(group, seed)] for seed in seeds], axis=0).reshape(-1) for group in groups}
+    trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
+    found = dict(zip(trainings, case.carried_out(trainings), strict=True))
+    after = {
+        group: np.mean([found[TrainingWithout(group, seed)] for seed in seeds], axis=0).reshape(-1) for group in groups
+    }
 
     outputs = np.stack([after[group] for group in removals])
     truth = GroundTruth(
         left_out=np.array([np.isin(np.arange(count), group) for group in removals]),
         outputs=outputs.reshape(-1, *whole.shape),
         whole=after[()].reshape(whole.shape),
-        examples=question.examples,
-        probe=question.probe,
-        identity=question.identity,
+        examples=case.examples,
+        probe=case.probe,
+        identity=case.identity,
         fresh=design.fresh,
     )
     sign = -1.0 if lower_is_better else 1.0
     fared = []
-    for name, scores in question.scores.items():
+    for name, scores in case.scores.items():
         harm = [sign * (after[()][q] - after[group][q]) for q, group in zip(chosen, without_top[name], strict=False)]
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)
         fared.append(ValidatedScore(name, lds, mean_of(harm) if harm else None))
@@ -469,7 +471,7 @@ def validated(question: Question, design: Design, *, lower_is_better: bool) -> V
         scores=tuple(fared),
         harm_by_chance=mean_of(by_chance.tolist()) if top == len(removals[0]) else None,
         top=top,
-        metasmoothness=metasmoothness(question.subject.training),
+        metasmoothness=metasmoothness(case.subject.training),
         lower_is_better=lower_is_better,
         doubts=() if design.fresh else repeats(whole, truth),
     )

@@ -21,7 +21,7 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.ground_truth import FOLDER, Outputs, Training, read_ground_truth
+from ntkexp.records.ground_truth import FOLDER, Outputs, TrainingWithout, read_ground_truth
 from ntkexp.report.run import load_run
 from ntkexp.report.validation import linear_datamodeling_score, spearman
 from ntkexp.run.execute import execute
@@ -78,7 +78,7 @@ def test_the_interval_holds_what_more_trainings_find() -> None:
 def test_trained_with_everyone_it_is_the_run(finished: Path) -> None:
     run = load_run(finished)
     points = asked_points(run, "probe", 5)
-    ((_, outputs),) = RunSubject(finished, tuple(points)).outputs([Training(())])
+    ((_, outputs),) = RunSubject(finished, tuple(points)).outputs([TrainingWithout(())])
     known = run.predictions.sel(machine="f_T").to_numpy()[points]
     assert abs(outputs - known).max() <= 1e-11 * abs(known).max()  # sums of six steps, in another order
 
@@ -89,12 +89,16 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
 
     points = asked_points(load_run(finished), "probe", 2)
     subject = RunSubject(finished, tuple(points))
-    found = dict(subject.outputs([Training(()), Training((3, 7)), Training((), 5), Training((3, 7), 5)]))
+    found = dict(
+        subject.outputs(
+            [TrainingWithout(()), TrainingWithout((3, 7)), TrainingWithout((), 5), TrainingWithout((3, 7), 5)]
+        )
+    )
     removal = without(finished, [3, 7], points, Silent())
-    change = found[Training((3, 7))] - found[Training(())]
+    change = found[TrainingWithout((3, 7))] - found[TrainingWithout(())]
     assert abs(change - removal.actual).max() <= 1e-9 * abs(removal.actual).max()
-    assert abs(found[Training((), 5)] - found[Training(())]).max() > 1e-3
-    assert abs(found[Training((3, 7), 5)] - found[Training((), 5)]).max() > 1e-6
+    assert abs(found[TrainingWithout((), 5)] - found[TrainingWithout(())]).max() > 1e-3
+    assert abs(found[TrainingWithout((3, 7), 5)] - found[TrainingWithout((), 5)]).max() > 1e-6
 
 
 def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,7 +106,7 @@ def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.
     run = shutil.copytree(finished, tmp_path / finished.name)
     carried = RunSubject.outputs
 
-    def broken_off(self: RunSubject, trainings: Sequence[Training]) -> Iterator[tuple[Training, Outputs]]:
+    def broken_off(self: RunSubject, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
         for number, each in enumerate(carried(self, trainings)):
             if number == 4:
                 raise KeyboardInterrupt

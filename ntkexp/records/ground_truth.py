@@ -31,7 +31,7 @@ Outputs: TypeAlias = NDArray[np.float64]
 """[point, out]"""
 
 
-class Training(NamedTuple):
+class TrainingWithout(NamedTuple):
     """A training without some examples, by their places, in ascending order; `seed` is that of fresh weights and
     batches, None where both are those of the run."""
 
@@ -46,20 +46,20 @@ class TrainingStore:
     run: Path
     probe: tuple[int, ...]
 
-    def path(self, training: Training) -> Path:
+    def path(self, training: TrainingWithout) -> Path:
         """The file of a training."""
         told = json.dumps([FORMAT, self.probe, training.left_out, training.seed])
         return self.run / FOLDER / f"{sha256(told.encode()).hexdigest()[:12]}.bin"
 
-    def seal(self, training: Training) -> str:
+    def seal(self, training: TrainingWithout) -> str:
         return RunFolder(self.run).sealed_for(f"{FOLDER}/{self.path(training).name}")
 
-    def write(self, training: Training, outputs: Outputs) -> None:
+    def write(self, training: TrainingWithout, outputs: Outputs) -> None:
         make_folder(self.run / FOLDER)
         with being_sealed(self.path(training), self.seal(training)) as file:
             file.write(npy(outputs))
 
-    def read(self, training: Training) -> Outputs | None:
+    def read(self, training: TrainingWithout) -> Outputs | None:
         """The outputs, if they are there as they were written."""
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
@@ -67,7 +67,7 @@ class TrainingStore:
         outputs: Outputs = np.load(BytesIO(path.read_bytes()[:-WIDTH]), allow_pickle=False)
         return outputs
 
-    def missing(self, trainings: Sequence[Training]) -> list[Training]:
+    def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
         """Those that are still to be done, each once."""
         return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
 

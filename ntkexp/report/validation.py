@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.atomic import Json
 from ntkexp.records.ground_truth import GroundTruth
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
@@ -195,9 +195,11 @@ def read_scores(path: Path) -> NDArray[np.generic]:
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise Mistake(f"--scores={path} is no array of NumPy ({type(error).__name__}); numpy.save writes one") from None
+        raise WrongArgument(
+            f"scores={path} is no array of NumPy ({type(error).__name__}); numpy.save writes one", "scores"
+        ) from None
     if not isinstance(found, np.ndarray):
-        raise Mistake(f"--scores={path} holds several arrays; numpy.save writes one")
+        raise WrongArgument(f"scores={path} holds several arrays; numpy.save writes one", "scores")
     return found
 
 
