@@ -93,6 +93,7 @@ def follow(
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
     refuse_followed(optimizers)
     inner = unwrapped_model(model)
+    moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
     queries = checked_queries(queries, module, output)
 
@@ -103,7 +104,7 @@ def follow(
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels)
     if altered is None:
-        refuse_without_rules(called, moved_names(inner, optimizers), queries)
+        refuse_without_rules(called, moved, queries)
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
         watch = Watch(
             model,
