@@ -10,6 +10,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
     AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
+    validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
 What is refused raises a `Mistake`, whose message is one line.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ntkexp.mistake import Mistake
     from ntkexp.optimizer.base import LinearStep
     from ntkexp.report.run import load_run
+    from ntkexp.validation import validate
 
 __all__ = [
     "AbstractOptimizerRule",
@@ -38,6 +40,7 @@ __all__ = [
     "load_run",
     "secant_kernel",
     "tangent_kernel",
+    "validate",
 ]
 
 HOMES = {
@@ -51,6 +54,7 @@ HOMES = {
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
+    "validate": "ntkexp.validation",
 }
 CALLBACKS = frozenset({"huggingface", "lightning"})
 """Modules that need a library which not everybody has."""
