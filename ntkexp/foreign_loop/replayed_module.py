@@ -33,6 +33,7 @@ from ntkexp.foreign_loop.calls import (
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -135,27 +136,31 @@ CHANGED = (
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of what the model itself gave at the queries, in evaluation, when following began, and after the last
-    of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
+    """Signatures of what the model itself gave at the queries, or a measure of it, in evaluation, when following began,
+    and after the last of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
 
     start: Tensor | None = None
     end: Tensor | None = None
     steps: int = -1
 
-    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int) -> None:
-        """Refuse outputs at the queries that are none of those that the model may have given itself."""
+    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int, *, measured: bool = False) -> None:
+        """Refuse outputs at the queries, or a measure of them, that are none of those that the model may have given."""
+        perhaps = "is measure= the one that was followed? Or " if measured else ""
         for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
             if signed is None or (signed is self.end and steps != self.steps):
                 continue
             if missed := min(each.other(signed) for each in found):
                 raise Mistake(
                     f"when following {when}, the model gave other outputs at the queries than it does now at the same "
-                    f"weights, off by {missed:.2g} of them; {CHANGED}"
+                    f"weights, off by {missed:.2g} of them; {perhaps}{CHANGED}"
                 )
 
 
-def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
-    """The signature of what a model gives now in evaluation; it is left as it was, and so are generators."""
+def evaluate_at_queries(
+    model: nn.Module, output: str | int | None, queries: Inputs, measured: MeasuredQueries | None = None
+) -> Tensor | None:
+    """The signature of what a model gives now in evaluation, or of a measure of it; the model is left as it was, and so
+    are generators."""
     device = next((weight.device for weight in model.parameters()), None)
     found, kind = list[Tensor](), "cpu" if device is None else device.type
     casts = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
@@ -167,13 +172,14 @@ def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inp
             for begun in range(0, examples(queries), AT_ONCE):
                 some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))
                 placed, named = arguments(some)
-                found.append(signature(choose_output(model(*placed, **named), output)))
+                given = choose_output(model(*placed, **named), output)
+                found.append(signature(given) if measured is None else given)
+            return torch.cat(found) if measured is None else signature(measured.values(torch.cat(found), queries))
     except Exception as error:  # the model's own, and no reason to lose a training
         LOG.warning(
             "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
         )
         return None
-    return torch.cat(found)
 
 
 @contextmanager
@@ -212,12 +218,22 @@ class CalledModule:
     casts: Autocast | None = None
     same_kernels: bool = False
     twins: dict[LayerModes, nn.Module] = field(default_factory=dict)
+    measured: MeasuredQueries | None = None  # what is asked of its outputs at the queries
 
     @cached_property
     def function(self) -> Function:
+        """The module in evaluation, and what is asked of its outputs."""
+        return self.asked(self.outputs)
+
+    @cached_property
+    def outputs(self) -> Function:
         """The module in evaluation."""
         function = function_of(self.twin(EVALUATION), self.output)
         return function if self.casts is None else without_casts(function)
+
+    def asked(self, function: Function) -> Function:
+        """What is asked of the outputs that a function gives at the queries: themselves, or a measure of them."""
+        return function if self.measured is None else self.measured.of(function)
 
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
@@ -236,7 +252,7 @@ class CalledModule:
             with nullcontext() if self.casts is None else self.casts.again():
                 return function(weights, inputs)
 
-        return cast
+        return self.asked(cast)
 
     def at(self, how: Circumstances) -> Function:
         """The module as a call had it."""
