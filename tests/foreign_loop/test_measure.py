@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import jacrev
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.example_names import SeenCall
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.measure import MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
@@ -64,7 +66,7 @@ class Words(nn.Module):
 def language(optimizers: loops.Maker) -> Loop:
     """The loop with texts in place of rows of numbers."""
     torch.manual_seed(0)
-    given, model = loop(optimizers), Words().double()
+    given, model = loop(optimizers), nn.Sequential(Words().double())
     x, queries = torch.randint(7, (len(given.x), 5)), torch.randint(7, (3, 5))
     optimizer = torch.optim.SGD if optimizers is sgd else torch.optim.AdamW
     return replace(given, model=model, optimizers=[optimizer(model.parameters(), lr=0.05)], x=x, queries=queries)
@@ -147,9 +149,7 @@ def test_the_effect_on_a_measure_is_its_gradient_times_those_on_outputs() -> Non
     found = followed(given, plain, measure=questions, **more).attribute(effects="derivative")["effect"]
     outputs = followed(loop(adamw), plain, **more).attribute(effects="derivative")["effect"].to_numpy()
     end = given.model(given.queries).detach()
-    slopes = torch.autograd.functional.jacobian(
-        lambda f: torch.stack([*questions(f, SeenCall.of(given.queries)).values()], 1), end
-    )
+    slopes = jacrev(lambda f: torch.stack([*questions(f, SeenCall.of(given.queries)).values()], 1))(end)
     mine = torch.stack([slopes[k, :, k] for k in range(len(end))]).numpy()
     expected = np.einsum("pmc,pce->pme", mine, outputs)
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
@@ -177,7 +177,7 @@ def test_batches_of_a_loader_are_asked_call_by_call() -> None:
 
 def in_batches(given: Loop, measure: Any) -> Any:
     """The loop, whose queries a DataLoader gives."""
-    with loops.follow(given.model, given.optimizers, queries=given.queries, measure=measure) as trace:
+    with follow(given.model, given.optimizers, queries=given.queries, measure=measure) as trace:
         for given.done, batch in zip(range(loops.STEPS), loops.batches()):  # noqa: B905  there is no last batch
             plain(given, batch)
     return trace.attribute()
@@ -189,15 +189,15 @@ def test_under_casts_masks_and_changes_by_hand_a_measure_adds_up_too(tmp_path: P
     given = cast_loop(adamw)
     before = asked(given)
     given.model.train()
-    with loops.follow(given.model, given.optimizers, queries=given.queries, measure=questions, to=tmp_path) as trace:
+    with follow(given.model, given.optimizers, queries=given.queries, measure=questions, to=tmp_path) as trace:
         for given.done, batch in zip(range(4), loops.batches()):  # noqa: B905  there is no last batch
             brain(given, batch)
         with torch.no_grad():
             for weight in given.model.parameters():
                 weight.mul_(0.9)
     found = trace.attribute()
-    after, parts = asked(given), found["contribution"].sum("example")
-    parts = (parts + found["decay"] + found["casts"] + found["outside"]).to_numpy()
+    after, added = asked(given), found["contribution"].sum("example")
+    parts = (added + found["decay"] + found["casts"] + found["outside"]).to_numpy()
     for place, name in enumerate(before):
         change = (after[name] - before[name]).numpy()
         assert np.abs(parts[:, place] - change).max() <= 2e-5 * (1 + np.abs(change).max()), name
@@ -240,6 +240,7 @@ def given_queries(queries: Any) -> Loop:
 
 
 ROWS = loop(sgd).queries
+DATASET: Any = ROWS  # which a DataLoader takes
 
 
 @pytest.mark.parametrize(
@@ -261,9 +262,9 @@ ROWS = loop(sgd).queries
         (lambda f, call: f[:, 0] * torch.rand(len(f)), ROWS, "it gives other numbers when it is asked again"),
         (lambda f, call: f.cumprod(1)[:, 2], ROWS, "no difference rule for the operation aten.cumprod"),
         (lambda f, call: f[:, 7], ROWS, r"it fails at outputs of shape \[3, 3\] \(IndexError"),
-        (lambda f, call: f[:, 0], DataLoader(ROWS, shuffle=True), "the DataLoader shuffles"),
+        (lambda f, call: f[:, 0], DataLoader(DATASET, shuffle=True), "the DataLoader shuffles"),
         (lambda f, call: f[:, 0], DataLoader(TensorDataset(ROWS, ROWS)), "the model does not take them"),
-        (lambda f, call: f[:, 0] if len(f) > 1 else f[:, :2], DataLoader(ROWS, batch_size=2), "for one call and"),
+        (lambda f, call: f[:, 0] if len(f) > 1 else f[:, :2], DataLoader(DATASET, batch_size=2), "for one call and"),
     ],
 )
 def test_what_is_no_measure_is_refused_before_training(measure: Any, queries: Any, said: str) -> None:
