@@ -9,6 +9,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+    validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
 What is refused raises a `Mistake`, whose message is one line.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
     from ntkexp.report.run import load_run
+    from ntkexp.validation import validate
 
 __all__ = [
     "KernelMachine",
@@ -33,6 +35,7 @@ __all__ = [
     "load_run",
     "secant_kernel",
     "tangent_kernel",
+    "validate",
 ]
 
 HOMES = {
@@ -44,6 +47,7 @@ HOMES = {
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
+    "validate": "ntkexp.validation",
 }
 CALLBACKS = frozenset({"huggingface", "lightning"})
 """Modules that need a library which not everybody has."""

@@ -20,17 +20,14 @@ from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.casts import without_casts
+from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import function_of
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
 """The settings of a group of parameters, and these."""
-
-SHORTEST = 32  # bits
 
 
 @dataclass
@@ -53,21 +50,33 @@ class ParameterGroups:
         >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
         [['weight']]
         """
-        present = [id(part) for group in optimizer.param_groups for part in (group, *group["params"])]
+        present = [id(part) for group in optimizer.param_groups for part in (group, *filter(moves, group["params"]))]
         known = self.known.get(id(optimizer))
         if known is None or known[0] != present:
             for weight in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(weight) not in self.names:
+                    self.refuse_copies(weight)
                     raise Mistake(
                         f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the "
                         "model; follow the module that holds all of them"
                     )
             groups: list[Group] = [
-                (group, {self.names[id(weight)]: weight for weight in group["params"]})
+                (group, {self.names[id(weight)]: weight for weight in filter(moves, group["params"])})
                 for group in optimizer.param_groups
             ]
+            for name, weight in (each for _, members in groups for each in members.items()):
+                refuse_short(name, weight)
             known = self.known[id(optimizer)] = (present, groups)
         return known[1]
+
+    def refuse_copies(self, weight: Tensor) -> None:
+        """Refuse an optimizer that moves a copy of a short parameter in longer numbers, which is copied back."""
+        for name, parameter in self.model.named_parameters():
+            if is_short(parameter) and torch.equal(weight.detach().to(parameter), parameter.detach()):
+                raise Mistake(
+                    f"the optimizer moves a copy of '{name}' in longer numbers, from which the parameter is copied; "
+                    "no such step is followed: let the model hold the long weights, and train it under autocast"
+                )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
         """The parameters of one optimizer."""
@@ -81,9 +90,14 @@ class ParameterGroups:
 
 
 def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
-    """The parameters of the model that some optimizer moves."""
-    moved = {id(weight) for each in optimizers for group in each.param_groups for weight in group["params"]}
-    return {name for name, weight in model.named_parameters() if id(weight) in moved}
+    """The parameters of the model that some optimizer moves, which has to be of a kind that is followed."""
+    return {name for name, _ in ParameterGroups(model, optimizers)}
+
+
+def moves(weight: Tensor) -> bool:
+    """Whether an optimizer that is given a parameter may move it: not a frozen one in short numbers, as under adapters,
+    which is not followed then."""
+    return weight.requires_grad or not is_short(weight)
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
@@ -93,7 +107,7 @@ def refuse_short(name: str, weight: Tensor) -> None:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: 'b' is in bfloat16, to whose rounding nothing can be proved; train float32 under autocast
     """
-    if weight.is_floating_point() and torch.finfo(weight.dtype).bits < SHORTEST:
+    if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
         raise Mistake(f"'{name}' is in {kind}, to whose rounding nothing can be proved; train float32 under autocast")
 
@@ -230,12 +244,10 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:
         with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-            answer = function_of(module, output)(weights, part(inputs, slice(1)))
+            answer = CalledModule(module, output).function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # the model's own
-        for name, weight in module.named_parameters():
-            refuse_short(name, weight)  # which comes first, where queries would fit longer ones
         raise Mistake(f"queries=: the model does not take them: {str(error).splitlines()[0]}") from error
     if not answer.dim():
         raise Mistake(ONE_NUMBER)
@@ -249,7 +261,7 @@ def measured_queries(
     found = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     with beginning_at(generator_states(module)), left_alone(module):
-        found.out_names(function_of(module, output), weights, queries)
+        found.out_names(CalledModule(module, output).outputs, weights, queries)
     return found
 
 

@@ -100,6 +100,7 @@ def follow(
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure)
     refuse_followed(optimizers)
     inner = unwrapped_model(model)
+    moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
     inputs, sizes = gathered_queries(queries)
     inputs = checked_queries(inputs, module, output)
@@ -112,7 +113,7 @@ def follow(
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
     if altered is None:
-        refuse_without_rules(called, moved_names(inner, optimizers), inputs)
+        refuse_without_rules(called, moved, inputs)
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
         watch = Watch(
             model,

@@ -8,6 +8,7 @@ On the way back over the steps (`attribution.Backwards`) each is replayed and pr
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +43,6 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import function_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
@@ -191,15 +191,15 @@ class Trace:
     def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
         """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
         by attention without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
-        casts = self.called.casts
-        if casts is None:
+        how = Circumstances(autocast=self.called.casts)
+        if not self.called.is_cast(how):
             return (Replayed(self.function, weights, self.queries, outputs),)
-        room, found = self.called.room(Circumstances(autocast=casts)), list[Replayed]()
-        for function in (self.called.asked(function_of(self.module, self.output)), self.called.under_casts):
-            with torch.no_grad(), plain_kernels():
-                given = columns(function, weights, self.queries).to(outputs)  # whose eps they are held to
-            # casts step: what noise does is found without them
-            found.append(Replayed(self.function, weights, self.queries, given, room))
+        room, found = self.called.room(how), list[Replayed]()
+        for function in self.called.as_evaluated:
+            with torch.no_grad(), plain_kernels(), suppress(RuntimeError):  # of numbers that do not fit each other
+                given = columns(function, weights, self.queries)
+                # casts step: what noise does is found without them; and they are held to the eps of these outputs
+                found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
     def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
@@ -229,16 +229,18 @@ class Trace:
         self.ends.hold(began, ended, len(steps), measured=self.measured is not None)
 
         # f_T − f_0, of which what no step did is a part
-        arrays, change, outside = sums.arrays(cast=casts is not None), last.outputs - start, self.outside()
+        cast = self.called.is_cast(Circumstances(autocast=casts))
+        arrays, change, outside = sums.arrays(cast=cast), last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
         moved = float(arrays["change"][1].norm())
         facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
-        if casts is not None:
+        if cast:
             with torch.no_grad():
                 away = columns(self.called.under_casts, end, self.queries) - last.outputs
-            facts = {"autocast": casts.kind, "away": float(away.norm())}
+            short = {} if self.called.short is None else {"frozen": str(self.called.short).removeprefix("torch.")}
+            facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
         named = {}

@@ -265,9 +265,10 @@ def test_leaving_out_is_training_without(optimizers: Maker, body: Body) -> None:
     emptied = next(loops.batches())[:2].tolist()
     weights[[3, 8, *emptied]], weights[11] = 0.0, 0.5
     chosen = {name: float(weight) for name, weight in zip(names, weights, strict=True) if weight < 1}
-    found = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised").outputs_with(chosen)
+    training = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised")
+    found = training.at(training.end_with(chosen))
     assert float((found - trained_with(optimizers, body, weights)).abs().max()) < CLOSE
-    assert float((found - LoopAgain(lambda: None, trace, "renormalised").at_end(trace)).abs().max()) > 1e-3
+    assert float((found - training.at(training.flat.vector(trace.steps.end))).abs().max()) > 1e-3
 
 
 def test_a_call_of_which_nothing_is_left_adds_nothing() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -45,6 +44,7 @@ def attribute(
     """Find what each example of a followed training added to the queries' outputs."""
     from torch import nn
 
+    from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.again import Weighing, trained_again
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.report.run import load_run
@@ -86,14 +86,3 @@ def attribute(
     trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
-
-
-def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
-    """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
-    from ntkexp.config.build import admit, refuse_untrusted
-    from ntkexp.model.foreign import load
-    from ntkexp.model.libraries import Module, file_and_function, function
-
-    place = Module(path=path)
-    refuse_untrusted(place, key, admit(trust))
-    return function(load(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
