@@ -75,8 +75,7 @@ def trained_twice(
     names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    measure = None if second.measured is None else second.measured.measure
-    first = load_trace(files, deepcopy(second.module), measure)
+    first = load_trace(files, deepcopy(second.module), second.measure)
     first.refuse_outside()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples

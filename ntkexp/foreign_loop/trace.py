@@ -99,6 +99,11 @@ class Trace:
         """The one that is evaluated at the queries."""
         return self.called.function
 
+    @property
+    def measure(self) -> Measure | None:
+        """What is asked of the outputs, if not they themselves."""
+        return None if self.measured is None else self.measured.measure
+
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside

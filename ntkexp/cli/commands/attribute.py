@@ -77,9 +77,7 @@ def attribute(
         assert first is not None  # one of the two functions was given
         module = first.module
     asked = None if measure is None else load_function(measure, "measure", trust)
-    if asked is None and first is not None and first.measured is not None:
-        asked = first.measured.measure  # that of the loop
-    trace = load_trace(files, module, asked)
+    trace = load_trace(files, module, asked or (None if first is None else first.measure))
     given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else load_function(decode, "decode", trust)
