@@ -425,7 +425,7 @@ class FirstStepProof:
             return
         weights = {name: weight.detach() for name, weight in self.called.module.named_parameters()}
         with torch.no_grad(), left_alone(self.called.module):
-            outputs = columns(self.called.function, weights, part(self.queries, slice(1))).shape[1]
+            outputs = columns(self.called.outputs, weights, part(self.queries, slice(1))).shape[1]
         assert call.gradient is not None
         if outputs != (given := call.gradient.shape[1]):
             raise Mistake(
