@@ -67,8 +67,8 @@ class LoopSums:
         self.by_step[:, :, step] = parts.sum(2) + decay + casts
         self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
 
-    def arrays(self, *, cast: bool) -> NamedArrays:
-        """All of it; what casts did only where there were some."""
+    def arrays(self, *, cast: bool, rounds: bool) -> NamedArrays:
+        """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
@@ -79,7 +79,8 @@ class LoopSums:
         }
         if self.halves is not None:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
-        return found if cast else {name: each for name, each in found.items() if name not in {"casts", CASTS}}
+        unseen = set[str]() if cast else {CASTS} if rounds else {"casts", CASTS}
+        return {name: each for name, each in found.items() if name not in unseen}
 
 
 def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:

@@ -429,7 +429,7 @@ class CallReaders:
 
 def casts_sentence(found: xr.Dataset) -> str:
     """The sentence on casts; none, if there were none."""
-    if "casts" not in found:
+    if "away" not in found.attrs:
         return ""
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
     named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
@@ -448,6 +448,11 @@ def rounding_sentence(found: xr.Dataset) -> str:
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""
+    if "rounds" in found.attrs:
+        return (
+            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
+            "changed (`casts`), and no example did"
+        )
     return (
         f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
         "which no example added; a larger eps of the optimizer mends it"

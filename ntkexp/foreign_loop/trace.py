@@ -238,7 +238,9 @@ class Trace:
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
-        arrays, change, outside = sums.arrays(cast=cast), last.outputs - start, self.outside()
+        rounding = [each.kind.__name__ for each in steps.known if each.rule.rounds]
+        arrays, change = sums.arrays(cast=cast, rounds=bool(rounding)), last.outputs - start
+        outside = self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
@@ -249,6 +251,8 @@ class Trace:
                 away = columns(self.called.under_casts, end, self.queries) - last.outputs
             short = {} if self.called.short is None else {"frozen": str(self.called.short).removeprefix("torch.")}
             facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
+        if rounding:
+            facts["rounds"] = " and ".join(rounding)
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
         named = {}

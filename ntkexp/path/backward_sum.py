@@ -4,7 +4,7 @@ and, in its core, for any stream of steps that are linear in their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, NamedTuple
@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, spread
+from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -47,10 +48,12 @@ from ntkexp.shapes import Weights
 #     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
 #     decay      −V_s·λθ_s − J̄(s)·dθ_s
 #
-# V is formed where α or N differ between the weights of a parameter; else its two terms are multiplied one by one.
-#
 # where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
 # decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
+#
+# Where M mixes the weights of a matrix, as in θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r, MᵀJ̄ stands in for J̄ in U and V;
+# −J̄r is a part that no gradient has. V is formed where α or N differ between the weights of a parameter, or M mixes
+# them; else its two terms are multiplied one by one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class BackwardSum:
 
     adjoint: Adjoint | None = None  # made when the first Jacobian is seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
+    mixed: set[str] = field(default_factory=set)  # the parameters that some of these steps mixed, whose U are vectors
     saved: Sequence[Tensor] = ()  # U of a checkpoint
 
     def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
@@ -88,7 +92,10 @@ class BackwardSum:
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
         ahead = {name: each.ahead for name, each in linear.items()}  # N
         intake = {name: each.intake for name, each in linear.items()}  # α
-        forms_v = any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        mixings = {name: each.mixing for name, each in linear.items() if each.mixing is not None}  # M
+        forms_v = bool(mixings) or any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        self.mix(mixings.keys(), step.start)
+        rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
@@ -99,13 +106,15 @@ class BackwardSum:
         if carry is None and self.adjoint is not None:
             self.adjoint.shrink(self.carry)
         kernel = decay = pushed = beside = next(iter(step.start.values())).new_zeros(())
-        for weight, jacobian in pieces:
+        for weight, whole in pieces:
+            jacobian = whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
             self.adjoint = self.adjoint or self.begun(jacobian)
             scaled = {name: weight * each for name, each in scale.items()}
             self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
             carry = 1.0
-            pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
-            decay = decay - weight * jacobian.applied(lost) if lost else decay
+            pushed = torch.add(pushed, whole.applied(step.difference), alpha=weight)
+            decay = decay - weight * whole.applied(lost) if lost else decay
+            beside = beside - weight * whole.applied(rest) if rest else beside
             if forms_v:
                 straight = straight or zero_adjoint(jacobian)
                 numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
@@ -139,6 +148,12 @@ class BackwardSum:
             beside = beside - through(felt, step.beside, numbers_in)
         return TakenBack(kernel, decay.expand_as(pushed), pushed, beside.expand_as(pushed))
 
+    def mix(self, names: Set[str], weights: Weights) -> None:
+        """From here on U has vectors for these parameters."""
+        if not names <= self.mixed:
+            self.mixed |= names
+            self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
+
     def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
         adjoint = zero_adjoint(jacobian)
@@ -158,6 +173,25 @@ def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def mixed_back(jacobian: Jacobian, names: Set[str], mixings: Mapping[str, Mixing], weights: Weights) -> Jacobian:
+    """MᵀJ̄, in which the parameters that were ever mixed have rows."""
+
+    def mixed(block: Block) -> Block:
+        if not isinstance(block, Rows) or block.name not in mixings:
+            return block
+        matrices = block.rows.view(*block.rows.shape[:2], *weights[block.name].shape)
+        return Rows(mixings[block.name].adjoint(matrices).flatten(2), block.name)
+
+    return replace(jacobian, blocks=tuple(map(mixed, jacobian.with_rows(names, weights).blocks)))
+
+
+def rests(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
+    """r of every parameter; nothing, if none has any."""
+    if all(each.rest is None for each in linear.values()):
+        return {}
+    return {n: torch.zeros_like(weights[n]) if each.rest is None else each.rest for n, each in linear.items()}
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
