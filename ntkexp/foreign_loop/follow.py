@@ -38,6 +38,7 @@ from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Inputs
@@ -54,6 +55,7 @@ def follow(
     loss: ExampleLoss | None = None,
     to: Path | str | None = None,
     every: int | None = None,
+    by: By | None = None,
     memory_gb: float = 4.0,
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
@@ -75,6 +77,9 @@ def follow(
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
+    `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
+    patterns of parameters.
+
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
     >>> optimizer, before = torch.optim.AdamW(model.parameters()), model(x).detach()
@@ -95,10 +100,12 @@ def follow(
     inner = unwrapped_model(model)
     module = deepcopy(inner).eval()
     queries = checked_queries(queries, module, output)
+    if by is not None:
+        components_of(by, sorted(moved_names(inner, optimizers)))  # or a mistake, before anybody trains
 
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
-    store = choose_store(to, processes, altered, inner, optimizers, queries, output, every, memory_gb)
+    store = choose_store(to, processes, altered, inner, optimizers, queries, output, every, memory_gb, by)
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels)
@@ -119,7 +126,7 @@ def follow(
         try:
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb)
+            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb, by=by)
             if altered is not None:
                 altered.traces.append(trace)
             with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
@@ -161,6 +168,7 @@ def choose_store(
     output: str | int | None,
     every: int | None,
     memory_gb: float,
+    by: By | None,
 ) -> AbstractStore:
     """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
     `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
@@ -192,7 +200,7 @@ def choose_store(
     }
     moved = moved_names(model, optimizers)
     still = {name: part for name, part in model.state_dict().items() if name not in moved}
-    start = {"queries": queries, "output": output, "still": still}
+    start = {"queries": queries, "output": output, "still": still} | ({} if by is None else {"by": by})
     files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
     return DiskStore(files, processes, config, start, output, every, memory_gb)
 

@@ -42,6 +42,8 @@ from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
+from ntkexp.path.backward_sum import BackwardSum
+from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import OUTSIDE
@@ -69,6 +71,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
+    by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
 
     def __repr__(self) -> str:
@@ -126,6 +129,7 @@ class Trace:
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
+        by: By | None = None,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
@@ -143,6 +147,10 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
+        names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
+        `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -167,7 +175,7 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb = memory_gb or self.memory_gb
+        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
         if effects:
             self.refuse_empty()
             self.refuse_outside()
@@ -209,8 +217,12 @@ class Trace:
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
         last = reader.record(end, self.queries)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
-        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
+        components = None if self.by is None else components_of(self.by, end)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        backward = BackwardSum(components=tuple((components or {}).values()))
+        back = Backwards(
+            reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums, backward
+        )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             back.take(step, later, steps)
@@ -239,7 +251,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(names)
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)},
+            coords={"example": list(self.examples)} | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
 
@@ -275,7 +287,8 @@ def load_trace(files: TraceFolder, module: nn.Module) -> Trace:
     module.eval()
     kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
     steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds), outputs_at_ends(files.folder)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends)
+    output, queries, by = start["output"], start["queries"], start.get("by")
+    return Trace(steps, module, output, queries, folder=files.folder, ends=ends, by=by)
 
 
 def example_names_in(files: TraceFolder) -> list[str]:
