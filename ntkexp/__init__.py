@@ -3,10 +3,13 @@
 The command `ntkexp` runs experiments; these functions are its library:
 
     tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
+    TangentKernel(module)(x1, x2)                     the same as an object, which scikit-learn and DataLoaders know
+    KernelMachine(kernel).fit(x, y).predict(x)        training with a fixed kernel, in closed form
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+    validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
 What is refused raises a `Mistake`, whose message is one line.
@@ -18,19 +21,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
-    from ntkexp.library import infinite_kernel, secant_kernel, tangent_kernel
+    from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
     from ntkexp.report.run import load_run
+    from ntkexp.validation import validate
 
-__all__ = ["Mistake", "follow", "infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
+__all__ = [
+    "KernelMachine",
+    "Mistake",
+    "TangentKernel",
+    "follow",
+    "infinite_kernel",
+    "load_run",
+    "secant_kernel",
+    "tangent_kernel",
+    "validate",
+]
 
 HOMES = {
+    "KernelMachine": "ntkexp.library",
+    "TangentKernel": "ntkexp.library",
     "Mistake": "ntkexp.mistake",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
     "load_run": "ntkexp.report.run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
+    "validate": "ntkexp.validation",
 }
 CALLBACKS = frozenset({"huggingface", "lightning"})
 """Modules that need a library which not everybody has."""

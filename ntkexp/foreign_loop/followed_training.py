@@ -312,10 +312,11 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
                 "effects do not know; zero gradients at every step"
             )
-        if call.how.autocast is not None:
+        if self.called.is_cast(call.how):
+            frozen = "with frozen weights in short numbers" if call.how.autocast is None else "under autocast"
             raise Mistake(
-                f"step {step.index}: it was taken under autocast, whose rounding has no derivative; follow the loop "
-                "without autocast, or ask only what examples added"
+                f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
+                "without, or ask only what examples added"
             )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         share = losses.share(step.start, self.weighing)

@@ -29,6 +29,7 @@ from ntkexp.records.contributions import (
     BY_COMPONENT_STEP,
     COMPONENT,
     DECAY_BY_COMPONENT,
+    MEASURE,
     OUTSIDE,
     STORE,
     ByComponent,
@@ -235,6 +236,8 @@ def examples(
     """The examples that were seen, and the queries, as a person looks at them."""
     names = [str(name) for name in found["example"].to_numpy()]
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
+    if MEASURE in found.attrs and found["out"].dtype.kind == "U":
+        arrays["out_name"] = found["out"].to_numpy()
     for split, called, rows in (
         ("train", names, gallery.of(names)),
         ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),

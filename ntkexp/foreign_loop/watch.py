@@ -42,7 +42,6 @@ from ntkexp.foreign_loop.arguments import (
     ParameterGroups,
     called_model,
     common_submodule,
-    refuse_short,
     unwrapped_model,
 )
 from ntkexp.foreign_loop.calls import (
@@ -100,6 +99,7 @@ class Watch:
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
     forbidden: frozenset[str] = frozenset()  # the kernels that the latest call could not choose
     autocast: Autocast | None = None  # in which it was made
+    first_layer: bool = True  # whether it has come to none of its layers yet
     consumed_calls: list[ModelCall] = field(default_factory=list)  # those that the latest step consumed
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # the `grad`s that it consumed
 
@@ -116,7 +116,6 @@ class Watch:
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
         for name, weight in self.parameters:
-            refuse_short(name, weight)
             self.latest.copy_in({name: weight})
             self.proof.begin(name, weight)
         self.store.begin(dict(self.latest.weights), self.optimizers, self.parameters.names)
@@ -142,9 +141,9 @@ class Watch:
             self.hooks.append(optimizer.register_step_post_hook(self.on_step_end))
         self.hooks.append(called_model(self.model).register_forward_pre_hook(self.on_call_begin))
         self.hooks.append(called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True))
-        layers = [layer for layer in self.model.modules() if list(layer.parameters(recurse=False))]
-        for layer in layers:  # libraries put autocast between a model and its layers
-            self.hooks.append(layer.register_forward_pre_hook(partial(self.on_layer, layer is layers[0])))
+        for layer in self.model.modules():  # libraries put autocast between a model and its layers
+            if list(layer.parameters(recurse=False)):
+                self.hooks.append(layer.register_forward_pre_hook(self.on_layer))
 
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
@@ -179,13 +178,14 @@ class Watch:
         """Note where generators stand before the call, which may draw random numbers, and what kernels it may use."""
         self.under_way.append(self.count)
         if torch.is_grad_enabled():
-            self.generators, self.autocast = generator_states(self.inner), None
+            self.generators, self.autocast, self.first_layer = generator_states(self.inner), None, True
             self.forbidden = forbidden_kernels()
 
-    def on_layer(self, first: bool, layer: nn.Module, *_: object) -> None:
-        """Note the autocast of a call, in its first layer or a later one."""
+    def on_layer(self, layer: nn.Module, *_: object) -> None:
+        """Note the autocast of a call, in the first layer that it comes to or a later one."""
         if torch.is_grad_enabled() and self.autocast is None:
-            self.autocast = Autocast.now(next(layer.parameters()).device.type, whole=first)
+            self.autocast = Autocast.now(next(layer.parameters()).device.type, whole=self.first_layer)
+        self.first_layer = False
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Record a call that may be differentiated."""
@@ -383,7 +383,7 @@ class FirstStepProof:
             return
         weights = {name: weight.detach() for name, weight in self.called.module.named_parameters()}
         with torch.no_grad(), left_alone(self.called.module):
-            outputs = columns(self.called.function, weights, part(self.queries, slice(1))).shape[1]
+            outputs = columns(self.called.outputs, weights, part(self.queries, slice(1))).shape[1]
         assert call.gradient is not None
         if outputs != (given := call.gradient.shape[1]):
             raise Mistake(

@@ -48,6 +48,8 @@ CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_
 OUTSIDE = "outside"
 BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
 COMPONENT = "component"
+MEASURE = "measure"
+"""The attribute that names what was asked of the outputs, if not they themselves; and the name of one number of it."""
 STEP, LAST_STEP = "step", "last_step"
 EFFECT = "effect"
 RETRAINED = "retrained"

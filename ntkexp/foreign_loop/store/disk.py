@@ -57,9 +57,11 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     stored, wanted = (each.get("follow") for each in (read_object(path / CONFIG), config))
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(f"to={path}: it holds a run that is no trace; give another folder")
-    for key, value in wanted.items():
-        if stored.get(key) != value:
-            raise Mistake(f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {value}")
+    for key in {**wanted, **stored}:
+        if stored.get(key) != wanted.get(key):
+            raise Mistake(
+                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {wanted.get(key)}"
+            )
     files.refuse_lost()
     if not len(files.log):
         if any(files.checkpoints) or files.ended.exists():
