@@ -32,11 +32,13 @@ from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
@@ -61,6 +63,7 @@ def follow(
     every: int | None = None,
     by: By | None = None,
     memory_gb: float = 4.0,
+    rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
@@ -74,6 +77,9 @@ def follow(
     it has done, and goes on there when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and
     as often as there is room on disk; those between are replayed. Of several processes that train one model, each
     follows, into the same folder; the first attributes.
+
+    Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
+    held against (`ntkexp.AbstractOptimizerRule`).
 
     The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
@@ -102,8 +108,9 @@ def follow(
     """
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
     refuse_followed(optimizers)
+    known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
@@ -115,7 +122,9 @@ def follow(
 
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
-    store = choose_store(to, processes, altered, inner, optimizers, inputs, output, every, memory_gb, measured, by)
+    store = choose_store(
+        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by
+    )
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
@@ -125,6 +134,7 @@ def follow(
         watch = Watch(
             model,
             optimizers,
+            known,
             output,
             ids if loading is None else loading.names,
             store,
@@ -177,6 +187,7 @@ def choose_store(
     altered: AlteredLoop | None,
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
+    known: Sequence[KnownOptimizer],
     queries: Inputs,
     output: str | int | None,
     every: int | None,
@@ -200,11 +211,11 @@ def choose_store(
             )
     place = to if altered is None else altered.place
     if place is None:
-        return MemoryStore(output, every, memory_gb) if altered is None else EndpointStore()
+        return MemoryStore(known, output, every, memory_gb) if altered is None else EndpointStore(known)
     followed: dict[str, Json] = {  # decides whether two traces can be one
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "optimizers": [each.name for each in known],
         "processes": processes.world,
         "output": output,
         "queries": digest(tensors(queries)).hex()[:16],
@@ -217,7 +228,7 @@ def choose_store(
         start["calls"] = measured.calls.content
     config: dict[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}  # where the network was read
     files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
-    return DiskStore(files, processes, config, start, output, every, memory_gb)
+    return DiskStore(files, processes, config, start, known, output, every, memory_gb)
 
 
 class FollowSession:

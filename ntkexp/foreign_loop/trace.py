@@ -8,6 +8,7 @@ On the way back over the steps (`attribution.Backwards`) each is replayed and pr
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,11 +34,13 @@ from ntkexp.foreign_loop.replayed_module import (
     Replayed,
     rounding_sentence,
 )
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
+from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
@@ -283,9 +286,14 @@ def find_trace(folder: Path) -> TraceFolder:
     return files
 
 
-def load_trace(files: TraceFolder, module: nn.Module, measure: Measure | None = None) -> Trace:
-    """The trace, with a module that is given all that the followed one held, if it is of that kind; and with its
-    measure, of which the folder holds the name alone."""
+def load_trace(
+    files: TraceFolder,
+    module: nn.Module,
+    measure: Measure | None = None,
+    rules: Sequence[AbstractOptimizerRule] = (),
+) -> Trace:
+    """The trace, with a module that is given all that the followed one held, if it is of that kind; with its measure,
+    of which the folder holds the name alone; and with the rules of optimizers that are not PyTorch's."""
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
@@ -306,8 +314,8 @@ def load_trace(files: TraceFolder, module: nn.Module, measure: Measure | None = 
         for name in given.keys() & state.keys():
             state[name].data = given[name].clone().to(state[name].device)
     module.eval()
-    kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
-    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds), outputs_at_ends(files.folder)
+    optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
+    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
     output, asked, by = start["output"], start["queries"], start.get("by")
     return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
 

@@ -46,6 +46,8 @@ from ntkexp.shapes import Weights
 #     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
 #     decay      −V_s·λθ_s − J̄(s)·dθ_s
 #
+# V is formed where α or N differ between the weights of a parameter; else its two terms are multiplied one by one.
+#
 # where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
 # decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
 
@@ -96,7 +98,11 @@ class BackwardSum:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
-        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
+        ahead = {name: each.ahead for name, each in linear.items()}  # N
+        intake = {name: each.intake for name, each in linear.items()}  # α
+        forms_v = any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
+        ahead_in_numbers = not forms_v and any(ahead.values())
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         factor = step.factor or {}
@@ -115,36 +121,41 @@ class BackwardSum:
             self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
             carry = 1.0
             pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
+            if forms_v:
+                straight = straight or zero_adjoint(jacobian)
+                numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
+                straight.accumulate(jacobian, numbers, 1.0)
             for k, some in enumerate(jacobian.of(names) for names in parts):
                 decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
-                if any(ahead.values()):
-                    part = some.scaled(ahead)
-                    into = part
-                    if step.factor is not None:
-                        into = some.scaled({name: each * factor[name] for name, each in ahead.items()})
+                if ahead_in_numbers:
+                    part = some.scaled(in_numbers(ahead))
+                    into = part if step.factor is None else part.scaled(factor)
                     kernel[k] = kernel[k] + weight * products(into, right[k], pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
         self.carry = {name: each.carry for name, each in linear.items()}
         assert self.adjoint is not None
 
+        # V = α U + N ⊙ J̄, or U, which α multiplies below
+        felt, numbers_in = self.adjoint, in_numbers(intake)
+        if straight is not None:
+            felt = felt.scaled({name: spread(each, step.start[name]) for name, each in intake.items()})
+            felt.add(straight)
+            numbers_in = dict.fromkeys(intake, 1.0)
+
         # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
-        intake = {name: each.intake for name, each in linear.items()}  # α
-        scales = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
+        scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        for k, adjoint in enumerate(self.adjoint.of(names) for names in parts):
-            scaled_right = right[k] if alike is not None else [each.scaled(scales) for each in right[k]]
-            kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(adjoint, scaled_right, pushed)
+        for k, some_felt in enumerate(felt.of(names) for names in parts):
+            into_v = right[k] if alike is not None else [each.scaled(scales) for each in right[k]]
+            kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
 
             # −⟨α U, λθ⟩, and the same of what was taken in beside
-            if coupled and adjoint.parts:
-                decay[k] = decay[k] - through(adjoint, coupled, intake)
-            if step.beside and adjoint.parts:
-                beside[k] = beside[k] - through(adjoint, step.beside, intake)
-        decay, beside = ([each.expand_as(pushed) for each in terms] for terms in (decay, beside))
-        shares = [ComponentShare(*each) for each in zip(kernel, decay, beside, strict=True)]
-        whole = ComponentShare(*(sum(terms[1:], start=terms[0]) for terms in zip(*shares, strict=True)))
-        return TakenBack(whole.kernel, whole.decay, pushed, whole.beside, shares if self.components else ())
+            if coupled and some_felt.parts:
+                decay[k] = decay[k] - through(some_felt, coupled, numbers_in)
+            if step.beside and some_felt.parts:
+                beside[k] = beside[k] - through(some_felt, step.beside, numbers_in)
+        return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
     def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
@@ -160,11 +171,35 @@ class BackwardSum:
         return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
 
 
+def summed_shares(
+    kernel: Sequence[Tensor], decay: Sequence[Tensor], beside: Sequence[Tensor], pushed: Tensor, *, told_apart: bool
+) -> TakenBack:
+    """What came of a step is the sum of what came of it by each component."""
+    shares = [
+        ComponentShare(products, shrunk.expand_as(pushed), other.expand_as(pushed))
+        for products, shrunk, other in zip(kernel, decay, beside, strict=True)
+    ]
+    whole = ComponentShare(*(sum(terms[1:], start=terms[0]) for terms in zip(*shares, strict=True)))
+    return TakenBack(whole.kernel, whole.decay, pushed, whole.beside, shares if told_apart else ())
+
+
 def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     """Each weight times its factor; nothing, if all of these are zero."""
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
+    """Those of the coefficients that are one number for their parameter."""
+    return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
+
+
+def through(adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+    """⟨αU, v⟩."""
+    if (alike := common(intake)) is not None:
+        return alike * adjoint.applied(vector)
+    return adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
 
 def common(numbers: Mapping[str, float]) -> float | None:
@@ -175,13 +210,6 @@ def common(numbers: Mapping[str, float]) -> float | None:
     """
     first = next(iter(numbers.values()), 1.0)
     return first if all(number == first for number in numbers.values()) else None
-
-
-def through(adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
-    """⟨αU, v⟩."""
-    if (alike := common(intake)) is not None:
-        return alike * adjoint.applied(vector)
-    return adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
 
 # --- The second pass over a path whose optimizer remembers, from its last step to its first.
