@@ -263,7 +263,8 @@ def eigenvalues(h: Tensor, k: Tensor) -> Tensor:
 def polar(h: Tensor, k: Tensor) -> Tensor:
     """The orthogonal part of a matrix, whose singular values stay apart, from both its sides."""
     u, _, vh = linalg.svd(tall(h, k).tanh() + (diagonal(1.0, 4) * torch.arange(5.0, 16, 5)).to(h), False)
-    return (u @ vh).flatten(1)
+    part: Tensor = u @ vh
+    return part.flatten(1)
 
 
 def decomposed(h: Tensor, k: Tensor) -> Tensor:

@@ -291,9 +291,7 @@ def eigenvalues(call: Call) -> Result:
     return found, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
 
 
-def eigenvectors(
-    call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
-) -> Tensor | str:
+def eigenvectors(call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]) -> Tensor | str:
     """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from other eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
