@@ -38,6 +38,7 @@ FIRST = (
     "report",
     "explain",
     "attribute",
+    "validate",
     "compare",
     "runs",
     "limit",

@@ -216,7 +216,7 @@ def without_of_loop(
     run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
-    from ntkexp.cli.commands.attribute import load_function
+    from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.loop_ledger import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
