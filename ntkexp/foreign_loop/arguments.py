@@ -272,12 +272,12 @@ def measured_queries(
 def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
     """Refuse operations between weights and outputs of which no secant is known, and a model that mixes examples.
 
-    >>> class Products(nn.Linear):
+    >>> class Digamma(nn.Linear):
     ...     def forward(self, x):
-    ...         return super().forward(x).cumprod(1)
-    >>> refuse_without_rules(CalledModule(Products(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    ...         return (2 + super().forward(x).tanh()).digamma()
+    >>> refuse_without_rules(CalledModule(Digamma(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: no difference rule for the operation aten.cumprod.default; follow a model without that
+    ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
     """
     weights = {name: weight.detach() for name, weight in called.module.named_parameters() if name in trained}
     if not weights:

@@ -25,17 +25,54 @@ from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
-from ntkexp.path.backward_sum import BackwardSum, StepBack
+from ntkexp.path.backward_sum import BackwardSum, ComponentShare, StepBack
+from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
 from ntkexp.shapes import Inputs, Weights
+from ntkexp.text import counted
 
 LOG = logging.getLogger("ntkexp.follow")
 
 MASSES = 2**27
 """When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
 
+SAID_GB = 0.5
+"""What contributions by components take is said beforehand from here on."""
+
 NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 """Arrays with the names of their axes."""
+
+
+@dataclass
+class LoopComponents:
+    """The shares of components in what the steps added, which add up to it."""
+
+    components: Components
+    parts: Float[Tensor, "component probe out example"]
+    decay: Float[Tensor, "component probe out"]
+    casts: Float[Tensor, "component probe out"]
+    by_step: Float[Tensor, "component probe out step"]
+
+    def add(self, step: int, rows: Int[Tensor, " row"], shares: Sequence[ComponentShare]) -> None:
+        """Add a step, with the place of the example of each of its rows."""
+        for k, share in enumerate(shares):
+            parts = share.kernel.squeeze(3).neg()
+            self.parts[k].index_add_(2, rows, parts)
+            self.decay[k] += share.decay
+            self.casts[k] += share.beside
+            self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside
+
+    def arrays(self) -> NamedArrays:
+        """All of it, components last."""
+        return {
+            name: ((*axes, "component"), value.movedim(0, -1))
+            for name, axes, value in (
+                ("by_component", ("probe", "out", "example"), self.parts),
+                ("decay_by_component", ("probe", "out"), self.decay),
+                ("casts_by_component", ("probe", "out"), self.casts),
+                ("by_component_step", ("probe", "out", "step"), self.by_step),
+            )
+        }
 
 
 @dataclass
@@ -48,6 +85,7 @@ class LoopSums:
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
+    by_component: LoopComponents | None = None
 
     def add(
         self,
@@ -57,6 +95,7 @@ class LoopSums:
         decay: Float[Tensor, "probe out"],
         casts: Float[Tensor, "probe out"],
         proofs: tuple[float, ...],
+        shares: Sequence[ComponentShare] = (),
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
         self.parts.index_add_(2, rows, parts)
@@ -66,6 +105,8 @@ class LoopSums:
         self.casts += casts
         self.by_step[:, :, step] = parts.sum(2) + decay + casts
         self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
+        if self.by_component is not None:
+            self.by_component.add(step, rows, shares)
 
     def arrays(self, *, cast: bool, rounds: bool) -> NamedArrays:
         """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer."""
@@ -79,25 +120,45 @@ class LoopSums:
         }
         if self.halves is not None:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
-        unseen = set[str]() if cast else {CASTS} if rounds else {"casts", CASTS}
+        if self.by_component is not None:
+            found |= self.by_component.arrays()
+        rounded = {"casts", "casts_by_component"}
+        unseen = set[str]() if cast else {CASTS} if rounds else {*rounded, CASTS}
         return {name: each for name, each in found.items() if name not in unseen}
 
 
-def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:
+def sums_at_zero(
+    outputs: Float[Tensor, "probe out"],
+    examples: int,
+    steps: int,
+    memory_gb: float,
+    components: Components | None = None,
+) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
     parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
     needed = parts_gb + outputs.numel() * steps * size / 1e9
+    by, fewer = "", "ask at fewer queries"
+    if components is not None:
+        needed *= 1 + len(components)
+        by, fewer = f" by {counted(len(components), 'component')}", f"{fewer}, by fewer components"
     if needed > memory_gb:
         raise Mistake(
-            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries takes "
-            f"{needed:.2g} GB; ask at fewer queries, or attribute(memory_gb={1.1 * needed:.2g})"
+            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries{by} "
+            f"takes {needed:.2g} GB; {fewer}, or attribute(memory_gb={1.1 * needed:.2g})"
         )
     with_halves = STRETCHES * outputs.numel() * examples <= MASSES
     if with_halves and needed + halves_gb > memory_gb:
         with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
+    by_component = None
+    if components is not None:
+        if needed > SAID_GB:
+            LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
+        shape = (len(components), *outputs.shape)
+        axes = ((examples,), (), (), (steps,))
+        by_component = LoopComponents(components, *(outputs.new_zeros(*shape, *each) for each in axes))
     return LoopSums(
         parts=parts,
         decay=torch.zeros_like(outputs),
@@ -105,6 +166,7 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
+        by_component=by_component,
     )
 
 
@@ -170,7 +232,7 @@ class Backwards:
         )
         places = [self.places[name] for call in step.calls for name in call.names]
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-        self.added.add(step.index, rows, parts, taken.decay, taken.beside, proofs)
+        self.added.add(step.index, rows, parts, taken.decay, taken.beside, proofs, taken.shares)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]

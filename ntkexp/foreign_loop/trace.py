@@ -46,6 +46,8 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
+from ntkexp.path.backward_sum import BackwardSum
+from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
@@ -73,6 +75,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
+    by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
 
@@ -137,6 +140,7 @@ class Trace:
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
+        by: By | None = None,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
@@ -154,6 +158,10 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
+        names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
+        `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -178,7 +186,7 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb = memory_gb or self.memory_gb
+        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
         if effects:
             self.refuse_empty()
             self.refuse_outside()
@@ -220,8 +228,12 @@ class Trace:
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
         last = reader.record(end, self.queries)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
-        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
+        components = None if self.by is None else components_of(self.by, end)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        backward = BackwardSum(components=tuple((components or {}).values()))
+        back = Backwards(
+            reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums, backward
+        )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             back.take(step, later, steps)
@@ -261,7 +273,7 @@ class Trace:
             named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)} | named,
+            coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
 
@@ -308,7 +320,8 @@ def load_trace(
     module.eval()
     optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
     steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends, measured=measured)
+    output, asked, by = start["output"], start["queries"], start.get("by")
+    return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
 
 
 def measure_name(files: TraceFolder) -> str | None:
