@@ -19,11 +19,11 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.chapter import files, folders
 from ntkexp.cli import commands
 from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advice
 from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
+from ntkexp.naming import module_names, subpackage_names
 
 # --- The command line, put together from the files in `commands`: a command is the function that has the name of its
 # file, and a folder is a group of them.
@@ -73,12 +73,12 @@ def assembled() -> typer.Typer:
 
 def fill(program: typer.Typer, package: ModuleType) -> None:
     """Add the commands in a folder, and the groups in it."""
-    for name in folders(package):
+    for name in subpackage_names(package):
         inside = import_module(f"{package.__name__}.{name}")
         group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
         fill(group, inside)
         program.add_typer(group, name=name)
-    for name in sorted(files(package), key=place):
+    for name in sorted(module_names(package), key=place):
         program.command()(spread(getattr(import_module(f"{package.__name__}.{name}"), name)))
 
 

@@ -1,7 +1,7 @@
 """Plain data → components, from the leaves up: `_target_` leads to a class, pydantic validates what goes into it.
 
 `_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported. A
-component of this package goes by its chapter, which imports the file of that class and no other; one from elsewhere
+component of this package goes by its package, which imports the file of that class and no other; one from elsewhere
 goes by its module, `package.module.Class`. Importing runs code, so only this package is imported unasked; others, a
 package or a file my_net.py, if trusted.
 
@@ -31,7 +31,6 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from ntkexp.chapter import FOLDERS, HOME, homes, is_own, public
 from ntkexp.component import Component, can_be_built
 from ntkexp.config.choices import Choices, folders
 from ntkexp.config.field_types import KEYS, bases, is_list, kinds, refusal, takes
@@ -40,6 +39,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import layer, names_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
 from ntkexp.model.foreign import load
+from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
 ROOT = Path(__file__).parents[2]
 """Where this package lies."""
@@ -53,19 +53,23 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
     module_name, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
         raise Mistake(f"{given} names no class; write package.module.Class")
-    if not any(f"{module_name}.".startswith(f"{package}.") for package in (HOME, *trusted)):
+    if not any(f"{module_name}.".startswith(f"{package}.") for package in (PACKAGE, *trusted)):
         package = module_name.split(".")[0]
-        raise Untrusted(f"{given} lies outside {HOME}, and is imported only if you say so", package)
+        raise Untrusted(f"{given} lies outside {PACKAGE}, and is imported only if you say so", package)
     parent, _, file = module_name.rpartition(".")
     folder = ROOT.joinpath(*parent.split("."))
-    if is_own(module_name) and (folder / f"{file}.py").is_file() and import_module(parent).__name__ in FOLDERS:
-        known = [f"{parent}.{kind}" for kind in homes((str(folder),))]
-        raise Mistake(f"{given}: classes go by their chapter, not by their file{nearest(f'{parent}.{name}', known)}")
+    if (
+        is_in_this_package(module_name)
+        and (folder / f"{file}.py").is_file()
+        and import_module(parent).__name__ in LAZY_PACKAGES
+    ):
+        known = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
+        raise Mistake(f"{given}: classes go by their package, not by their file{nearest(f'{parent}.{name}', known)}")
     module = import_named(module_name, given)
     try:
         kind = getattr(module, name)
     except AttributeError as error:
-        hint = "" if module_name in FOLDERS else nearest(name, dir(module))  # a folder's chapter says it by itself
+        hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))  # a lazy package says it by itself
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
         raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
@@ -80,13 +84,13 @@ def import_named(name: str, given: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         parent = name.rpartition(".")[0]
-        folder = ROOT.joinpath(*parent.split("."))  # if it is one of this package, its chapters may be meant
-        chapters = [file.parent.name for file in folder.glob("*/__init__.py")]
-        chapters += [file.stem for file in folder.glob("[!_]*.py")]
-        hint = nearest(name, [f"{parent}.{chapter}" for chapter in chapters])
+        folder = ROOT.joinpath(*parent.split("."))  # if it is one of this package, its parts may be meant
+        parts = [file.parent.name for file in folder.glob("*/__init__.py")]
+        parts += [file.stem for file in folder.glob("[!_]*.py")]
+        hint = nearest(name, [f"{parent}.{part}" for part in parts])
         raise Mistake(f"{given}: there is no module {error.name}{hint}") from None
     except Exception as error:
-        if name.split(".", maxsplit=1)[0] == HOME:
+        if name.split(".", maxsplit=1)[0] == PACKAGE:
             raise
         raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 
@@ -94,7 +98,7 @@ def import_named(name: str, given: str) -> ModuleType:
 def example(base: type[Component]) -> str:
     """Some component of a kind, to be named in advice."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
-    return public(concrete[0])
+    return class_path(concrete[0])
 
 
 # --- Code of the user's, which runs only if it is trusted.
@@ -128,8 +132,10 @@ def admit_file(file: Path) -> str:
         raise WrongArgument(
             f"{given}: there is no such file; it takes the name of a package, or a file my_net.py", "trust"
         )
-    if file.stem == HOME:
-        raise WrongArgument(f"{given}: '{HOME}' cannot be the name of a new module; call the file otherwise", "trust")
+    if file.stem == PACKAGE:
+        raise WrongArgument(
+            f"{given}: '{PACKAGE}' cannot be the name of a new module; call the file otherwise", "trust"
+        )
     try:
         return load(file, given).__name__
     except Mistake as mistake:
@@ -189,7 +195,7 @@ class Builder:
 
     def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
         """The class of a node; it goes without saying where only one is possible."""
-        base = next((one for one in wanted if public(one) == node.get("_target_")), wanted[0])
+        base = next((one for one in wanted if class_path(one) == node.get("_target_")), wanted[0])
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
@@ -215,7 +221,7 @@ class Builder:
             return layer(value, key) if names_layer(value) else self.component(value, wanted, key)
         if isinstance(value, list | tuple):
             return tuple(self.components(item, wanted, key) for item in value)
-        group = public(wanted[0]).split(".")[-2]  # the chapter, whose options are files of the group
+        group = class_path(wanted[0]).split(".")[-2]  # the package, whose options are files of the group
         if not (isinstance(value, str) and group in self.groups):
             return value
         try:

@@ -17,7 +17,6 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init import AbstractInit
@@ -26,6 +25,7 @@ from ntkexp.loss import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.naming import is_in_this_package
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.integration import AbstractIntegration, choose_integration
 from ntkexp.path.settings import AbstractTimetable, Kernel, Path
@@ -112,7 +112,7 @@ class Experiment(Component):
     @property
     def knows_derivative(self) -> bool:
         """Whether the derivative of the optimizer's update is written down."""
-        return is_own(type(self.optimizer).update.__module__)
+        return is_in_this_package(type(self.optimizer).update.__module__)
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:

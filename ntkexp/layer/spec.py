@@ -12,57 +12,52 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
-from ntkexp.chapter import files, option, public
 from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, named
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.naming import class_path, module_names, option_name
 
-CHAPTER = __name__.rpartition(".")[0]
+PACKAGE = __name__.rpartition(".")[0]
 
 
-def kinds() -> dict[str, type[AbstractLayer]]:
-    """The classes of layers by their names, of this chapter and of what was imported from elsewhere; two that go by the
-    same words are a mistake.
+def layer_classes() -> dict[str, type[AbstractLayer]]:
+    """The classes of layers by name: those of this package, and subclasses that were imported from elsewhere.
 
-    >>> kinds()["Dense"]
+    >>> layer_classes()["Dense"]
     <class 'ntkexp.layer.affine.Dense'>
     """
-    read()
-    found: dict[str, type[AbstractLayer]] = {}
-    for kind in below(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
+    # Import the files of this package, so that their classes are known as subclasses.
+    for name in module_names(sys.modules[PACKAGE]):
+        import_module(f"{PACKAGE}.{name}")
+    # Two classes with the same option name are refused.
+    by_option: dict[str, type[AbstractLayer]] = {}
+    for kind in subclasses(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
         if not can_be_built(kind):
             continue
-        known = found.setdefault(option(kind.__name__), kind)
-        if public(known) != public(kind):
-            raise Mistake(f"{public(kind)}: there is a layer of this name, {public(known)}; call the class otherwise")
-    return {kind.__name__: kind for kind in found.values()}
+        first = by_option.setdefault(option_name(kind.__name__), kind)
+        if class_path(first) != class_path(kind):
+            raise Mistake(
+                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; call the class otherwise"
+            )
+    return {kind.__name__: kind for kind in by_option.values()}
 
 
-@cache
-def read() -> None:
-    """Import the files of this chapter."""
-    for name in files(sys.modules[CHAPTER]):
-        import_module(f"{CHAPTER}.{name}")
-
-
-def below(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
-    """The classes that are made from one, and from these."""
+def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
     for child in kind.__subclasses__():
         yield child
-        yield from below(child)
+        yield from subclasses(child)
 
 
 def activations() -> dict[str, AbstractPointwise]:
     """Every pointwise layer that is known without a number, by the words of its class."""
-    pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
+    pointwise = [kind for kind in layer_classes().values() if issubclass(kind, AbstractPointwise)]
     usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
     return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
 
@@ -105,7 +100,7 @@ def layer(item: object, place: str) -> AbstractLayer:
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
         raise Mistake(f'{place} is no layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
-    classes, name = kinds(), item["layer"]
+    classes, name = layer_classes(), item["layer"]
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.chapter import option
 from ntkexp.closed_form import FlowGain, Kernels, condition, modes_of
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, apply_kernel, refuse_none, square
 from ntkexp.mistake import Mistake
+from ntkexp.naming import option_name
 from ntkexp.on_disk import places, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
@@ -48,12 +48,12 @@ class AbstractPathSum(AbstractMachine):
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
-    """The rules that no machine of this chapter, or of elsewhere, goes by.
+    """The rules that no machine, of this package or of elsewhere, is named after.
 
     >>> without_machine(["secant", "my_rule"])
     ['my_rule']
     """
-    named = {option(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
+    named = {option_name(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
     return [rule for rule in rules if rule not in named]
 
 

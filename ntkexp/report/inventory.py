@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ntkexp.chapter import option
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.naming import option_name
 from ntkexp.records.atomic import acquire, read_object
 from ntkexp.records.folder import (
     CIRCUMSTANCES,
@@ -40,10 +40,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
         elif key == "_target_":
-            found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
+            found |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
             items = value if isinstance(value, list) else []
-            words = [option(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items]
+            words = [
+                option_name(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items
+            ]
             found[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
     return found
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import ntkexp
-from ntkexp.chapter import option
 from ntkexp.cli import commands, main
 from ntkexp.cli.main import run as command
 from ntkexp.config.choices import complete, tree
@@ -20,10 +19,11 @@ from ntkexp.config.plain_yaml import read
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.layer.spec import kinds
+from ntkexp.layer.spec import layer_classes
 from ntkexp.limit import infinite_kernel
 from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
+from ntkexp.naming import option_name
 from ntkexp.progress import Silent
 from ntkexp.records.results import Result
 from ntkexp.records.sweep import read_sweep
@@ -115,7 +115,7 @@ def test_a_part_is_offered_shown_described_and_called_by_its_name(known: Outside
     assert f"### {asked}\n\n{reference.described(reference.component(told(known, group, name)))}" in (
         reference.section(group)
     )
-    assert option(str(told(known, group, name)["_target_"])) == name
+    assert option_name(str(told(known, group, name)["_target_"])) == name
 
 
 def told(known: Outside, group: str, name: str) -> dict[str, object]:
@@ -188,7 +188,7 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
     """Nothing before the mean over the last pixels is left to torch."""
     outside.composer.resolve([])
     weights, end = (Conv(features=2), (Flatten(),)) if len(shape) > 1 else (Dense(features=2), ())
-    layers = (*(weights, kinds()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
+    layers = (*(weights, layer_classes()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
     known = program(layers, shape)
     assert known is not None
     assert known.rest == layers[-1:] * len(end)
@@ -200,9 +200,9 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
 
 def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = type("Relu", (), {"__module__": "theirs"})
-    monkeypatch.setattr("ntkexp.layer.spec.below", lambda kind: iter([ReLU, theirs]))
+    monkeypatch.setattr("ntkexp.layer.spec.subclasses", lambda kind: iter([ReLU, theirs]))
     with pytest.raises(Mistake, match=r"theirs\.Relu: there is a layer of this name, ntkexp\.layer\.ReLU; call the"):
-        kinds()
+        layer_classes()
 
 
 # A run with new parts is looked at by somebody who has neither them nor torch.
