@@ -98,8 +98,8 @@ class RowsInFile:
     def __getitem__(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self.shape[0])
         row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
-        found = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
-        return torch.from_numpy(found.reshape(bounds))
+        numbers = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
+        return torch.from_numpy(numbers.reshape(bounds))
 
 
 def take(numbers: Tensor, others: Tensor | RowsInFile) -> None:
@@ -146,9 +146,9 @@ class RowsOfArray:
         return self.numbers[:0].cpu().numpy().dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        found = self.numbers[rows].cpu().numpy().copy()
+        array = self.numbers[rows].cpu().numpy().copy()
         put_back(self.numbers)
         if self.less is not None:
-            found -= self.less[rows].cpu().numpy()
+            array -= self.less[rows].cpu().numpy()
             put_back(self.less)
-        return found
+        return array

@@ -76,8 +76,8 @@ class TrialJob(AbstractJob):
         """Those of the files that its words name, such as data.path=my.csv; there are none in most."""
         texts = [word for value in self.fields.values() if isinstance(value, list | tuple) for word in value]
         words = [word for word in texts if isinstance(word, str) and "=" in word]
-        places = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
-        if not any(place and Path(place).expanduser().exists() for place in places):
+        paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
+        if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
         from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
         from ntkexp.experiment.identity import digest, files_of  # noqa: PLC0415  the same
@@ -96,10 +96,10 @@ class TrialJob(AbstractJob):
     def rows(self) -> list[dict[str, Any]] | None:
         """The rows, if they are there as they were written."""
         try:
-            found: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
+            rows: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
             return None
-        return found
+        return rows
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         if self.rows is not None:
@@ -185,10 +185,10 @@ def plan_claim(
     for name, look in claim.looks.items():
         of_look = {}
         for run, definition in look.runs.items():
-            found = next((plan for plan in plans if plan.sweep == definition), None)
-            if found is None:
-                plans.append(found := sweep_plan(definition, composer, out))
-            of_look[run] = found
+            equal_plan = next((plan for plan in plans if plan.sweep == definition), None)
+            if equal_plan is None:
+                plans.append(equal_plan := sweep_plan(definition, composer, out))
+            of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
         jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds)
         looks[name] = PlannedLook(look, of_look, jobs)
@@ -271,18 +271,18 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         command=command("claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]),
         looks={
             name: Judgement(
-                verdict=found.verdict,
-                figure=found.figure,
-                low=found.low,
-                high=found.high,
-                p=found.p,
-                more_seeds=found.more,
-                expected=claim.looks[name].words(found.part),
+                verdict=finding.verdict,
+                figure=finding.figure,
+                low=finding.low,
+                high=finding.high,
+                p=finding.p,
+                more_seeds=finding.more,
+                expected=claim.looks[name].words(finding.part),
                 seeds=claim.looks[name].seeds,
                 draws=measured[name].draws,
-                note=found.note,
+                note=finding.note,
             )
-            for name, found in findings.items()
+            for name, finding in findings.items()
         },
     )
     write_atomically(folder / "claim.json", to_text(claim.fields))
@@ -300,10 +300,10 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
     frames = []
     for name, plan in planned.plans.items():
         sweep = record(plan, statuses)
-        runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
+        runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
         known |= {path.name: run for path, run in runs.items()}
-        found = tabulate(sweep, runs).assign(runs=name)
-        frames.append(found.loc[:, ~found.columns.duplicated()])  # an axis may be called like a number, such as loss
+        swept = tabulate(sweep, runs).assign(runs=name)
+        frames.append(swept.loc[:, ~swept.columns.duplicated()])  # an axis may be called like a number, such as loss
     for job in planned.trials:
         rows = job.rows
         if not rows:

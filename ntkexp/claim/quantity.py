@@ -44,8 +44,8 @@ class Measured:
     def by_run(self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]) -> pd.DataFrame:
         """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
         runs = [self.known.get(name) for name in self.table["run"]]
-        found = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
-        parts = [self.table.assign(quantity=name, value=[row[name] for row in found]) for name in names]
+        numbers = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
+        parts = [self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names]
         return pd.concat(parts, ignore_index=True)
 
 

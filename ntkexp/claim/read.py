@@ -124,19 +124,19 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
         if key not in CHANGES:
             known = ", ".join(CHANGES)
             raise Mistake(f"{name}.{key}: there is no such key; there are {known}{nearest(str(key), CHANGES)}")
-    found = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
+    changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
-        found["seeds"] = change["seeds"]
+        changed["seeds"] = change["seeds"]
     for key in ("quantity", "trial"):
         if key in change:
-            found[key] = merge_fields(found.get(key), change[key])
+            changed[key] = merge_fields(changed.get(key), change[key])
     if "expectation" in change:  # of several parts that are expected, each gets these fields
-        before, after = found.get("expectation"), change["expectation"]
+        before, after = changed.get("expectation"), change["expectation"]
         several = isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
-        found["expectation"] = (
+        changed["expectation"] = (
             [merge_fields(part, after) for part in before or ()] if several else merge_fields(before, after)
         )
-    return found
+    return changed
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
@@ -149,14 +149,14 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
         if key not in known:
             raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, known)}")
-    found = {}
+    changed = {}
     for run, before in runs.items():
         axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])
         for more in (change, of_names.get(run, {})):
             axes |= {key: values for key, values in (more.get("axes") or {}).items() if key in axes}
             base += more.get("base") or []
-        found[run] = {**before, "axes": axes, "base": base}
-    return found
+        changed[run] = {**before, "axes": axes, "base": base}
+    return changed
 
 
 def merge_fields(before: Any, change: Any) -> Any:
@@ -196,10 +196,10 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
         with mistakes_in(f"{SECOND}: "):
             given = seeds_of(changed["seeds"])
         seeds = [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
-    found = build_look({**changed, "seeds": seeds}, SECOND, builder)
-    if common := sorted({*found.seeds} & {*main.seeds}):
+    look = build_look({**changed, "seeds": seeds}, SECOND, builder)
+    if common := sorted({*look.seeds} & {*main.seeds}):
         raise Mistake(f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20")
-    return found
+    return look
 
 
 @contextmanager

@@ -272,7 +272,7 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
         if option != current and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
     ]
     if elsewhere:
-        group, option = min(elsewhere, key=lambda found: (found[1] != last, len(choices.keys(*found))))
+        group, option = min(elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice))))
         return Mistake(
             f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"

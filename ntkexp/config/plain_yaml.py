@@ -59,9 +59,9 @@ class Loader(yaml.SafeLoader):
         if self.depth > DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings lie in each other", mark)
-        found = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         self.depth -= 1
-        return found
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in PLAIN:
@@ -69,10 +69,10 @@ class Loader(yaml.SafeLoader):
             advice = "write it as text, a number, a list or KEY: VALUE lines"
             raise ConstructorError(None, None, f"{kind} is no kind of value here; {advice}", node.start_mark)
         try:
-            found = super().construct_object(node, deep)
-            if isinstance(found, str):
-                found.encode()  # half a character, which YAML can spell, is in no file that can be written
-            return found
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # half a character, which YAML can spell, is in no file that can be written
+            return value
         except (ValueError, ArithmeticError, AttributeError, LookupError, TypeError):
             kind, shown = str(node.tag).rpartition(":")[2], brief(node.value)
             raise ConstructorError(None, None, f"{shown} is no {kind}", node.start_mark) from None
@@ -176,10 +176,10 @@ class Extent:
         """The extent of what a text refers to, or may refer to."""
         self.level += 1
         targets: list[Place | None] = []
-        for found in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
-            if found[2] == "$":  # the key is made of another reference
+        for reference in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
+            if reference[2] == "$":  # the key is made of another reference
                 targets += self.texts
-            words = REFERRED.findall(text, found.end()) if found[2] == ":" else [found[1].strip()]
+            words = REFERRED.findall(text, reference.end()) if reference[2] == ":" else [reference[1].strip()]
             targets += [self.target(place, word) for word in words]
         parts = [self(target) for target in targets if target is not None]
         entries = text.count("${") + len(text) // LONG + sum(part[0] for part in parts)
@@ -250,14 +250,14 @@ def read(file: Path) -> dict[str, Any]:
     """A YAML file, which must be a mapping."""
     try:
         refuse_special(file, str(file), LARGEST)
-        found = deepcopy(known(file.read_text(encoding="utf-8")))
+        tree = deepcopy(known(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise unparsed(error, file) from None
-    if not isinstance(found, dict | None):
+    if not isinstance(tree, dict | None):
         raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
-    return found or {}
+    return tree or {}
 
 
 @lru_cache(maxsize=1000)

@@ -133,8 +133,8 @@ class Covariance:
         """On coarser pixels, axis by axis: K′[p′, q′] = mean K[p, q] over members p of p′ and q of q′, and Θ′ alike."""
         if trivial(coarse, self.pairs):
             return self
-        found = self.map(lambda values: averaged(values, self.pairs, coarse))
-        return replace(found, pairs=reached(coarse, self.pairs))
+        averages = self.map(lambda values: averaged(values, self.pairs, coarse))
+        return replace(averages, pairs=reached(coarse, self.pairs))
 
     def without_pixels(self) -> Covariance:
         """An image of one pixel as a vector."""

@@ -66,9 +66,9 @@ class Pairs:
         """Find the values [*example, *pixel] of the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
-            index, place = self.second(axis).to(values.device), first + 2 * axis
-            picked = values.index_select(place, index.flatten())
-            values = picked.view(*values.shape[:place], *index.shape, *values.shape[place + 1 :])
+            index, dim = self.second(axis).to(values.device), first + 2 * axis
+            picked = values.index_select(dim, index.flatten())
+            values = picked.view(*values.shape[:dim], *index.shape, *values.shape[dim + 1 :])
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
@@ -128,22 +128,22 @@ def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) ->
     return values / prod(windows)
 
 
-def window_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, circular: bool) -> Tensor:
+def window_sum(values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool) -> Tensor:
     """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
     n = pairs.pixels[axis]
     if circular:
-        return sum((values.roll(-shift, place + 1) for shift in range(-reach, reach + 1) if shift), start=values)
+        return sum((values.roll(-shift, dim + 1) for shift in range(-reach, reach + 1) if shift), start=values)
     total = values.clone()
     second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
     for shift in range(-min(reach, n - 1), min(reach, n - 1) + 1):
         start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
-        here, there = total.narrow(place + 1, start, length), values.narrow(place + 1, end, length)
+        here, there = total.narrow(dim + 1, start, length), values.narrow(dim + 1, end, length)
         if shift and second is None:  # equal pixels leave an image together
             here += there
         elif shift and second is not None:
             moved = second[:, start : start + length] + shift
             inside = ((moved >= 0) & (moved < n)).to(values.dtype)
-            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - place - 2)))
+            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - dim - 2)))
     return total
 
 
@@ -206,8 +206,8 @@ class Coarse:
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
         """Find the places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
-        n, place = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
-        rows = [[place[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
+        n, index = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
+        rows = [[index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
@@ -244,8 +244,8 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """Apply the map, axis by axis."""
     after = reached(coarse, pairs)
     for axis, one in enumerate(coarse):
-        place = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
-        lead, rest = values.shape[:place], values.shape[place + 2 :]
+        dim = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
+        lead, rest = values.shape[:dim], values.shape[dim + 2 :]
         if not after.offsets[axis]:  # nothing that is needed
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
@@ -253,14 +253,14 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
             continue
         # For every coarse offset and pixel, the places of the pairs that are averaged among those that are stored.
         tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
-        flat, columns = values.flatten(place, place + 1), tables.flatten(0, 1).t()
+        flat, columns = values.flatten(dim, dim + 1), tables.flatten(0, 1).t()
         if len(columns) > columns.shape[1]:  # a few means over many
-            picked = flat.index_select(place, columns.t().flatten())
-            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(place + 1)
+            picked = flat.index_select(dim, columns.t().flatten())
+            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(dim + 1)
         else:
-            mean = flat.index_select(place, columns[0])
+            mean = flat.index_select(dim, columns[0])
             for column in columns[1:]:
-                mean = mean + flat.index_select(place, column)
+                mean = mean + flat.index_select(dim, column)
             mean = mean / len(columns)
         values = mean.view(*lead, *tables.shape[:2], *rest)
     return values

@@ -39,13 +39,13 @@ BYTE = 0x08
 
 def pair(folder: Path, advice: str) -> tuple[Path, Path]:
     """Find the files with the training images and their labels, gzipped or not."""
-    found = []
+    files = []
     for names in (IMAGES, LABELS):
         file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
         if file is None:
             raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
-        found.append(file)
-    return found[0], found[1]
+        files.append(file)
+    return files[0], files[1]
 
 
 def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
@@ -90,9 +90,9 @@ PIXELS = 3 * 32 * 32
 def batches(folder: Path) -> tuple[Path, ...]:
     """Find the training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
-        found = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
-        if found:
-            return found
+        paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
+        if paths:
+            return paths
     raise Mistake(
         f"{quoted(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
         "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"

@@ -232,8 +232,8 @@ class Sequence(AbstractSource):
             targets = [part.target for part in parts]
         else:  # every class has an output: its place among the names of all
             names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-            places = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
-            targets = [place[part.target.long()] for place, part in zip(places, parts, strict=True)]
+            class_numbers = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
+            targets = [numbers[part.target.long()] for numbers, part in zip(class_numbers, parts, strict=True)]
         bytes_ = all(part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts)
         inputs = [part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white for part in parts]
         first = parts[0]

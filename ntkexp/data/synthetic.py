@@ -142,11 +142,11 @@ def corners(count: int, dimension: int, generator: torch.Generator) -> Float[Ten
             f"data.train, data.probe and data.test ask for {count} examples, and a cube of data.dimension={dimension} "
             f"has {2**dimension} corners; lower one of them, or raise data.dimension"
         )
-    found = torch.empty(0, dimension, dtype=torch.float64)
-    while len(found) < count:
+    points = torch.empty(0, dimension, dtype=torch.float64)
+    while len(points) < count:
         drawn = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
-        found = torch.unique(torch.cat([found, drawn.double()]), dim=0)
-    return found[torch.randperm(len(found), generator=generator)[:count]]
+        points = torch.unique(torch.cat([points, drawn.double()]), dim=0)
+    return points[torch.randperm(len(points), generator=generator)[:count]]
 
 
 class Teacher(AbstractSynthetic):

@@ -180,8 +180,8 @@ def text(path: Path) -> str:
     raw = contents(path)
     if kind := foreign(raw):
         raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")
-    if (place := raw.find(b"\0")) >= 0:
-        line = raw.count(b"\n", 0, place) + 1
+    if (position := raw.find(b"\0")) >= 0:
+        line = raw.count(b"\n", 0, position) + 1
         raise Mistake(f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
     try:
         return raw.decode("utf-8-sig")

@@ -39,14 +39,14 @@ def is_there(path: Path) -> bool:
 
 def existing(path: Path) -> Path:
     try:
-        folder, found = path.is_dir(), path.exists()
-        beside = path.parent.iterdir() if path.parent.is_dir() and not found else ()
+        folder, exists = path.is_dir(), path.exists()
+        beside = path.parent.iterdir() if path.parent.is_dir() and not exists else ()
         siblings = [entry.name for entry in beside if entry.is_file()]
     except OSError as error:
         raise unreadable(path, error) from error
     if folder:
         raise Mistake(f"{quoted(path)} is a folder; name the file")
-    if not found:
+    if not exists:
         raise Mistake(f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
     refuse_special(path, quoted(path), LARGEST)
     return path

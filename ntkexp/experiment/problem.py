@@ -141,11 +141,11 @@ def kernels(
     points.
     """
     learned, others = slice(0, train), slice(train, len(inputs))
-    places = [BlockPlace(learned, learned, same=True)]
-    places += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
+    blocks = [BlockPlace(learned, learned, same=True)]
+    blocks += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
-        compute(network, place, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for place in places
+        compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for block in blocks
     ]
     start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
     return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))

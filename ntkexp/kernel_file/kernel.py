@@ -49,12 +49,12 @@ def splits_of(data: Data) -> dict[str, Split]:
 
 def data_digest(data: Data) -> str:
     """The digest of all numbers that make the points."""
-    found = sha256()
+    content = sha256()
     for split in splits_of(data).values():
         for part in (split.inputs, split.target):
-            found.update(f"{list(part.shape)}".encode())
-            found.update(np.ascontiguousarray(part.numpy()).tobytes())
-    return found.hexdigest()
+            content.update(f"{list(part.shape)}".encode())
+            content.update(np.ascontiguousarray(part.numpy()).tobytes())
+    return content.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +198,11 @@ class InfiniteKernel(AbstractKernel):
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
         """Both kernels, scaled."""
-        place = BlockPlace(slice(0, len(left)), slice(0, len(right)), same)
+        block = BlockPlace(slice(0, len(left)), slice(0, len(right)), same)
         room = self.experiment.room_gb / self.threads
-        found = compute(self.network, place, left, right, memory_gb=room, threads=1)
+        kernels = compute(self.network, block, left, right, memory_gb=room, threads=1)
         scale = self.experiment.init.alpha**2
-        return {"nngp": scale * found.nngp[:, None, :, None], "ntk": scale * found.ntk[:, None, :, None]}
+        return {"nngp": scale * kernels.nngp[:, None, :, None], "ntk": scale * kernels.ntk[:, None, :, None]}
 
 
 # --- The tangent kernel of networks of finite width, at their start or at the end of a run, as a mean over seeds:

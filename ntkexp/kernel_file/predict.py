@@ -102,10 +102,10 @@ class Entries:
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
         """The kernel between points and training examples."""
-        found = torch.as_tensor(self.matrix.array(kernel, points)).double()
-        if not found.isfinite().all():
+        kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
+        if not kernel_rows.isfinite().all():
             raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
-        return found.mul_(self.share).flatten(2).flatten(0, 1)
+        return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
         """The kernel between training examples."""
@@ -244,8 +244,8 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
             tell(f"{kernel}: {count} products, residual {residual:.0e}")
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
-    found = conjugate_gradients(product, diagonal, targets, tell=remark)
-    yield SolvedKernel(when, ridge, found.solution, f"{found.products} products, residual {found.residual:.0e}")
+    solved = conjugate_gradients(product, diagonal, targets, tell=remark)
+    yield SolvedKernel(when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}")
 
 
 def by_modes(
@@ -333,12 +333,12 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
             yield answer(entries, kernel, found)
 
 
-def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
+def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
     """Predict and score at every split."""
     splits = entries.matrix.splits
-    predicted = {split: predict_at(entries, kernel, found, points) for split, points in splits.items()}
-    if found.left_out is not None:
-        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(found.left_out), None)
+    predicted = {split: predict_at(entries, kernel, solved, points) for split, points in splits.items()}
+    if solved.left_out is not None:
+        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
@@ -349,8 +349,8 @@ def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
         scores.append(
             Score(
                 kernel=kernel,
-                when="t=∞" if split == LEFT_OUT else found.when,  # the only time at which that has a closed form
-                ridge=found.ridge,
+                when="t=∞" if split == LEFT_OUT else solved.when,  # the only time at which that has a closed form
+                ridge=solved.ridge,
                 split=split,
                 points=len(targets),
                 accuracy=float((label(outputs.mean).long() == labels).double().mean()) if classifies else None,
@@ -358,20 +358,20 @@ def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
                 r2=1 - float(error.square().sum() / targets.square().sum()),
                 log_loss=None if known is None else log_loss(known, labels),
                 calibration_error=None if known is None else calibration_error(known, labels),
-                solver=found.solver,
+                solver=solved.solver,
             )
         )
-    return Answer(kernel, found, tuple(scores), predicted)
+    return Answer(kernel, solved, tuple(scores), predicted)
 
 
-def predict_at(entries: Entries, kernel: str, found: SolvedKernel, points: slice) -> MeanAndDeviation:
+def predict_at(entries: Entries, kernel: str, solved: SolvedKernel, points: slice) -> MeanAndDeviation:
     """Predict the outputs at some points, block by block."""
-    learned = found.learned if "nngp" in entries.matrix.layout.kernels else None
+    learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
     prior = entries.among("nngp") if learned and kernel == "ntk" else None
     means, variances = [], []
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
-        means.append(entries.values(cross @ found.coefficients))
+        means.append(entries.values(cross @ solved.coefficients))
         if learned and prior is not None:  # of networks that train all layers
             start = Kernels(prior, entries.rows("nngp", block))
             variances.append(Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block)))

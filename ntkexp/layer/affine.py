@@ -232,5 +232,5 @@ class Conv(AbstractAffine):
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
         outside = Operation(WRAP if self.circular else CLEAR, register)
-        found = outside, self.weighed(shape, register, (deep, down, across))
-        return found if self.stride == 1 else (*found, coarsen(register, self.samples(shape)))
+        operations = outside, self.weighed(shape, register, (deep, down, across))
+        return operations if self.stride == 1 else (*operations, coarsen(register, self.samples(shape)))

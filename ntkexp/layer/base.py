@@ -119,10 +119,10 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     >>> shapes((Flatten(),), (3, 4))
     [(3, 4), (12,)]
     """
-    found = [shape]
+    chain = [shape]
     for layer in layers:
-        found.append(layer.shape(found[-1]))
-    return found
+        chain.append(layer.shape(chain[-1]))
+    return chain
 
 
 def build(layers: Layers, shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
@@ -183,8 +183,8 @@ def registers(operations: Operations) -> int:
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
     """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
-    found = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
-    return form in vars(found)
+    definer = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
+    return form in vars(definer)
 
 
 class Residual(AbstractLayer):
@@ -277,16 +277,14 @@ class Concatenation(AbstractLayer):
 
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes that the branches give to an example."""
-        found = [shapes(layers, shape)[-1] for layers in self.branches]
-        if len({end[1:] for end in found}) > 1:
-            raise Mistake(
-                f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in found)}"
-            )
-        return found
+        ends = [shapes(layers, shape)[-1] for layers in self.branches]
+        if len({end[1:] for end in ends}) > 1:
+            raise Mistake(f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}")
+        return ends
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = self.ends(shape)
-        return (sum(end[0] for end in found), *found[0][1:])
+        ends = self.ends(shape)
+        return (sum(end[0] for end in ends), *ends[0][1:])
 
     def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
         """The share that each branch has of the channels, p."""
@@ -325,12 +323,12 @@ class Concatenation(AbstractLayer):
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
-        found = tuple(Operation(COPY, register, other) for other in others)
+        operations = tuple(Operation(COPY, register, other) for other in others)
         for layers, here, share in zip(self.branches, (register, *others), self.shares(shape), strict=True):
             branch = fused(layers, shape, here, free)
             free = max(free, registers(branch))
-            found = (*found, *branch, weigh(here, share))
-        return (*found, *(Operation(ADD, register, other) for other in others))
+            operations = (*operations, *branch, weigh(here, share))
+        return (*operations, *(Operation(ADD, register, other) for other in others))
 
 
 class SideBySide(nn.ModuleList):

@@ -110,14 +110,14 @@ class AbstractSmooth(AbstractPointwise):
         )
         order = self.order(largest)
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
-        rho, found = c / torch.where(root > 0, root, 1.0), []
+        rho, sums = c / torch.where(root > 0, root, 1.0), []
         ends = (self.coefficients(end.variance, order) for end in (first, second))
         for a, b in zip(*ends, strict=True):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
             total = torch.zeros_like(rho)
             for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
                 total = total * rho + first.lay_out(one) * second.lay_out(two)
-            found.append(total)
-        return found[0], found[1]
+            sums.append(total)
+        return sums[0], sums[1]
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         return self.between(PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values))

@@ -229,5 +229,5 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
 def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
     """The examples whose largest squares are no normal numbers; zeros are zeros."""
     kind = torch.finfo(sizes.dtype)
-    found: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
-    return found
+    tiny: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
+    return tiny

@@ -69,41 +69,41 @@ def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evid
     return Rung(name, outcome, time.perf_counter() - start, control)
 
 
-def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
+def results(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
     """The table, machine by machine."""
     return [
-        replace(row(split, rung, place, evidence, classifies), control=rung.control)
+        replace(row(split, rung, region, evidence, classifies), control=rung.control)
         for rung in rungs
-        for split, place in places.items()
+        for split, region in regions.items()
     ]
 
 
-def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:
+def row(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
     """Compare one machine on one split."""
-    found = rung.outcome
-    if isinstance(found, DoesNotApply):
-        return Result(split, rung.name, note=str(found))
-    known = evidence.attributed[place.points]
-    if not found.partial:
+    outcome = rung.outcome
+    if isinstance(outcome, DoesNotApply):
+        return Result(split, rung.name, note=str(outcome))
+    known = evidence.attributed[region.points]
+    if not outcome.partial:
         known = known | True
     if not known.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
-    outputs = list(evidence.integrated if found.partial else range(evidence.end.shape[1]))
-    around = (evidence.start, evidence.end, found.outputs)
-    start, end, predicted = (f[place.points][known][:, outputs] for f in around)
+    outputs = list(evidence.integrated if outcome.partial else range(evidence.end.shape[1]))
+    around = (evidence.start, evidence.end, outcome.outputs)
+    start, end, predicted = (f[region.points][known][:, outputs] for f in around)
     error = predicted - end
     missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(place.norms[:, known].norm(dim=1).sum())  # Σ‖terms‖ that round
+    size = float(region.norms[:, known].norm(dim=1).sum())  # Σ‖terms‖ that round
     # Where it was measured, if not everywhere: at how many points, and at which outputs.
     whole = len(outputs) == evidence.end.shape[1]
     share = "" if known.all() else at_points(int(known.sum()), len(known))
     those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-    note = "; ".join(part for part in (found.note, share, those) if part)
+    note = "; ".join(part for part in (outcome.note, share, those) if part)
     return Result(
         split,
         rung.name,
-        found.detail,
+        outcome.detail,
         relative_error=missed / moved if moved else None,
         floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
         max_error=float(error.abs().max()),

@@ -293,8 +293,8 @@ class RBFIdentity(AbstractMachine):
         points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
         width = median_distance(train)
 
-        def rows(place: slice) -> Float[Tensor, "probe train"]:
-            kernel = gaussian(points[place], train, width)
+        def rows(some: slice) -> Float[Tensor, "probe train"]:
+            kernel = gaussian(points[some], train, width)
             if (kernel == 0).any():
                 far = "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
                 raise DoesNotApply(far)
@@ -370,9 +370,9 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     zeros = len(distances) - np.count_nonzero(distances)
     if zeros == len(distances):
         return 1.0
-    place = zeros + (len(distances) - zeros - 1) // 2
-    distances.partition(place)  # in place: they are many
-    return float(distances[place])
+    middle = zeros + (len(distances) - zeros - 1) // 2
+    distances.partition(middle)  # in place: they are many
+    return float(distances[middle])
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:

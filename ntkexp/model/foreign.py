@@ -182,14 +182,14 @@ def load(file: Path, given: str) -> ModuleType:
 
 def files_of(file: Path) -> tuple[Path, ...]:
     """The file, and those beside it that it imports, and that these import."""
-    found, waiting = {file}, [file]
+    files, waiting = {file}, [file]
     while waiting:
         for name in imports(waiting.pop()):
             beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))  # a module or a package
-            new = {other for other in beside if other.is_file()} - found
-            found |= new
+            new = {other for other in beside if other.is_file()} - files
+            files |= new
             waiting += new
-    return tuple(sorted(found))
+    return tuple(sorted(files))
 
 
 def imports(file: Path) -> Iterator[str]:

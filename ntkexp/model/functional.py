@@ -36,8 +36,8 @@ def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict
     """Tensors and numbers that torch has saved; nothing of a file that holds anything else is carried out."""
     try:
         with warnings.catch_warnings(action="ignore"):  # the refusal says it
-            found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-        return dict(found)
+            tensors: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        return dict(tensors)
     except (UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise Damaged(f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})") from None
 
@@ -227,7 +227,7 @@ class InOrder(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in BATCH_NORMS and len(found) == 1:
-            return found.flatten().view(found.shape)  # what comes back to it is in the order of its axes
-        return found
+        result = func(*args, **(kwargs or {}))
+        if func in BATCH_NORMS and len(result) == 1:
+            return result.flatten().view(result.shape)  # what comes back to it is in the order of its axes
+        return result

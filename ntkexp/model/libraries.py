@@ -133,15 +133,15 @@ def function(module: object, name: str, given: str) -> Callable[..., object]:
     """A function or class of a module by its name."""
     own = getattr(module, "__name__", "")
     known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
-    found: object = getattr(module, name, None)
-    if found is None:
+    value: object = getattr(module, name, None)
+    if value is None:
         there = f"it has {', '.join(known)}" if known else "it has no function"
         raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, known)}")
-    if isinstance(found, nn.Module):
+    if isinstance(value, nn.Module):
         raise Mistake(f"{given}: {name} is a module that no seed can draw anew; name a function that builds it")
-    if not callable(found):
-        raise Mistake(f"{given}: {name} is a {type(found).__name__}, and a function is expected")
-    return found
+    if not callable(value):
+        raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
+    return value
 
 
 class Timm(AbstractArchitecture):
@@ -191,17 +191,17 @@ class Timm(AbstractArchitecture):
     def sizes(self, task: LearningTask, known: set[str]) -> dict[str, int | tuple[int, ...]]:
         """The names that the classes of timm have for sizes, of those that this class knows."""
         stages = tuple(self.width * 2**stage for stage in range(4))
-        found: dict[str, int | tuple[int, ...]] = {
+        sizes: dict[str, int | tuple[int, ...]] = {
             "channels": stages,
             "stem_width": max(4, self.width // 2),
             "dims": stages,
             "embed_dim": self.width,
         }
         if "depth" in known:
-            found |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
+            sizes |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
         if "img_size" in known:
-            found |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
-        return {key: value for key, value in found.items() if key in known}
+            sizes |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
+        return {key: value for key, value in sizes.items() if key in known}
 
 
 def settings(kind: type[nn.Module]) -> set[str]:
@@ -210,15 +210,15 @@ def settings(kind: type[nn.Module]) -> set[str]:
     >>> sorted(settings(nn.Flatten))
     ['end_dim', 'start_dim']
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         parameters = list(inspect.signature(each).parameters.values())
-        found |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
+        names |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
         described = get_type_hints(vars(each).get("__init__", each)).get("cfg")
-        found |= {field.name for field in fields(described)} if is_dataclass(described) else set()
+        names |= {field.name for field in fields(described)} if is_dataclass(described) else set()
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return found - {"cfg"}
+    return names - {"cfg"}
 
 
 # --- The body of a model of positions: what it is given for each, and how one vector is read of all.
@@ -354,7 +354,7 @@ class Huggingface(AbstractArchitecture):
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
         """Our sizes under the names that configurations have for them."""
         heads = dividing(self.heads, self.width)
-        found: dict[str, Option | tuple[int, ...]] = {
+        sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
             "hidden_size": self.width,
             "num_hidden_layers": self.depth,
@@ -369,8 +369,8 @@ class Huggingface(AbstractArchitecture):
         }
         if len(task.shape) == 3:
             side = fitting(4, task.shape)
-            found |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
-        return found
+            sizes |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
+        return sizes
 
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator

@@ -210,19 +210,22 @@ def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
     """The seals of files that were written, those in folders among them."""
-    places = (place for name in names for place in (folder / name, *(folder / name).rglob("*")))
-    files = sorted(place for place in places if place.is_file())
+    paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
+    files = sorted(path for path in paths if path.is_file())
     return {file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark for file in files}
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
     """The files that are not as they were sealed; those that are larger than that are only measured."""
-    place, wrong = str(folder), []  # names are joined as text: there are many, and paths take longer than their files
+    folder_name, wrong = (
+        str(folder),
+        [],
+    )  # names are joined as text: there are many, and paths take longer than their files
     for name, (size, mark) in seals.items():
-        path = os.path.join(place, name)
+        path = os.path.join(folder_name, name)
         try:
-            found = os.stat(path)
-            right = S_ISREG(found.st_mode) and found.st_size == size
+            status = os.stat(path)
+            right = S_ISREG(status.st_mode) and status.st_size == size
             right = right and (size > largest or sealing_of(path, size).mark[1] == mark)
         except OSError as error:
             if error.errno not in NOTHING_THERE:
@@ -459,17 +462,17 @@ class SealedLog:
 def size_of(path: Path) -> int | None:
     """Find the bytes of a file, or of all files in a folder; None if there is neither."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_size if S_ISREG(found.st_mode) else in_folder(str(path))
+    return status.st_size if S_ISREG(status.st_mode) else in_folder(str(path))
 
 
 def in_folder(path: str) -> int:
     """Add up the files in a folder; a link to a folder is not followed, and counts as the folder itself."""
-    found = 0
+    total = 0
     with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # a link to nothing
-                found += in_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
-    return found
+                total += in_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+    return total

@@ -147,16 +147,16 @@ class ContributionsByPhase:
     decay: Mapping[str, NDArray[np.float64]]
 
 
-def add_phases(path: Path, found: ContributionsByPhase) -> None:
+def add_phases(path: Path, phases: ContributionsByPhase) -> None:
     """Write what happened in each phase, beside contributions that are written."""
-    store, first = open_store(path, write=True), explained_rule(found.parts)
-    store.attrs[PHASES] = list(found.names)
-    put_array(store, CHANGE, np.asarray(found.change, dtype=np.float64), ("phase", "probe", "out"), {})
-    put_array(store, EXAMPLE_PHASE, found.examples, ("example",), {})
-    put_array(store, POINT_PHASE, found.points, ("probe",), {})
-    for rule, parts in found.parts.items():
+    store, first = open_store(path, write=True), explained_rule(phases.parts)
+    store.attrs[PHASES] = list(phases.names)
+    put_array(store, CHANGE, np.asarray(phases.change, dtype=np.float64), ("phase", "probe", "out"), {})
+    put_array(store, EXAMPLE_PHASE, phases.examples, ("example",), {})
+    put_array(store, POINT_PHASE, phases.points, ("probe",), {})
+    for rule, parts in phases.parts.items():
         put_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
-    for rule, decay in found.decay.items():
+    for rule, decay in phases.decay.items():
         put_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
 
 
@@ -196,16 +196,16 @@ class LeaveOut:
         return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
 
 
-def write_leave_out(path: Path, found: LeaveOut) -> None:
+def write_leave_out(path: Path, retrained: LeaveOut) -> None:
     store = create_store(path)
-    put_array(store, "predicted", np.asarray(found.predicted, dtype=np.float64), CHANGES, {})
-    put_array(store, "actual", np.asarray(found.actual, dtype=np.float64), CHANGES, {})
-    put_array(store, "probe", np.array(found.probe, dtype=np.int64), ("probe",), {})
-    everyone = np.array([k for each in found.removals for k in each.examples], dtype=np.int64)
+    put_array(store, "predicted", np.asarray(retrained.predicted, dtype=np.float64), CHANGES, {})
+    put_array(store, "actual", np.asarray(retrained.actual, dtype=np.float64), CHANGES, {})
+    put_array(store, "probe", np.array(retrained.probe, dtype=np.int64), ("probe",), {})
+    everyone = np.array([k for each in retrained.removals for k in each.examples], dtype=np.int64)
     put_array(store, "example", everyone, ("place",), {})
-    counts = np.array([len(each.examples) for each in found.removals], dtype=np.int64)
+    counts = np.array([len(each.examples) for each in retrained.removals], dtype=np.int64)
     put_array(store, "count", counts, ("removal",), {})
-    put_array(store, "influential", np.array([each.influential for each in found.removals]), ("removal",), {})
+    put_array(store, "influential", np.array([each.influential for each in retrained.removals]), ("removal",), {})
 
 
 def read_leave_out(path: Path) -> LeaveOut:
@@ -276,16 +276,16 @@ def key(example: Sequence[int], probe: Sequence[int]) -> str:
     return sha256(json.dumps([sorted(example), list(probe)]).encode()).hexdigest()[:12]
 
 
-def write_removal(run: Path, found: Removal) -> None:
+def write_removal(run: Path, removal: Removal) -> None:
     """Keep what was found beside the run, whole or not at all."""
-    folder, name = run / FOLDER, key(found.example, found.probe)
+    folder, name = run / FOLDER, key(removal.example, removal.probe)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
     for part, dims in NUMBERS.items():
-        put_array(store, part, np.asarray(getattr(found, part), dtype=np.float64), dims, {})
+        put_array(store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {})
     for part in PLACES:
-        put_array(store, part, np.array(getattr(found, part), dtype=np.int64), (part,), {})
-    known: dict[str, Json] = {part: getattr(found, part) for part in FACTS}
+        put_array(store, part, np.array(getattr(removal, part), dtype=np.int64), (part,), {})
+    known: dict[str, Json] = {part: getattr(removal, part) for part in FACTS}
     known["seals"] = sealed(folder, [f"{name}.zarr"])
     RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", known)
 
@@ -300,6 +300,6 @@ def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Rem
     if broken(folder, known.pop("seals")):
         return None
     store = open_store(folder / f"{name}.zarr")
-    found: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
-    found |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
-    return Removal(**found, **known)
+    arrays: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
+    arrays |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
+    return Removal(**arrays, **known)

@@ -322,9 +322,9 @@ class RunFolder:
     def refuse_strangers(self) -> None:
         """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
         strangers = []
-        for place, folders, files in os.walk(self.path):
-            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
+        for parent, folders, files in os.walk(self.path):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            names = (os.path.relpath(os.path.join(parent, name), self.path) for name in (*files, *links))
             strangers += [name for name in names if not OURS.fullmatch(name)]
         if strangers:
             what = several(sorted(strangers))
@@ -334,12 +334,12 @@ class RunFolder:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
         self.refuse_strangers()
         kept = {LOCK, *known}
-        for place, _, files in os.walk(self.path, topdown=False):
-            for path in (Path(place, name) for name in files):
+        for parent, _, files in os.walk(self.path, topdown=False):
+            for path in (Path(parent, name) for name in files):
                 if path.relative_to(self.path).as_posix() not in kept:
                     path.unlink()
             with suppress(OSError):  # a folder that is not empty
-                os.rmdir(place)
+                os.rmdir(parent)
 
     def note_error(self, text: str) -> None:
         """Keep the reason of a failure, if there is anything else to keep and room to write it."""

@@ -128,8 +128,8 @@ class Result:
         >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
         """
-        found = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
-        return (int(found[1]), int(found[2])) if found else None
+        counts = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
+        return (int(counts[1]), int(counts[2])) if counts else None
 
     @property
     def remark(self) -> str:
@@ -182,11 +182,11 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def read_row(row: Mapping[str, str]) -> Result:
-    found: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
-    found |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
+    fields: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
+    fields |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
     numbers = ("relative_error", "floor", "max_error", "agreement", "r2")
-    found |= {name: float(row[name]) if row[name] else None for name in numbers}
-    return Result(**found)
+    fields |= {name: float(row[name]) if row[name] else None for name in numbers}
+    return Result(**fields)
 
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are

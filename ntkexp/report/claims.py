@@ -112,10 +112,10 @@ def chances(records: Sequence[ClaimRecord]) -> list[float | None]:
 
 def standing(chances: Sequence[float | None]) -> list[bool]:
     """Find which stand, in the order given."""
-    found = [p is None for p in chances]
+    unknown = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
         if 2 * p > LEVEL / (len(order) - rank):
             break
-        found[place] = True
-    return found
+        unknown[place] = True
+    return unknown

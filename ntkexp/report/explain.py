@@ -56,8 +56,8 @@ class KnownEffects:
         actual = None if self.check is None else self.check.alone(count)
         if self.check is not None and actual is not None and probe in self.check.probe:
             return actual[self.check.probe.index(probe), column], True
-        found = self.predicted[probe, column]
-        return (found, self.is_actual) if np.isfinite(found).all() else None
+        effects = self.predicted[probe, column]
+        return (effects, self.is_actual) if np.isfinite(effects).all() else None
 
 
 def known_effects(run: Run) -> KnownEffects | None:
@@ -172,17 +172,17 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
     moved most.
     """
-    place = place_of(run, split)
-    outputs = outputs_of(run, "f_T")[place]
+    points = place_of(run, split)
+    outputs = outputs_of(run, "f_T")[points]
     targets = run.data.get(f"{split}_targets")
-    aim = outputs_of(run, "f_0")[place] if targets is None else np.asarray(targets, dtype=float)
+    aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
     explicable, predicted = np.isfinite(missed), effects(run)
     if rule:
-        explicable &= where_read(run.parts(rule).isel(probe=place)).any(axis=1)
+        explicable &= where_read(run.parts(rule).isel(probe=points)).any(axis=1)
     if predicted is not None:
-        both = explicable & read_at(predicted[place]).any(axis=1)
+        both = explicable & read_at(predicted[points]).any(axis=1)
         explicable = both if both.any() else explicable
     known = np.flatnonzero(explicable)
     return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
@@ -232,10 +232,10 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
     where it is: effects that failed when they were checked are.
     """
     known = known_effects(run)
-    found = None if known is None else known.at(k, out)
-    if known is None or found is None:
+    effects = None if known is None else known.at(k, out)
+    if known is None or effects is None:
         return {}, False, ""
-    changes, is_actual = found
+    changes, is_actual = effects
     if not is_actual and known.agreement is not None and not known.agreement.believed:
         return {}, False, known.agreement.sentence
     return dict(enumerate(map(float, changes))), is_actual, ""
@@ -243,11 +243,11 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
 
 def numbered(run: Run, split: str, number: int) -> int:
     """The index of a split's point among all points, if the split has that point."""
-    place = place_of(run, split)
-    count = place.stop - place.start
+    points = place_of(run, split)
+    count = points.stop - points.start
     if not 0 <= number < count:
         raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
-    return int(place.start) + number
+    return int(points.start) + number
 
 
 def read_at(parts: Array) -> NDArray[np.bool_]:
@@ -282,8 +282,8 @@ def outputs_of(run: Run, machine: str) -> Array:
 
 def one_part(run: Run, kind: str, rule: str, point: int, out: int) -> float:
     """Read what was no example's of one output, such as what decay of the weights did; nothing where there was none."""
-    found = run.by_rule(kind, rule)
-    return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))
+    contributions = run.by_rule(kind, rule)
+    return 0.0 if contributions is None else float(contributions.isel(probe=point).sel(out=out))
 
 
 # --- Explanations as a reader sees them: two tables, and lines on a terminal.

@@ -113,15 +113,15 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """What it did to a task, at the points where it is known."""
-        run, known, place = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & self.attributed)
+        run, known, points = self.run, self.run.contributions, self.run.points[self.split]
+        here = np.flatnonzero((known.point_phase.to_numpy()[points] == task) & self.attributed)
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
             return None
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
-        slope = slopes(labels, targets, outputs_of(run, "f_T")[place][here], (before + after) / 2)
+        slope = slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
         names = known.phase_name.to_numpy()
         return Forgetting(
             task=task,
@@ -149,7 +149,7 @@ def forgettings(run: Run) -> list[Forgetting]:
 
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
     """Read what each phase but the first did at the points of a split, one after the other."""
-    known, place = run.contributions.isel(probe=run.points[split]), run.points[split]
+    known, points = run.contributions.isel(probe=run.points[split]), run.points[split]
     changes = np.asarray(known[CHANGE].to_numpy(), dtype=float)
     decays = known[DECAY_BY_PHASE].to_numpy().astype(float) if DECAY_BY_PHASE in known else np.zeros_like(changes)
     for during in range(2, len(changes) + 1):
@@ -157,7 +157,7 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
             run=run,
             split=split,
             during=during,
-            before=outputs_of(run, "f_0")[place] + changes[: during - 1].sum(axis=0),
+            before=outputs_of(run, "f_0")[points] + changes[: during - 1].sum(axis=0),
             change=changes[during - 1],
             parts=known[BY_PHASE][during - 1],
             decay=decays[during - 1],
@@ -174,12 +174,12 @@ def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle:
         return targets - middle
     if targets.shape[1] == 1:
         return targets
-    rows, found = np.arange(len(targets)), np.zeros(targets.shape)
+    rows, derivatives = np.arange(len(targets)), np.zeros(targets.shape)
     others = end.copy()
     others[rows, labels] = -np.inf
-    found[rows, others.argmax(axis=1)] = -1.0
-    found[rows, labels] = 1.0
-    return found
+    derivatives[rows, others.argmax(axis=1)] = -1.0
+    derivatives[rows, labels] = 1.0
+    return derivatives
 
 
 def level(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
@@ -205,24 +205,29 @@ def share_right(targets: Array, outputs: Array) -> float:
 
 def format_tasks(run: Run, top: int) -> str:
     """Say what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
-    found = forgettings(run)
-    if not found:
+    losses = forgettings(run)
+    if not losses:
         return ""
-    worst = min(found, key=lambda each: each.change)
+    worst = min(losses, key=lambda each: each.change)
     tables = [format_text(tabulate_harm(run, worst).shortened(top))] if worst.worst else []
-    return "\n\n".join([*map(sentence, found), *tables]) + "\n"
+    return "\n\n".join([*map(sentence, losses), *tables]) + "\n"
 
 
-def sentence(found: Forgetting) -> str:
+def sentence(forgetting: Forgetting) -> str:
     """Say what happened, and who did it."""
     what, before, after = (
-        ("margin", found.before, found.after) if found.right else ("loss", -found.before, -found.after)
+        ("margin", forgetting.before, forgetting.after)
+        if forgetting.right
+        else ("loss", -forgetting.before, -forgetting.after)
     )
-    task, phase = f"{found.names[0]} (task {found.task})", f"{found.names[1]} was learned (phase {found.during})"
-    at = f"at {found.points} {found.split} {'point' if found.points == 1 else 'points'}"
-    right = f", and its accuracy {describe_change(*found.right, percent)}" if found.right else ""
+    task, phase = (
+        f"{forgetting.names[0]} (task {forgetting.task})",
+        f"{forgetting.names[1]} was learned (phase {forgetting.during})",
+    )
+    at = f"at {forgetting.points} {forgetting.split} {'point' if forgetting.points == 1 else 'points'}"
+    right = f", and its accuracy {describe_change(*forgetting.right, percent)}" if forgetting.right else ""
     moved = describe_change(before, after, short)
-    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(found)}"
+    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(forgetting)}"
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
@@ -236,38 +241,42 @@ def describe_change(before: float, after: float, spell: Callable[[float], str]) 
     return f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
 
 
-def describe_causes(found: Forgetting) -> str:
+def describe_causes(forgetting: Forgetting) -> str:
     """Say which examples did how much of it: together all."""
-    sign = 1 if found.right else -1
-    remembered = {phase: found.of_phase(phase) for phase in sorted({*found.learned_in} - {found.during})}
-    parts = [f"examples of phase {found.during} moved it by {signed(sign * found.of_phase(found.during))}"]
+    sign = 1 if forgetting.right else -1
+    remembered = {phase: forgetting.of_phase(phase) for phase in sorted({*forgetting.learned_in} - {forgetting.during})}
+    parts = [
+        f"examples of phase {forgetting.during} moved it by {signed(sign * forgetting.of_phase(forgetting.during))}"
+    ]
     parts += [
         f"examples of phase {phase}, which the optimizer remembered, by {signed(sign * done)}"
         for phase, done in remembered.items()
         if done
     ]
-    if found.decay:
-        parts.append(f"decay of the weights by {signed(sign * found.decay)}")
-    if found.halving:
-        parts.append(f"half of all harm was done by {found.halving} of the {found.acting} examples that acted")
+    if forgetting.decay:
+        parts.append(f"decay of the weights by {signed(sign * forgetting.decay)}")
+    if forgetting.halving:
+        parts.append(
+            f"half of all harm was done by {forgetting.halving} of the {forgetting.acting} examples that acted"
+        )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def tabulate_harm(run: Run, found: Forgetting) -> Table:
+def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
     """Give the examples that did harm, those first that did most."""
-    what, sign = ("margin", 1) if found.right else ("loss", -1)
+    what, sign = ("margin", 1) if forgetting.right else ("loss", -1)
     columns = (
-        Column(f"harm to {found.names[0]} by", number=False),
+        Column(f"harm to {forgetting.names[0]} by", number=False),
         Column("phase"),
         Column("target", number=False),
         Column(f"{what} moved by", spell=signed, adds=True),
         Column("of all harm", spell=percent, adds=True),
     )
     rows = []
-    for k in found.worst:
-        shown, done = example(run, "train", k), found.by[k]
-        rows.append((f"#{shown.index}", found.learned_in[k], shown.name, sign * done, -done / found.harm))
+    for k in forgetting.worst:
+        shown, done = example(run, "train", k), forgetting.by[k]
+        rows.append((f"#{shown.index}", forgetting.learned_in[k], shown.name, sign * done, -done / forgetting.harm))
     return Table(columns, tuple(rows))
 
 

@@ -77,22 +77,24 @@ def off(size: float) -> str:
     return f"{percent(abs(size - 1))} too {'small' if size < 1 else 'large'}"
 
 
-def held_against(found: LeaveOut, growth: float) -> Agreement:
+def held_against(retrained: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
-    known = ~np.isnan(found.predicted)
-    predicted, actual = pairs(found, known) if np.isfinite(found.actual[known]).all() else (np.zeros(0), np.zeros(0))
+    known = ~np.isnan(retrained.predicted)
+    predicted, actual = (
+        pairs(retrained, known) if np.isfinite(retrained.actual[known]).all() else (np.zeros(0), np.zeros(0))
+    )
     moved = float(predicted.std() * actual.std()) if len(actual) else 0.0
     if not 0 < moved < inf:
-        return Agreement(len(found.removals), nan, nan, growth)
+        return Agreement(len(retrained.removals), nan, nan, growth)
     correlation = float(np.mean((predicted - predicted.mean()) * (actual - actual.mean()))) / moved
     size = sqrt(float((predicted**2).sum() / (actual**2).sum()))
-    return Agreement(len(found.removals), correlation, size, growth)
+    return Agreement(len(retrained.removals), correlation, size, growth)
 
 
-def pairs(found: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
     predicted, actual = [np.zeros(0)], [np.zeros(0)]
-    for said, came, here in zip(found.predicted, found.actual, known, strict=True):
+    for said, came, here in zip(retrained.predicted, retrained.actual, known, strict=True):
         scale = float(np.sqrt(np.mean(came[here] ** 2))) if here.any() else 0.0
         if scale > 0:
             predicted.append(said[here] / scale)

@@ -244,9 +244,9 @@ def comparison(results: Sequence[Result]) -> str:
     return f"{whole[0].upper()}{whole[1:]}."
 
 
-def compared(found: Sequence[Spoken]) -> list[str]:
+def compared(spoken: Sequence[Spoken]) -> list[str]:
     """Name the machines that are the network where they were compared with it, then those that miss it."""
-    known = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in found if each.compared]
+    known = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared]
     parts: list[str] = []
     before = ""
     for (misses, where), group in groupby(sorted(known, key=itemgetter(0)), key=itemgetter(0, 1)):

@@ -68,8 +68,8 @@ class Table:
 
     def select(self, *names: str) -> Table:
         """These columns, in this order."""
-        places = {column.name: k for k, column in enumerate(self.columns)}
-        chosen = [places[name] for name in names]
+        columns = {column.name: k for k, column in enumerate(self.columns)}
+        chosen = [columns[name] for name in names]
         rows = tuple(tuple(row[k] for k in chosen) for row in self.rows)
         return Table(tuple(self.columns[k] for k in chosen), rows)
 
@@ -147,10 +147,10 @@ def format_csv(frame: pd.DataFrame) -> str:
     import numpy as np  # noqa: PLC0415  slow, and lists of runs need none
 
     safe = frame.copy(deep=False)
-    for place, kind in enumerate(frame.dtypes):
+    for column, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            cells = [as_cell(value) if isinstance(value, str) else value for value in frame.iloc[:, place]]
-            safe.isetitem(place, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
+            cells = [as_cell(value) if isinstance(value, str) else value for value in frame.iloc[:, column]]
+            safe.isetitem(column, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
     safe.columns = [as_cell(str(name)) for name in frame.columns]
     return str(safe.to_csv(index=False, lineterminator="\n"))
 

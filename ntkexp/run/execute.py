@@ -316,20 +316,20 @@ def carry_out(
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
     chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
-    place = folder.path / FOLDER
-    place.mkdir(exist_ok=True)
+    memory_folder = folder.path / FOLDER
+    memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
-    found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
-    ended = repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()])
-    return removal_of(found, group, points, outs, ended)
+    ledger = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress).closed()
+    ended = repeated(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
+    return removal_of(ledger, group, points, outs, ended)
 
 
-def repeated(folder: RunFolder, found: Ledger, places: Sequence[tuple[int, int]]) -> float:
+def repeated(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
     """How far the training as it was ended from where the run did, as a share of what the removal changed."""
     folder.check("predictions.zarr")
     known = read_predictions(folder.path / "predictions.zarr")["f_T"]
-    ended = found.before.new_tensor([known[place] for place in places])
-    missed, changed = float((found.before - ended).norm()), float(found.actual.norm())
+    ended = ledger.before.new_tensor([known[place] for place in places])
+    missed, changed = float((ledger.before - ended).norm()), float(ledger.actual.norm())
     if missed > REPEATED * (changed or float(ended.norm())):
         raise Mistake(
             f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it did, without these "

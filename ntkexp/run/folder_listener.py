@@ -138,7 +138,7 @@ def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: boo
     )
 
 
-def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
+def phases_of(setting: Setting, phases: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
     """What happened in each phase at the points that were read."""
     problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
     for places in problem.phases.values():
@@ -148,11 +148,11 @@ def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool
         names=problem.data.phases,
         examples=points[: problem.train],
         points=points[read],
-        change=array(found.change[:, read]),
-        parts={rule: [share.contributions for share in shares] for rule, shares in found.shares.items()},
+        change=array(phases.change[:, read]),
+        parts={rule: [share.contributions for share in shares] for rule, shares in phases.shares.items()},
         decay={
             rule: array(torch.stack([share.decay for share in shares]))
-            for rule, shares in (found.shares.items() if decays else ())
+            for rule, shares in (phases.shares.items() if decays else ())
         },
     )
 

@@ -151,12 +151,12 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     """
     module, points, phases = setting.problem.module, setting.points, setting.problem.phases
     answers = []
-    for place in phases.get("probe") or phases.get("train", ()):
-        parts = torch.split(points.inputs[place], points.block)
+    for phase in phases.get("probe") or phases.get("train", ()):
+        parts = torch.split(points.inputs[phase], points.block)
         known = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
         units = [part for part in known if part is not None]
         # the deviation of each unit's activity over the points of a task takes two of them
-        if not units or place.stop - place.start < 2:
+        if not units or phase.stop - phase.start < 2:
             return None
         answers.append(torch.cat(units).std(0))
     return selectivity(answers)
@@ -205,12 +205,12 @@ class Observer:
         """
         if self.setting.problem.phases:
             here = f"_{self.phase(step)}"
-            own = {name: place for name, place in self.tasks.items() if name.endswith(here)}
-            return {name.removesuffix(here): place for name, place in own.items()} | self.tasks
-        found = {"": slice(0, self.setting.points.train)}
+            own = {name: points for name, points in self.tasks.items() if name.endswith(here)}
+            return {name.removesuffix(here): points for name, points in own.items()} | self.tasks
+        slices = {"": slice(0, self.setting.points.train)}
         if probe := self.setting.problem.places.get("probe"):
-            found["_probe"] = probe
-        return found
+            slices["_probe"] = probe
+        return slices
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
@@ -218,10 +218,10 @@ class Observer:
         phases = self.setting.problem.phases
         read = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
         return {
-            f"{name}_{number}": place
-            for name, places in read.items()
-            for number, place in enumerate(places, start=1)
-            if place.stop > place.start
+            f"{name}_{number}": points
+            for name, slices in read.items()
+            for number, points in enumerate(slices, start=1)
+            if points.stop > points.start
         }
 
     def phase(self, step: int) -> int:
@@ -230,21 +230,21 @@ class Observer:
 
     def loss(self, outputs: Float[Tensor, "point out"], step: int) -> float:
         """The training objective of a step."""
-        place = self.splits(step)[""]
-        return self.objective(float(self.summed_loss(outputs, place)), place)
+        points = self.splits(step)[""]
+        return self.objective(float(self.summed_loss(outputs, points)), points)
 
-    def summed_loss(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
+    def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
         """The losses of a split's examples, added up."""
-        return self.setting.experiment.loss.value(outputs[place], self.setting.problem.targets[place]).sum()
+        return self.setting.experiment.loss.value(outputs[points], self.setting.problem.targets[points]).sum()
 
-    def objective(self, summed: float, place: slice) -> float:
+    def objective(self, summed: float, points: slice) -> float:
         """The objective that this makes, with the split's own weights."""
-        return summed * self.setting.experiment.loss.weight(place.stop - place.start) * self.setting.descent.scale
+        return summed * self.setting.experiment.loss.weight(points.stop - points.start) * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
         """ℓ′ of every training example."""
-        place = slice(0, self.setting.points.train)
-        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.problem.targets[place])
+        points = slice(0, self.setting.points.train)
+        return self.setting.experiment.loss.output_gradient(outputs[points], self.setting.problem.targets[points])
 
     def row(self, step: Step, time: float) -> Row:
         """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
@@ -257,18 +257,18 @@ class Observer:
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
         """The numbers of every step, for which a device is waited for once."""
         start, targets, splits = self.setting.problem.weights, self.setting.problem.targets, self.splits(step)
-        numbers = {"loss" + name: self.summed_loss(outputs, place) for name, place in splits.items()}
-        for name, place in splits.items() if self.setting.problem.data.classes else ():
-            numbers["accuracy" + name] = (label(outputs[place]) == label(targets[place])).double().mean()
+        numbers = {"loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()}
+        for name, points in splits.items() if self.setting.problem.data.classes else ():
+            numbers["accuracy" + name] = (label(outputs[points]) == label(targets[points])).double().mean()
         differences = squares({name: weights[name] - start[name] for name in start})
-        found = iter(fetched(*numbers.values(), *differences.values()))
-        seen = {name: next(found) for name in numbers}
-        seen |= {"loss" + name: self.objective(seen["loss" + name], place) for name, place in splits.items()}
+        values = iter(fetched(*numbers.values(), *differences.values()))
+        seen = {name: next(values) for name in numbers}
+        seen |= {"loss" + name: self.objective(seen["loss" + name], points) for name, points in splits.items()}
         row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
         if self.setting.problem.phases:
             row["phase"] = self.phase(step)
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
-        moved = dict(zip(differences, found, strict=True))
+        moved = dict(zip(differences, values, strict=True))
         row |= seen | {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
         return row | {f"weights_moved.{name}": ratio(moved[name], self.sizes[name]) for name in moved}
 

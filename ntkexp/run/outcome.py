@@ -146,7 +146,7 @@ def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> Phases
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end = {rule: Sums(found.contributions, found.decay) for rule, found in state.accumulator.integrals.items()}
+    end = {rule: Sums(sums.contributions, sums.decay) for rule, sums in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return PhasesFound(
@@ -333,11 +333,11 @@ def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
 
 def regions(state: RunState) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
-    problem, found = state.setting.problem, {}
-    for name, place in problem.places.items():
-        norms = [problem.module.sizes(weights, problem.inputs[place]) for weights in (problem.weights, state.weights)]
-        found[name] = Region(place, torch.cat(norms))
-    return found
+    problem, regions_of_splits = state.setting.problem, {}
+    for name, points in problem.places.items():
+        norms = [problem.module.sizes(weights, problem.inputs[points]) for weights in (problem.weights, state.weights)]
+        regions_of_splits[name] = Region(points, torch.cat(norms))
+    return regions_of_splits
 
 
 def facts(state: RunState, rule: str) -> dict[str, float]:

@@ -122,7 +122,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         memory_gb=experiment.room_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
-        read=sum(place.stop - place.start for place in problem.places.values()),
+        read=sum(split.stop - split.start for split in problem.places.values()),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
@@ -170,11 +170,11 @@ class SweepSetting:
         return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
 
 
-def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
+def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     """The sweep that an experiment asks for, or trainings in its place where these take less."""
-    optimizer, path, budget = experiment.optimizer, experiment.path, found.budget
-    places, train = list(found.problem.places.values()), found.problem.train
-    points = first_of(places, fair_counts(path.attributed, [place.stop - place.start for place in places]))
+    optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
+    splits, train = list(survey.problem.places.values()), survey.problem.train
+    points = first_of(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepPlan(
@@ -190,7 +190,7 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
         tape_bytes=budget.tape_bytes,
         number_bytes=budget.number_bytes,
     )
-    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    kinked = kinks(survey.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
     differentiated = experiment.knows_derivative
     sweep = SweepSetting(
         points=points.to(experiment.device), plan=plan, kinks=tuple(kinked), differentiated=differentiated
@@ -207,13 +207,13 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
     return sweep
 
 
-def first_of(places: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
+def first_of(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
     """The first points of each place, so many of each.
 
     >>> first_of([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
     """
-    return torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
+    return torch.cat([torch.arange(split.start, split.start + n) for split, n in zip(splits, counts, strict=True)])
 
 
 # --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
@@ -253,16 +253,16 @@ def prepare(experiment: Experiment) -> Setting:
     return setting_of(experiment, survey(experiment))
 
 
-def setting_of(experiment: Experiment, found: Survey) -> Setting:
+def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     """Look once at what was drawn, unless training would outlast its user."""
     if experiment.stop_at_loss is None:
-        refuse_endless(effort(experiment, found.budget), experiment.steps, experiment.device)
-    problem, points = found.problem, found.points
+        refuse_endless(effort(experiment, survey.budget), experiment.steps, experiment.device)
+    problem, points = survey.problem, survey.points
     phases = phases_of_data(experiment, problem)
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
-        points.refuse_without_rules(found.tape)
-    domain = domain_of(experiment, found, like=start.kernel)
+        points.refuse_without_rules(survey.tape)
+    domain = domain_of(experiment, survey, like=start.kernel)
     descent = Descent(
         points=points,
         targets=problem.targets[: points.train],
@@ -283,9 +283,9 @@ def setting_of(experiment: Experiment, found: Survey) -> Setting:
         start=start,
         descent=descent,
         domain=domain,
-        sweep=sweep_setting(experiment, found) if experiment.path.effects else None,
-        rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
-        remarks=remarks(experiment, found, start),
+        sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
+        rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=survey.tape.eps),
+        remarks=remarks(experiment, survey, start),
     )
 
 
@@ -329,8 +329,8 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
 
 def phases_of_data(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
     """What is learned when; most data have one phase, of all examples."""
-    places = problem.phases.get("train", (slice(0, problem.train),))
-    counts = [place.stop - place.start for place in places]
+    phases = problem.phases.get("train", (slice(0, problem.train),))
+    counts = [phase.stop - phase.start for phase in phases]
     return phases_of(experiment.data.phase_steps(experiment.steps), counts)
 
 
@@ -339,42 +339,42 @@ def scale(experiment: Experiment) -> float:
     return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
 
-def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
+def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
     points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
     each costs a pass backwards.
     """
-    problem, path = found.problem, experiment.path
-    places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
-    sizes, backwards = [place.stop - place.start for place in places], experiment.integration.passes > 1
-    attributed = first_of(places, fair_counts(path.attributed, sizes) if backwards else sizes)
+    problem, path = survey.problem, experiment.path
+    splits = [part for name, split in problem.places.items() for part in problem.phases.get(name, (split,))]
+    sizes, backwards = [split.stop - split.start for split in splits], experiment.integration.passes > 1
+    attributed = first_of(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
-        points=found.points,
+        points=survey.points,
         reads_train="train" in problem.places,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=found.budget.chunk(len(attributed)) if backwards else len(attributed),
+        chunk=survey.budget.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
-        spills=found.budget.spills,
+        spills=survey.budget.spills,
     )
 
 
-def remarks(experiment: Experiment, found: Survey, start: Start) -> tuple[str, ...]:
+def remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
     """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
     sketched kernels, how far they are from kernels, and what they are good for.
     """
-    points, path = found.points, experiment.path
-    casts = remark(function_of(found.problem.module), found.tape, path.casts)
-    obstacle = points.reader.obstacle(found.tape) if path.closing is None else None
+    points, path = survey.points, experiment.path
+    casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
+    obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
     known = [each for each in (casts, obstacle) if each is not None]
     if points.sketch is None:
         return tuple(known)
     asked = f"kernel.sketch={experiment.kernel.sketch}"
     if path.keeps_kernels:
-        view = NetworkView(points, found.problem.weights)
+        view = NetworkView(points, survey.problem.weights)
         share = view.sketch_error(start.kernel[: points.train])
         known.append(
             f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "

@@ -85,15 +85,15 @@ def read_value(key: str, text: str) -> tuple[Value, ...]:
     """Read a range, or a single value."""
     if not text:
         raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
-    found = RANGE.fullmatch(text)
-    if found is None:
+    match = RANGE.fullmatch(text)
+    if match is None:
         return (read_plain(text),)
-    start, stop = read_plain(found[1]), read_plain(found[2])
-    if found[3] is None:
+    start, stop = read_plain(match[1]), read_plain(match[2])
+    if match[3] is None:
         if isinstance(start, float) or isinstance(stop, float):
             raise Mistake(f"{key}={text}: between fractions there must be a count; write {key}={text}:5")
         return space(key, start, stop, stop - start + 1, "linear")
-    return space(key, start, stop, int(found[3]), found[4] or "linear")
+    return space(key, start, stop, int(match[3]), match[4] or "linear")
 
 
 def read_plain(text: str) -> Value:

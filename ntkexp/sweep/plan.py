@@ -63,11 +63,11 @@ class EventLog:
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
         for line in filter(None, text.split("\n")):
             try:
-                found = dict(json.loads(line))
+                event = dict(json.loads(line))
             except (ValueError, TypeError, RecursionError):
                 continue
-            if found.pop(SEAL, None) == seal_of(found):
-                yield found
+            if event.pop(SEAL, None) == seal_of(event):
+                yield event
 
     def failures(self) -> dict[str, str]:
         """The runs that failed when they were last heard of, with the reasons."""

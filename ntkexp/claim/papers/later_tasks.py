@@ -89,10 +89,10 @@ class LaterTask(AbstractQuantity):
         return value
 
 
-def share_of_tenth(found: Forgetting) -> float:
+def share_of_tenth(forgetting: Forgetting) -> float:
     """The worst tenth of the later examples did this share of all harm."""
-    tenth = math.ceil(found.learned_in.count(found.during) / 10)
-    return -sum(found.by[k] for k in found.worst[:tenth]) / found.harm
+    tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
+    return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
 def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:

@@ -110,8 +110,8 @@ def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
     >>> length([torch.tensor([3.0]), torch.tensor([[4.0]])])
     tensor(5.)
     """
-    found: Tensor = torch.stack([part.detach().norm() for part in parts]).norm()
-    return found
+    norm: Tensor = torch.stack([part.detach().norm() for part in parts]).norm()
+    return norm
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,9 @@ class AfterKernel(AbstractTrial):
     until: float = Field(0.005, gt=0)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        places = [(width, train) for width in self.widths for train in self.trains]
+        sizes = [(width, train) for width in self.widths for train in self.trains]
         return [
-            {"width": width, "train": train, **row}
-            for width, train in places
-            for row in self.beside(seed, width, train)
+            {"width": width, "train": train, **row} for width, train in sizes for row in self.beside(seed, width, train)
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:

@@ -87,15 +87,15 @@ class SymmetryDefect(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
-        for place in measured.table.to_dict("records"):
-            run = measured.known.get(str(place["run"]))
+        for row in measured.table.to_dict("records"):
+            run = measured.known.get(str(row["run"]))
             if run is None:
                 continue
             for rule in self.rules:
                 kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
                 side = kernel.shape[2] * kernel.shape[3]
                 found = defects(kernel.reshape(side, side))
-                rows += [{**place, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
+                rows += [{**row, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
         return pd.DataFrame(rows)
 
 

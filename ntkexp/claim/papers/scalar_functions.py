@@ -113,11 +113,11 @@ class ScalarCurve(AbstractTrial):
             "finite_largest_at": x[finite.argmax()].item(),
             "spread": (share.max() - share.min()).item(),
         }
-        for k, place in enumerate(x[:, 0].tolist()):
+        for k, position in enumerate(x[:, 0].tolist()):
             yield {
-                "x": int(place),
+                "x": int(position),
                 "place": "observed" if k == here else "elsewhere",
-                "side": "left" if place < self.boundary else "right",
+                "side": "left" if position < self.boundary else "right",
                 "kernel": kernel[k].item(),
                 "share": share[k].item(),
                 "finite": finite[k].item(),
@@ -221,8 +221,8 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Find the rows of the model's own start before any ascent, which are the same for every seed."""
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
-    found: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
-    return found
+    curve: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
+    return curve
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
@@ -245,8 +245,8 @@ def at(share: pd.Series[float], extreme: float) -> str:
     >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0), at(pd.Series([1.0, -0.27851], index=[-1, 2]), -0.27851)
     ('at 2 places, 0', 'at x = 2, −0.279')
     """
-    places = share.index[(share - extreme).abs() <= ROUNDING]
-    where = f"x = {spelled(places[0])}" if len(places) == 1 else f"{len(places)} places"
+    positions = share.index[(share - extreme).abs() <= ROUNDING]
+    where = f"x = {spelled(positions[0])}" if len(positions) == 1 else f"{len(positions)} places"
     return f"at {where}, {spelled(extreme)}"
 
 
@@ -287,8 +287,8 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
     """Find the rows of the model's own start, which are the same for every seed."""
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
-    found: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
-    return found
+    curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
+    return curves
 
 
 def changed_range(rows: pd.DataFrame) -> str:

@@ -101,10 +101,10 @@ def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "poi
     {'variance_ratio': 1.0, 'covariance_ratio': 2.0, 'excess_kurtosis': -2.0}
     """
     second, fourth = outputs.square().mean(0), outputs.pow(4).mean(0)
-    found, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
+    covariance, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
     return {
         "variance_ratio": float((second / process.diagonal()).mean()),
-        "covariance_ratio": float((found * pairs).sum() / pairs.square().sum()),
+        "covariance_ratio": float((covariance * pairs).sum() / pairs.square().sum()),
         "excess_kurtosis": float((fourth / second.square()).mean()) - 3,
     }
 
@@ -313,20 +313,20 @@ class TrainingBesideKernels(AbstractTrial):
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
         task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
         network = self.model.limit(self.init, task)
-        place = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
-        limit = self.init.alpha**2 * compute(network, place, points, memory_gb=1.0, threads=1).ntk
+        block = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
+        limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
             points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
         )
-        found: list[Mapping[str, Level]] = []
+        rows: list[Mapping[str, Level]] = []
         for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             drawn = stacked(modules)
             kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
             gaps = train_beside(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
-            found += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
-        return found
+            rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
+        return rows
 
 
 def train_beside(

@@ -52,8 +52,8 @@ def compare_runs(first: Run, second: Run) -> None:
     sys.stdout.write(
         f"{format_text(of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
     )
-    found = compare_results(first, second)
-    sys.stdout.write(f"{format_text(of_frame(found))}\n" if len(found) else "they share no number\n")
+    differences = compare_results(first, second)
+    sys.stdout.write(f"{format_text(of_frame(differences))}\n" if len(differences) else "they share no number\n")
     for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
         if run.diverged:
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")

@@ -115,13 +115,13 @@ def explain(
     sys.stdout.write(f"{where}\n")
 
 
-def draw(found: Sequence[Explanation], where: Path) -> None:
+def draw(explanations: Sequence[Explanation], where: Path) -> None:
     from ntkexp.report.plots.examples import save
 
     if where.suffix not in KINDS:
         raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
     try:
-        save(found, where)
+        save(explanations, where)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
 
@@ -130,7 +130,7 @@ def write_page(
     run: Run,
     split: str,
     numbers: list[int],
-    found: Sequence[Explanation],
+    explanations: Sequence[Explanation],
     without: str | None,
     trust: Sequence[str],
     again: str | None,
@@ -150,7 +150,7 @@ def write_page(
         *(f"--trust={entry}" for entry in trust),
     ]
     page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
-    return write_explanations(run, found, removed, page, shlex.join(words))
+    return write_explanations(run, explanations, removed, page, shlex.join(words))
 
 
 # --- `ntkexp explain RUN --without=…`: trained again without some examples, and what came of it.

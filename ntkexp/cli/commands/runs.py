@@ -49,21 +49,21 @@ def runs(
         delete(found, sure)
 
 
-def delete(found: Sequence[FoundRun], sure: bool) -> None:
+def delete(runs: Sequence[FoundRun], sure: bool) -> None:
     """Remove these folders, once someone said yes."""
     from ntkexp.report.inventory import delete
 
-    count = f"{len(found)} run folder{'s' * (len(found) != 1)}"
+    count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"
     if not sure and not sys.stdin.isatty():
         raise Mistake(f"--delete would remove {count}; --yes confirms it where nobody can be asked")
     if not sure:
         typer.confirm(f"Delete {count}?", abort=True, err=True)
     kept = []
-    for one in found:
+    for one in runs:
         try:
             delete(one)
         except Mistake as mistake:
             kept.append(with_advice(mistake))
-    sys.stdout.write(f"deleted {len(found) - len(kept)}\n")
+    sys.stdout.write(f"deleted {len(runs) - len(kept)}\n")
     if kept:
         raise Mistake("; ".join(kept))

@@ -95,12 +95,12 @@ def laid_out(
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
     """Where on the axis that lies which each place of an image that goes around repeats."""
-    found = np.zeros(length(pixels, reach, around), np.int64)
+    indices = np.zeros(length(pixels, reach, around), np.int64)
     before, second = pixels - offset, pixels - offset + 3 * reach
-    for slot in range(found.shape[0]):
+    for slot in range(indices.shape[0]):
         pixel = slot - reach if slot < before + 2 * reach else slot - second + before
-        found[slot] = place(pixel % pixels, pixels, offset, reach, around)
-    return found
+        indices[slot] = place(pixel % pixels, pixels, offset, reach, around)
+    return indices
 
 
 @compiled

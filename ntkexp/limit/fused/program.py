@@ -115,22 +115,22 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     """Weights and the bent line after them as one operation; tiles are cleared only where it takes that: not those
     registers that hold zeros outside the image, `clean` at first.
     """
-    found: list[Operation] = []
+    merged: list[Operation] = []
     for operation in operations:
-        kind, register, other, last = operation.kind, operation.register, operation.other, found[-1:]
+        kind, register, other, last = operation.kind, operation.register, operation.other, merged[-1:]
         if kind == CLEAR and register in clean:
             continue
         if kind == BEND and last and last[0].kind == WEIGH and last[0].register == register:
-            found[-1] = replace(operation, reach=last[0].reach, weights=last[0].weights)
+            merged[-1] = replace(operation, reach=last[0].reach, weights=last[0].weights)
         else:
-            found.append(operation)
+            merged.append(operation)
         if kind in CLEANING:
             clean = clean | {register}
         elif kind == COPY:
             clean = clean | {other} if register in clean else clean - {other}
         elif kind != ADD or other not in clean:
             clean = clean - {register}
-    return tuple(found)
+    return tuple(merged)
 
 
 # --- Where the pixels of a tile go that departs for a coarser image, axis by axis.
@@ -185,10 +185,10 @@ def slots(coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int
     owner = np.full(pixels, NOWHERE)
     for number, members in enumerate(coarse.members):
         owner[list(members)] = number
-    place = np.full(len(coarse.members), NOWHERE)
-    place[list(wanted)] = np.arange(len(wanted))
+    slot = np.full(len(coarse.members), NOWHERE)
+    slot[list(wanted)] = np.arange(len(wanted))
     second = owner[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
-    number = place[(second - owner) % len(place)]
+    number = slot[(second - owner) % len(slot)]
     there = (owner != NOWHERE) & (second != NOWHERE) & (number != NOWHERE)
     return np.where(there, number * tile + owner * unit, NOWHERE)
 

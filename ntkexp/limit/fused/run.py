@@ -178,13 +178,13 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
     fields = np.ascontiguousarray(table.right.T)
     products = left.x.new_empty(min(len(left.x), ROWS * threads), len(right.x))
 
-    def walk(place: SubBlock) -> int:
-        row, column = place
+    def walk(block: SubBlock) -> int:
+        row, column = block
         one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
         inputs = products.numpy()[row.start % len(products) :, column]
         found: int = vectors(
             *(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding),
-            *(inputs, nngp[place], ntk[place]),
+            *(inputs, nngp[block], ntk[block]),
         )
         for end in (nngp, ntk) if same else ():
             mirrored(end, row.start, row.stop, column.start, column.stop)
@@ -248,17 +248,17 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
     sub-block after the other.
     """
-    found = [tables(level, left, right) for level in program.levels]
-    leaving = [departures(*ends, found[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
-    size = sub_block_size(program, found, memory_gb)
+    levels = [tables(level, left, right) for level in program.levels]
+    leaving = [departures(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
+    size = sub_block_size(program, levels, memory_gb)
     if threads > 1:  # so short that every thread has some
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
     parts, last = sub_blocks(left, right, size, same), program.levels[-1].pairs
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
-    def tiles(place: SubBlock) -> Kernels:
-        sums = np.zeros((2, len(left.x[place[0]]), len(right.x[place[1]])))
-        kept = through(program, found, leaving, same and place[0] == place[1], place, sums)
+    def tiles(block: SubBlock) -> Kernels:
+        sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
+        kept = through(program, levels, leaving, same and block[0] == block[1], block, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
@@ -268,31 +268,31 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     return nngp, ntk
 
 
-def sub_block_size(program: TileProgram, found: Sequence[Tables], memory_gb: float) -> int:
+def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: float) -> int:
     """How many images there is room for on each side of a sub-block, each laid out in three steps, with all that
     departs from two levels.
     """
-    laid_out = max(table.left[0].nbytes for table in found)
+    laid_out = max(table.left[0].nbytes for table in levels)
     departing = [
         2 * len(one.departures) * after.count for one, after in zip(program.levels, program.departed, strict=True)
     ]
-    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * found[0].left.itemsize)))
+    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
     size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
     return max(1, min(size, isqrt(2 * numbers // max(1, *departing))))
 
 
 def through(
     program: TileProgram,
-    found: Sequence[Tables],
+    levels: Sequence[Tables],
     leaving: Sequence[Departures],
     same: bool,
-    place: SubBlock,
+    block: SubBlock,
     sums: Array,
 ) -> Array:
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
-    row, column = place
-    kept = np.zeros((0,) * 5, found[0].left.dtype)
-    for level, table, going, after in zip(program.levels, found, leaving, program.departed, strict=True):
+    row, column = block
+    kept = np.zeros((0,) * 5, levels[0].left.dtype)
+    for level, table, going, after in zip(program.levels, levels, leaving, program.departed, strict=True):
         target = np.zeros((len(going.registers), *sums.shape, after.count if len(going.registers) else 0), kept.dtype)
         images(
             table.operations,
@@ -328,9 +328,9 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
     return first, second
 
 
-def rest(program: TileProgram, left: Side, right: Side, found: Kernels, same: bool) -> Kernels:
+def rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
     wanted = base.need(program.rest, Pairs((), ()), program.rest_shape)
     met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
-    start = Covariance(*found, wanted, left.variances, right.variances, same, met)
+    start = Covariance(*kernels, wanted, left.variances, right.variances, same, met)
     return both(base.push(program.rest, start, program.rest_shape))

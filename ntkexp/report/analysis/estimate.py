@@ -146,8 +146,8 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
         return shared
     # Seeds that were run at one place each, the k-th of every place as if they were one
     single = [unit for unit in of_seeds if np.ptp(x[unit]) == 0]
-    places = [[unit for unit in single if x[unit[0]] == place] for place in np.unique(x)]
-    rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*places))
+    groups = [[unit for unit in single if x[unit[0]] == value] for value in np.unique(x)]
+    rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*groups))
     return shared + [np.concatenate(turn) for turn in rounds if len(turn) > 1]
 
 

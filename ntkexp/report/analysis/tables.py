@@ -61,7 +61,7 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 def write_tables(path: Path) -> tuple[Path, ...]:
     """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
     sweep = read_sweep(path)
-    folders = [place.folder for place in sweep.runs]
+    folders = [run.folder for run in sweep.runs]
     loaded = zip(folders, load_runs(folders), strict=True)  # of one that cannot be read, its row says what it became
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
@@ -89,14 +89,14 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     """Tabulate a row a run; numbers that a run does not yield are NaN."""
     heads = [
-        {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
-        for place in sweep.runs
+        {"run": run.folder.name, **run.axes, "seed": run.seed, "state": run.state, "reason": run.reason}
+        for run in sweep.runs
     ]
     asked = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
     starts = start_variances(sweep, runs) if asked else {}  # kernels are opened for nothing else
-    folders = [place.folder for place in sweep.runs]
-    numbers = [quantities(runs[place]) | starts.get(place, {}) if place in runs else {} for place in folders]
-    names = list(dict.fromkeys(name for found in numbers for name in found))
+    folders = [run.folder for run in sweep.runs]
+    numbers = [quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders]
+    names = list(dict.fromkeys(name for row in numbers for name in row))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
 
@@ -106,9 +106,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
-    for point in dict.fromkeys(place.point for place in sweep.runs):
+    for point in dict.fromkeys(run.point for run in sweep.runs):
         row: dict[str, Level] = dict(zip(sweep.axes, point, strict=True))
-        here = np.array([place.point == point for place in sweep.runs])
+        here = np.array([run.point == point for run in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
             # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.

@@ -100,7 +100,7 @@ def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> 
 
 
 def write_explanations(
-    run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
+    run: Run, explanations: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
 ) -> Path:
     """Write the page of a run's explanations; its path is given back."""
     known, check, picture = known_effects(run), "", None
@@ -113,7 +113,7 @@ def write_explanations(
         run=run.name,
         outcome=run.outcome,
         tasks=[forgetting_sentence(each) for each in forgettings(run)],
-        points=[point_view(explanation, entries.get(explanation.number)) for explanation in found],
+        points=[point_view(explanation, entries.get(explanation.number)) for explanation in explanations],
         check=check,
         check_picture=picture,
     )
@@ -172,9 +172,9 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
     """Show every run; pictures of those that stand for a point come first, as long as there is room."""
     first: dict[tuple[object, ...], Run] = {}  # seed of every point of a sweep
     for analysis in material.analyses:
-        for place in analysis.sweep.runs:
-            if place.folder in material.by_folder:
-                first.setdefault((analysis.sweep.name, *place.point), material.by_folder[place.folder])
+        for row in analysis.sweep.runs:
+            if row.folder in material.by_folder:
+                first.setdefault((analysis.sweep.name, *row.point), material.by_folder[row.folder])
     left, figures = ROOM, dict[Path, tuple[Shown, ...]]()
     for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:

@@ -114,11 +114,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     refuse_other(text)
     # Names that something refers to get the prefix, and others go
     referred = set(REFERRED.findall(text))
-    text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
+    text = NAMED.sub(lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
     # The page's colours and letters, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
-    text = LONG.sub(lambda found: DIGITS.sub(r"\1", found[0]), text)
+    text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
     # As wide as there is room, up to four thirds of its size in print
     head, _, body = text.partition(">")
     width = re.search(r'width="([\d.]+)pt"', head)
@@ -128,11 +128,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     return Markup(f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}')
 
 
-def themed(found: re.Match[str]) -> str:
+def themed(match: re.Match[str]) -> str:
     """Call colours of the palette by their names on the page; others, of a scale, are mixed so that letters and lines
     stand out from it.
     """
-    written = "font-size" in found[0]
+    written = "font-size" in match[0]
 
     def on_page(colour: re.Match[str]) -> str:
         use, code = colour[1], colour[2]
@@ -142,7 +142,7 @@ def themed(found: re.Match[str]) -> str:
             return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
         return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))" if use == "stroke" else f"{use}: #{code}"
 
-    return COLOURED.sub(on_page, found[0])
+    return COLOURED.sub(on_page, match[0])
 
 
 def slug(name: str) -> str:

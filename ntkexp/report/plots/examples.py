@@ -112,10 +112,10 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     tall, wide = times * pixels.shape[0], times * pixels.shape[1]
     low, high = float(pixels.min()), float(pixels.max())
     scaled = (pixels - low) / (high - low or 1.0)
-    place = (x, x + wide, y, y + tall)
+    extent = (x, x + wide, y, y + tall)
     page.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=GREY, linewidth=0.6))
     return page.imshow(
-        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=place
+        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=extent
     )  # fmt: skip
 
 
@@ -264,12 +264,12 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
     return Picture("when", figure, table)
 
 
-def checked(found: LeaveOut, agreement: Agreement) -> Picture:
+def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted over actual changes: a dot for each removal, point and output whose effect is known."""
     rows = [
         (k, removal.influential, len(removal.examples), said, came)
-        for k, removal in enumerate(found.removals)
-        for said, came in zip(found.predicted[k].ravel(), found.actual[k].ravel(), strict=True)
+        for k, removal in enumerate(retrained.removals)
+        for said, came in zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
         if np.isfinite(said)
     ]
     table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])

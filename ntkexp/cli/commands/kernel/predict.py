@@ -124,12 +124,12 @@ def read_ridge(text: str) -> float | None:
 
 def number(option: str, text: str, allowed: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = -1.0
-    if not found >= 0:
+        value = -1.0
+    if not value >= 0:
         raise Mistake(f"{option}={text}: it takes {allowed}")
-    return found
+    return value
 
 
 # --- Scores and predictions as tables: every digit in a file, few on the terminal.

@@ -41,18 +41,18 @@ def study(
     from ntkexp.kernel_file.predict import Entries, Question, predict
     from ntkexp.kernel_file.predict import study as read_study
 
-    found = read_study(name, Choices(folders(common.config_dir)))
+    definition = read_study(name, Choices(folders(common.config_dir)))
     question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
     chosen, rows = choose(engine, workers), list[list[str | float | None]]()
-    for each, words in found.overrides(overrides or []).items():
+    for each, words in definition.overrides(overrides or []).items():
         experiment = compose_for_tiles(words, common)
         kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
         filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
         entries = Entries(filling.carry_out(common.trusted, quiet=common.quiet))
         answers = list(predict(entries, question, lambda text: None))
         for score in (score for answer in answers for score in answer.scores if score.split == "test"):
-            beside = found.published.get(each) if score.kernel == "ntk" else None
-            source = found.published_with if beside else None
+            beside = definition.published.get(each) if score.kernel == "ntk" else None
+            source = definition.published_with if beside else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
             rows.append([each, score.kernel, score.points, *numbers, beside, source])
     header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]

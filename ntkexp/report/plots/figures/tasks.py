@@ -34,8 +34,8 @@ COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 def draw(run: Run) -> Figure | None:
     if "phase" not in run.metrics or len(run.metrics) < 2:
         return None
-    found = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
-    shown = {measure: columns for measure, columns in found.items() if columns}
+    curves = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
+    shown = {measure: columns for measure, columns in curves.items() if columns}
     if not shown:
         return None
     figure = Figure(figsize=(NARROW, 0.6 + 1.4 * len(shown)), layout="constrained")
