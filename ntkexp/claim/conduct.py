@@ -296,12 +296,12 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
     """Put the runs and the trials of a look into one table."""
-    known: dict[str, Run] = {}
+    loaded: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
         sweep = record(plan, statuses)
         runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
-        known |= {path.name: run for path, run in runs.items()}
+        loaded |= {path.name: run for path, run in runs.items()}
         swept = tabulate(sweep, runs).assign(runs=name)
         frames.append(swept.loc[:, ~swept.columns.duplicated()])  # an axis may be called like a number, such as loss
     for job in planned.trials:
@@ -311,7 +311,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    return Measured(table, known, axes, draws(known.values()) if known else "")
+    return Measured(table, loaded, axes, draws(loaded.values()) if loaded else "")
 
 
 def draw(judged: JudgedClaim) -> None:

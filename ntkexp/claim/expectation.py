@@ -101,13 +101,13 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     >>> select_rows(pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]}), {"depth": [1, 3]})["value"].tolist()
     [4.0, 6.0]
     """
-    for key, wanted in where.items():
-        known = find_column(table, key, "where")
-        values = [level(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
-        if not known.isin(values).any():
-            there = ", ".join(map(str, dict.fromkeys(known.tolist())))
-            raise Mistake(f"where: no row has {key}={wanted}; there are {there}")
-        table = table[known.isin(values)]
+    for key, chosen in where.items():
+        column = find_column(table, key, "where")
+        levels = [level(value) for value in (chosen if isinstance(chosen, list) else [chosen])]
+        if not column.isin(levels).any():
+            there = ", ".join(map(str, dict.fromkeys(column.tolist())))
+            raise Mistake(f"where: no row has {key}={chosen}; there are {there}")
+        table = table[column.isin(levels)]
     return table
 
 
@@ -417,10 +417,10 @@ class Slope(AbstractExpectation):
         log_axis(axes, "y")
         for line in axes.get_lines():
             tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
-        drawn = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
-        if drawn:
-            x = np.asarray(drawn[-1].get_xdata(), dtype=float)
-            y = np.asarray(drawn[-1].get_ydata(), dtype=float)
+        points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+        if points:
+            x = np.asarray(points[-1].get_xdata(), dtype=float)
+            y = np.asarray(points[-1].get_ydata(), dtype=float)
             heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
             axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
             name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
@@ -484,10 +484,10 @@ class Location(AbstractExpectation):
         find_column(table, self.along, "along")
         refuse_several(table, self.along)
         locations = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
-        known = [location for location in locations if not math.isnan(location)]
-        lost = len(locations) - len(known)
+        finite = [location for location in locations if not math.isnan(location)]
+        lost = len(locations) - len(finite)
         doubt = f"{lost} of {len(locations)} seeds have it at an end of the axis" if lost else ""
-        return Interval(mean_of(known), self.expected, log=True, doubt=doubt)
+        return Interval(mean_of(finite), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
         """Locate the extreme of one seed, as the logarithm of its place; NaN at an end."""

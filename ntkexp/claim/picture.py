@@ -69,8 +69,8 @@ class PublishedNumber(Component):
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
         """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
-        for key, wanted in self.where.items():
-            table = table[find_column(table, key, "picture.numbers.where").isin([level(wanted)])]
+        for key, value in self.where.items():
+            table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
         return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
 

@@ -88,17 +88,17 @@ class Column(AbstractQuantity):
 
 
 def numbers(measured: Measured, name: str) -> pd.Series[float]:
-    known = measured.numbers
-    if name not in known:
-        raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(known)}{nearest(name, known)}")
+    columns = measured.numbers
+    if name not in columns:
+        raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}")
     return measured.table[name].astype(float)
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables below each other, told apart by `quantity`; runs that were not asked for a quantity have no row of it."""
     table = pd.concat([each.assign(quantity=name) for name, each in tables.items()], ignore_index=True)
-    asked = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
-    return table[asked].reset_index(drop=True)
+    has_values = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
+    return table[has_values].reset_index(drop=True)
 
 
 class Columns(AbstractQuantity):
@@ -166,11 +166,11 @@ class Crossing(AbstractQuantity):
         for key, name in (("along", self.along), ("by", self.by)):
             if name not in table:
                 raise Mistake(f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}")
-        asked = table.assign(figure=numbers(measured, self.column))
-        asked = asked[asked[self.along].notna()]
+        figures = table.assign(figure=numbers(measured, self.column))
+        figures = figures[figures[self.along].notna()]
         rows = [
             {"runs": runs, "seed": seed, self.by: by, "value": self.place(group)}
-            for (runs, seed, by), group in asked.groupby(["runs", "seed", self.by], sort=True)
+            for (runs, seed, by), group in figures.groupby(["runs", "seed", self.by], sort=True)
         ]
         return pd.DataFrame(rows)
 

@@ -62,9 +62,9 @@ def claim_names(choices: Choices) -> list[str]:
 
 def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
     """Read a claim at one of its sizes; what is wrong with it is said with its file."""
-    known = claim_names(builder.choices)
-    if name not in known:
-        raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(known)}{nearest(name, known)}")
+    names = claim_names(builder.choices)
+    if name not in names:
+        raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(names)}{nearest(name, names)}")
     file = builder.choices.file("claim", name)
     try:
         return claim_of(name, read(file), builder, size)
@@ -122,8 +122,8 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
         raise Mistake(f"{name}={spelled(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
     for key in change:
         if key not in CHANGES:
-            known = ", ".join(CHANGES)
-            raise Mistake(f"{name}.{key}: there is no such key; there are {known}{nearest(str(key), CHANGES)}")
+            keys = ", ".join(CHANGES)
+            raise Mistake(f"{name}.{key}: there is no such key; there are {keys}{nearest(str(key), CHANGES)}")
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
@@ -145,10 +145,10 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     for run in of_names:
         if run not in runs:
             raise Mistake(f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}")
-    known = [key for run in runs.values() for key in run.get("axes") or {}]
+    keys = [key for run in runs.values() for key in run.get("axes") or {}]
     for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
-        if key not in known:
-            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, known)}")
+        if key not in keys:
+            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, keys)}")
     changed = {}
     for run, before in runs.items():
         axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])

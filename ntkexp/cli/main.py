@@ -193,9 +193,9 @@ def run(arguments: Sequence[str]) -> int:
                 signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     except Exception as error:
-        if (known := failure(error)) is None:
+        if (reason := failure(error)) is None:
             raise
-        return complain(*known)
+        return complain(*reason)
     return 0
 
 

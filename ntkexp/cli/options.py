@@ -78,22 +78,22 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the names of claims, each once."""
     given = context.params.get("names") or []
     try:
-        known = known_choices(context).options("claim")
+        names = known_choices(context).options("claim")
     except Mistake:
         return []
-    return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in given]
+    return [name for name in [*names, "list", "judge"] if name.startswith(incomplete) and name not in given]
 
 
 # --- Arguments and options.
 
 
-def require_tensorboard(wanted: bool) -> bool:
+def require_tensorboard(enabled: bool) -> bool:
     """TensorBoard is missed before an hour of training, not after it."""
-    if wanted:
+    if enabled:
         from ntkexp.report.events import refuse_without_tensorboard
 
         refuse_without_tensorboard()
-    return wanted
+    return enabled
 
 
 Overrides: TypeAlias = Annotated[

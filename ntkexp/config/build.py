@@ -63,8 +63,8 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
         and (folder / f"{file}.py").is_file()
         and import_module(parent).__name__ in LAZY_PACKAGES
     ):
-        known = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
-        raise Mistake(f"{given}: classes go by their package, not by their file{nearest(f'{parent}.{name}', known)}")
+        classes = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
+        raise Mistake(f"{given}: classes go by their package, not by their file{nearest(f'{parent}.{name}', classes)}")
     module = import_named(module_name, given)
     try:
         kind = getattr(module, name)
@@ -178,9 +178,9 @@ class Builder:
         assert isinstance(made, Experiment)
         return made
 
-    def component(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> Component:
+    def component(self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str) -> Component:
         """Build a node, its children first."""
-        kind = self.kind(node, wanted, key)
+        kind = self.kind(node, bases, key)
         given = {str(name): value for name, value in node.items() if name != "_target_"}
         children = {
             name: self.child(value, kind.model_fields.get(name), f"{key}.{name}".removeprefix("."))
@@ -193,9 +193,9 @@ class Builder:
         refuse_untrusted(made, key, self.trusted)
         return made
 
-    def kind(self, node: Mapping[str, Any], wanted: tuple[type[Component], ...], key: str) -> type[Component]:
+    def kind(self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str) -> type[Component]:
         """The class of a node; it goes without saying where only one is possible."""
-        base = next((one for one in wanted if class_path(one) == node.get("_target_")), wanted[0])
+        base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
@@ -215,13 +215,13 @@ class Builder:
             value = [value]
         return self.components(value, wanted, key)
 
-    def components(self, value: Any, wanted: tuple[type[Component], ...], key: str) -> Any:
+    def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
         """Put components in place of their descriptions or names; the file of an option is read once."""
         if isinstance(value, Mapping):
-            return layer(value, key) if names_layer(value) else self.component(value, wanted, key)
+            return layer(value, key) if names_layer(value) else self.component(value, bases, key)
         if isinstance(value, list | tuple):
-            return tuple(self.components(item, wanted, key) for item in value)
-        group = class_path(wanted[0]).split(".")[-2]  # the package, whose options are files of the group
+            return tuple(self.components(item, bases, key) for item in value)
+        group = class_path(bases[0]).split(".")[-2]  # the package, whose options are files of the group
         if not (isinstance(value, str) and group in self.groups):
             return value
         try:
@@ -229,7 +229,7 @@ class Builder:
                 self.files[group, value] = read(self.choices.file(group, value))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
-        return self.component(self.files[group, value], wanted, key)
+        return self.component(self.files[group, value], bases, key)
 
 
 # --- Which keys there are, given what is chosen, and what an unknown one was probably meant to be.

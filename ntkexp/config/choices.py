@@ -74,9 +74,9 @@ class Choices:
     def file(self, group: str, option: str) -> Path:
         """Find the file of an option."""
         if option not in self.options(group):
-            known = ", ".join(self.options(group))
+            options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
-            raise Mistake(f"'{option}' is no option of {group}; choose from {known}{hint}")
+            raise Mistake(f"'{option}' is no option of {group}; choose from {options}{hint}")
         return next(file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file())
 
     def root(self) -> Path:

@@ -86,16 +86,16 @@ def split(text: str) -> Override:
 
 def read_option(override: Override, choices: Choices) -> str:
     """The option of a group that an override chooses."""
-    group, known = override.key, choices.options(override.key)
+    group, options = override.key, choices.options(override.key)
     name = override.value.strip("'\"")
     if not name:
-        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(known)}")
-    if "," in name and all(part.strip() in known for part in name.split(",")):
+        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(options)}")
+    if "," in name and all(part.strip() in options for part in name.split(",")):
         raise Mistake(f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}")
-    if name not in known:
+    if name not in options:
         alias = OPTIONS.get(group, {}).get(name.lower())
-        hint = f"; did you mean '{alias}'?" if alias in known else nearest(name, known)
-        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(known)}{hint}")
+        hint = f"; did you mean '{alias}'?" if alias in options else nearest(name, options)
+        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(options)}{hint}")
     return name
 
 
@@ -261,21 +261,21 @@ class Composer:
         config = deepcopy(config)
 
         # the other values put into it, each read by its field; those first that say which component has the keys
-        known: dict[str, FieldInfo] = {}
+        keys: dict[str, FieldInfo] = {}
         for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
             if override.key in picked:
                 continue
-            known = known or known_keys(config, self.builder)
-            if override.key not in known:
-                raise unknown(override.key, known, chosen, choices)
-            value = read_value(override, known[override.key])
+            keys = keys or known_keys(config, self.builder)
+            if override.key not in keys:
+                raise unknown(override.key, keys, chosen, choices)
+            value = read_value(override, keys[override.key])
             try:
                 OmegaConf.update(config, override.key, value, force_add=True)
             except OmegaConfBaseException as error:
                 raise Mistake(f"{override}: {first_line(error)}") from None
-            target = override.key.endswith("._target_") or f"{override.key}._target_" in known
+            target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
             if target or isinstance(value, Mapping):
-                known = {}  # another component has keys of its own
+                keys = {}  # another component has keys of its own
         return Resolved(follow_references(config, self.builder), chosen, self.builder)
 
 

@@ -133,9 +133,9 @@ def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapp
     name = str(first["loc"][0])
     whole = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
-        known = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
-        keys = f"its keys are {', '.join(known)}" if known else "it has none"
-        return Mistake(f"{whole}: {kind.__name__} has no such key; {keys}{nearest(whole, known)}")
+        keys = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
+        those = f"its keys are {', '.join(keys)}" if keys else "it has none"
+        return Mistake(f"{whole}: {kind.__name__} has no such key; {those}{nearest(whole, keys)}")
     field = kind.model_fields[name]
     if first["type"] == "missing":
         return Mistake(f"{whole} is missing; it takes {takes(field)}")

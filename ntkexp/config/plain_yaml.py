@@ -93,12 +93,12 @@ def parsed(text: str) -> Any:
 
 def refuse_growth(root: yaml.Node) -> None:
     """An anchor stands for a copy, and a few of them in each other for more copies than there is memory."""
-    known: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
 
     def extent(node: yaml.Node) -> tuple[int, int]:
         """How many entries a node has with all copies, and how deep it is."""
-        if id(node) not in known:
-            known[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
             match node:
                 case yaml.MappingNode():
                     children = [part for pair in node.value for part in pair]
@@ -108,11 +108,11 @@ def refuse_growth(root: yaml.Node) -> None:
                     children = []
             own = 1 + (LETTER * len(node.value) if isinstance(node, yaml.ScalarNode) and "${" in node.value else 0)
             parts = [extent(child) for child in children]
-            known[id(node)] = (
+            sizes[id(node)] = (
                 own + sum(part[0] for part in parts),
                 1 + max((part[1] for part in parts), default=0),
             )
-        entries, depth = known[id(node)]
+        entries, depth = sizes[id(node)]
         if entries > MOST or depth > DEEPEST:
             found = f"{MOST} entries" if entries > MOST else f"{DEEPEST} levels"
             raise ComposerError(None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark)

@@ -45,7 +45,7 @@ class Pairs:
     @property
     def count(self) -> int:
         """How many pairs are stored."""
-        return prod(n * len(kept) for n, kept in zip(self.pixels, self.offsets, strict=True))
+        return prod(n * len(offsets) for n, offsets in zip(self.pixels, self.offsets, strict=True))
 
     def union(self, other: Pairs) -> Pairs:
         """The pairs that are in either, and what lies in between: offsets are stored axis by axis."""
@@ -82,11 +82,11 @@ class Pairs:
         """These values, with others in the place of equal pixels."""
         if not self.pixels:
             return diagonal
-        if all(kept == (0,) for kept in self.offsets):
+        if all(offsets == (0,) for offsets in self.offsets):
             return diagonal.reshape(values.shape)
         equal = torch.ones((), dtype=torch.bool, device=values.device)
-        for axis, kept in enumerate(self.offsets):
-            zero = torch.tensor(kept, device=values.device) == 0
+        for axis, offsets in enumerate(self.offsets):
+            zero = torch.tensor(offsets, device=values.device) == 0
             equal = equal & zero.view(-1, *(1,) * (2 * (len(self.pixels) - axis) - 1))
         return torch.where(equal, self.spread(diagonal), values)
 
@@ -218,20 +218,20 @@ class Coarse:
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """The coarse offsets that can be had from fine ones."""
-        known = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= known)
+        fine_offsets = set(offsets)
+        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
 
 
 def needed(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
-    offsets = (one.needed(kept, n) for one, kept, n in zip(coarse, wanted.offsets, pixels, strict=True))
+    offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
 def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
     """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
-    offsets = tuple(one.reached(kept, n) for one, kept, n in each)
+    offsets = tuple(one.reached(before, n) for one, before, n in each)
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
 
 

@@ -130,11 +130,11 @@ def leaked(
     (1, 0)
     >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
     """
-    known: dict[bytes, set[int]] = {}
+    seen: dict[bytes, set[int]] = {}
     for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
-        known.setdefault(row.numpy().tobytes(), set()).add(phase)
+        seen.setdefault(row.numpy().tobytes(), set()).add(phase)
     for row, phase in zip(read[0], read[1].tolist(), strict=True):
-        if others := known.get(row.numpy().tobytes(), set()) - {phase}:
+        if others := seen.get(row.numpy().tobytes(), set()) - {phase}:
             return min(others), phase
     return None
 

@@ -234,8 +234,8 @@ class AbstractImages(AbstractSource):
         chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
-            known = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
-            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {known}")
+            class_names = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
+            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {class_names}")
         if len(set(chosen)) < max(2, len(chosen)):
             raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
 
@@ -245,8 +245,8 @@ class AbstractImages(AbstractSource):
         position = torch.full((len(self.names),), -1)
         position[list(chosen)] = torch.arange(len(chosen))
         encoded = position[labels.long()]
-        kept = encoded >= 0
-        return Examples(pictures[kept], encoded[kept], tuple(self.names[k] for k in chosen), self.white)
+        of_chosen = encoded >= 0
+        return Examples(pictures[of_chosen], encoded[of_chosen], tuple(self.names[k] for k in chosen), self.white)
 
 
 class Digits(AbstractImages):

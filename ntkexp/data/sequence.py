@@ -68,11 +68,11 @@ class ModularAddition(AbstractTokens):
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:
-        asked, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
-        if asked > pairs:
+        count, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
+        if count > pairs:
             raise Mistake(
                 f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and data.test ask for "
-                f"{asked}; lower one of them, or raise data.modulus"
+                f"{count}; lower one of them, or raise data.modulus"
             )
         numbers = torch.arange(self.modulus)
         tokens = torch.cartesian_prod(numbers, numbers)
@@ -113,13 +113,13 @@ class Text(AbstractTokens):
 
         # pieces of the text, of which there have to be enough
         size = self.context + 1
-        count = len(tokens) // size
-        windows: Tensor = torch.unique(tokens[: count * size].view(count, size), dim=0) if count else tokens[:0]
-        asked = self.train + self.probe + (self.test or 0)
-        if asked > len(windows):
+        whole = len(tokens) // size
+        windows: Tensor = torch.unique(tokens[: whole * size].view(whole, size), dim=0) if whole else tokens[:0]
+        count = self.train + self.probe + (self.test or 0)
+        if count > len(windows):
             raise Mistake(
                 f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} different windows of "
-                f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {asked}; "
+                f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {count}; "
                 "lower one of them, or take a longer text"
             )
         names = tuple(name(byte) for byte in present)

@@ -144,8 +144,8 @@ def corners(count: int, dimension: int, generator: torch.Generator) -> Float[Ten
         )
     points = torch.empty(0, dimension, dtype=torch.float64)
     while len(points) < count:
-        drawn = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
-        points = torch.unique(torch.cat([points, drawn.double()]), dim=0)
+        signs = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
+        points = torch.unique(torch.cat([points, signs.double()]), dim=0)
     return points[torch.randperm(len(points), generator=generator)[:count]]
 
 

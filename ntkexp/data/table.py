@@ -78,8 +78,8 @@ class Grid:
                 f"{quoted(self.path)} has more than one column {brief(twice[0])}; give each a name of its own"
             )
         if target not in self.columns:
-            known, hint = listed(self.columns), one_line(nearest(target, self.columns))
-            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {known}{hint}")
+            columns, hint = listed(self.columns), one_line(nearest(target, self.columns))
+            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {columns}{hint}")
         if target in self.unlearned:
             raise Mistake(
                 f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "

@@ -120,15 +120,15 @@ class Experiment(Component):
         _ = self.integration  # which refuses what it does not go with itself
 
         # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
-        asked = f"path.effects={str(self.path.effects).lower()}"
+        given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
-                f"{asked}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
+                f"{given}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
                 "differentiated; use optimizer=gd with a small optimizer.step_size"
             )
         if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
             raise Mistake(
-                f"{asked}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
+                f"{given}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
             )

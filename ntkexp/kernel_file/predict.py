@@ -264,8 +264,8 @@ def by_modes(
         ridge = min(tried, key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()))
     else:
         ridge = question.ridge
-    wanted = question.ridge is None or question.folds is not None
-    left_out = held_out(modes, ridge, targets, parts) if wanted else None
+    needs_modes = question.ridge is None or question.folds is not None
+    left_out = held_out(modes, ridge, targets, parts) if needs_modes else None
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
     for when, gain in ways.items():
         learned = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
@@ -345,7 +345,7 @@ def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
         targets, labels = entries.targets[points], entries.labels[points]  # labels below zero are none
         error, classifies = outputs.mean - targets, bool((labels >= 0).all())
         spread = outputs.deviation if classifies else None
-        known = None if spread is None else probabilities(outputs.mean, spread)
+        chances = None if spread is None else probabilities(outputs.mean, spread)
         scores.append(
             Score(
                 kernel=kernel,
@@ -356,8 +356,8 @@ def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
                 accuracy=float((label(outputs.mean).long() == labels).double().mean()) if classifies else None,
                 rmse=float(error.square().mean().sqrt()),
                 r2=1 - float(error.square().sum() / targets.square().sum()),
-                log_loss=None if known is None else log_loss(known, labels),
-                calibration_error=None if known is None else calibration_error(known, labels),
+                log_loss=None if chances is None else log_loss(chances, labels),
+                calibration_error=None if chances is None else calibration_error(chances, labels),
                 solver=solved.solver,
             )
         )
@@ -402,9 +402,9 @@ class Study(Component):
 
 def study(name: str, choices: Choices) -> Study:
     """Read the study of a file."""
-    known = choices.options("study")
-    if name not in known:
-        raise Mistake(f"'{name}' is no study; choose from {', '.join(known)}{nearest(name, known)}")
+    names = choices.options("study")
+    if name not in names:
+        raise Mistake(f"'{name}' is no study; choose from {', '.join(names)}{nearest(name, names)}")
     fields = read(choices.file("study", name))
     try:
         return Study.model_validate(fields)

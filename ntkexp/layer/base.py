@@ -308,8 +308,8 @@ class Concatenation(AbstractLayer):
         return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        asked = [found for layers in self.branches if (found := need_own(layers, wanted, shape))]
-        return reduce(Pairs.union, asked) if asked else None
+        needed = [before for layers in self.branches if (before := need_own(layers, wanted, shape))]
+        return reduce(Pairs.union, needed) if needed else None
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         total: Covariance | None = None

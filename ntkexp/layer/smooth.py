@@ -174,13 +174,13 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""
         z, root = nodes().to(q.device), densities().sqrt().to(q.device)
-        wanted = q.requires_grad and torch.is_grad_enabled()
+        differentiable = q.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             u = q.sqrt()[:, None] * z
-            u = u if wanted else u.detach().requires_grad_()
+            u = u if differentiable else u.detach().requires_grad_()
             value = self.apply(u)
-            (slope,) = torch.autograd.grad(value.sum(), u, create_graph=wanted)
-        return of((value if wanted else value.detach()) * root), of(slope * root)
+            (slope,) = torch.autograd.grad(value.sum(), u, create_graph=differentiable)
+        return of((value if differentiable else value.detach()) * root), of(slope * root)
 
 
 @cache

@@ -106,16 +106,16 @@ def layer(item: object, place: str) -> AbstractLayer:
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
     kind = classes[name]
     given: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
-    known = kind.model_fields
+    fields = kind.model_fields
     for key in given:
-        if key not in known:
-            keys = f"its keys are {', '.join(known)}" if known else "it has none"
-            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, known)}")
+        if key not in fields:
+            keys = f"its keys are {', '.join(fields)}" if fields else "it has none"
+            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}")
     for key, value in given.items():
-        if known[key].annotation == tuple[AbstractLayer, ...]:
+        if fields[key].annotation == tuple[AbstractLayer, ...]:
             given[key] = parse(value, f"{place}.{key}")
     for key, value in given.items():
-        if known[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
+        if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             if not isinstance(value, Sequence) or isinstance(value, str | bytes):
                 raise Mistake(f"{place}.{key} is no list of branches; write [[…], […]], each a list of layers")
             given[key] = tuple(parse(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
@@ -129,10 +129,10 @@ def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mi
     """The first thing that is wrong with a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
-    said = str(first.get("ctx", {}).get("error", "")) or first["msg"]
+    reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {', '.join(kind.model_fields)}")
-    return Mistake(f"{place}: {name}={first['input']!r}: {said}" if name else f"{place}: {said}")
+    return Mistake(f"{place}: {name}={first['input']!r}: {reason}" if name else f"{place}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]

@@ -50,23 +50,23 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
         reason = "it has no derivatives"
     else:
         try:
-            known = program(net.layers, net.shape)
+            fused_program = program(net.layers, net.shape)
         except NoFusedForm as missing:
             reason = f"{missing} has no fused form"
         else:
-            return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
+            return partial(by_tiles, fused_program, net, threads or torch.get_num_threads(), memory_gb)
     if engine == "fused":
         raise Mistake(f"engine=fused: {reason}; choose torch")
     return by_torch
 
 
 def by_tiles(
-    known: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
+    fused_program: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
 ) -> Kernels:
     """The kernels by numba, which is loaded when it is first needed."""
     from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
 
-    return kernels(known, net, left, right, same, threads, memory_gb)
+    return kernels(fused_program, net, left, right, same, threads, memory_gb)
 
 
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute

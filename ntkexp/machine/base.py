@@ -134,9 +134,9 @@ class Evidence:
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
         """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
         outs = list(self.integrated)
-        known = self.start[self.read, outs] + change
-        outputs = known.new_full(self.start.shape, torch.nan)
-        outputs[self.read, outs] = known
+        changed = self.start[self.read, outs] + change
+        outputs = changed.new_full(self.start.shape, torch.nan)
+        outputs[self.read, outs] = changed
         return outputs
 
     @property

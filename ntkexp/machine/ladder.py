@@ -83,21 +83,21 @@ def row(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: 
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))
-    known = evidence.attributed[region.points]
+    attributed = evidence.attributed[region.points]
     if not outcome.partial:
-        known = known | True
-    if not known.any():
+        attributed = attributed | True
+    if not attributed.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
     outputs = list(evidence.integrated if outcome.partial else range(evidence.end.shape[1]))
     around = (evidence.start, evidence.end, outcome.outputs)
-    start, end, predicted = (f[region.points][known][:, outputs] for f in around)
+    start, end, predicted = (f[region.points][attributed][:, outputs] for f in around)
     error = predicted - end
     missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(region.norms[:, known].norm(dim=1).sum())  # Σ‖terms‖ that round
+    size = float(region.norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
     # Where it was measured, if not everywhere: at how many points, and at which outputs.
     whole = len(outputs) == evidence.end.shape[1]
-    share = "" if known.all() else at_points(int(known.sum()), len(known))
+    share = "" if attributed.all() else at_points(int(attributed.sum()), len(attributed))
     those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
     note = "; ".join(part for part in (outcome.note, share, those) if part)
     return Result(

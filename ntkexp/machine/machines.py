@@ -160,11 +160,11 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
         raise DoesNotApply("the kernel among the training examples is not finite")
     U, singular, Vh = torch.linalg.svd(matrix)
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
-    kept = singular > cutoff * singular.max()
-    inverse = torch.where(kept, 1 / singular, 0.0)
+    used = singular > cutoff * singular.max()
+    inverse = torch.where(used, 1 / singular, 0.0)
     coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
     outputs = evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
-    return Prediction(outputs, f"rank {int(kept.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
+    return Prediction(outputs, f"rank {int(used.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
 
 
 # --- Training with a fixed kernel Θ, in function space.

@@ -123,10 +123,10 @@ def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
         raise Mistake(
             f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, [examples, outputs]"
         )
-    shape, wanted = list(outputs.shape), [2, task.outputs]
-    if wanted not in (shape, [*shape, 1]):
+    shape, expected = list(outputs.shape), [2, task.outputs]
+    if expected not in (shape, [*shape, 1]):
         raise Mistake(
-            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {wanted} is expected: data and "
+            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {expected} is expected: data and "
             f"loss ask for {task.outputs} for each example"
         )
     if not outputs.is_floating_point():
@@ -158,10 +158,10 @@ VISION = {"timm", "torchvision", "transformers"}
 def load(file: Path, given: str) -> ModuleType:
     """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
     file = file.resolve()
-    known = sys.modules.get(file.stem)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    if known is not None or not file.stem.isidentifier():
+    loaded = sys.modules.get(file.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    if loaded is not None or not file.stem.isidentifier():
         raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; call the file otherwise")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's

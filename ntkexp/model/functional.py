@@ -93,8 +93,8 @@ def called(
     ([[0.0]], True)
     """
     names = dict(held(module, named_once=False))
-    known = {id(names[name]): value for name, value in values.items()}
-    places = {name: known[id(value)] for name, value in held(module) if id(value) in known}
+    by_tensor = {id(names[name]): value for name, value in values.items()}
+    places = {name: by_tensor[id(value)] for name, value in held(module) if id(value) in by_tensor}
     return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
 
 
@@ -149,15 +149,15 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
         parts = {field.name: getattr(answer, field.name) for field in fields(answer)}
     elif isinstance(answer, tuple | list):
         parts = {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
-    kind, known = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
-    listed = f"its tensors are {', '.join(map(repr, known))}" if known else "it holds no tensor"
+    kind, tensors = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
+    listed = f"its tensors are {', '.join(map(repr, tensors))}" if tensors else "it holds no tensor"
     if output is None:
         raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output=")
     if not parts:
         raise Mistake(f"output={output!r}: the module gives a {kind}, which has no parts; leave output out")
     value = parts.get(output)
     if not isinstance(value, Tensor):
-        hint = nearest(output, [name for name in known if isinstance(name, str)]) if isinstance(output, str) else ""
+        hint = nearest(output, [name for name in tensors if isinstance(name, str)]) if isinstance(output, str) else ""
         raise Mistake(f"output={output!r} is no tensor of the {kind} that the module gives{hint}; {listed}")
     return value
 

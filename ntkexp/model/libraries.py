@@ -92,7 +92,7 @@ class Module(AbstractArchitecture):
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         build = function(load(self.file, self.given), file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
-        known = {
+        offered = {
             "shape": task.shape,
             "outputs": task.outputs,
             "width": self.width,
@@ -103,11 +103,11 @@ class Module(AbstractArchitecture):
         parameters = inspect.signature(build).parameters.values()
         several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         for parameter in parameters:
-            if parameter.name not in known and parameter.default is parameter.empty and parameter.kind not in several:
+            if parameter.name not in offered and parameter.default is parameter.empty and parameter.kind not in several:
                 raise Mistake(
-                    f"{self.given} wants '{parameter.name}', and can be given {', '.join(known)}; give it a default"
+                    f"{self.given} wants '{parameter.name}', and can be given {', '.join(offered)}; give it a default"
                 )
-        arguments = {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
+        arguments = {parameter.name: offered[parameter.name] for parameter in parameters if parameter.name in offered}
 
         def make() -> nn.Module:
             made = build(**arguments)
@@ -132,11 +132,13 @@ def file_and_function(path: str) -> tuple[str, str, str]:
 def function(module: object, name: str, given: str) -> Callable[..., object]:
     """A function or class of a module by its name."""
     own = getattr(module, "__name__", "")
-    known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
+    functions = [
+        key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own
+    ]
     value: object = getattr(module, name, None)
     if value is None:
-        there = f"it has {', '.join(known)}" if known else "it has no function"
-        raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, known)}")
+        there = f"it has {', '.join(functions)}" if functions else "it has no function"
+        raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}")
     if isinstance(value, nn.Module):
         raise Mistake(f"{given}: {name} is a module that no seed can draw anew; name a function that builds it")
     if not callable(value):
@@ -178,17 +180,17 @@ class Timm(AbstractArchitecture):
             raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
         with torch.device("meta"):  # to look at the class without making the weights of its usual size
             usual = timm.create_model(self.name)
-        known = settings(type(usual))
-        if strange := [key for key in self.options if key not in known]:
+        names = settings(type(usual))
+        if strange := [key for key in self.options if key not in names]:
             kind = type(usual).__name__
-            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], known)}")
+            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}")
         sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
         model: nn.Module = timm.create_model(
             self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
         )
         return model
 
-    def sizes(self, task: LearningTask, known: set[str]) -> dict[str, int | tuple[int, ...]]:
+    def sizes(self, task: LearningTask, names: set[str]) -> dict[str, int | tuple[int, ...]]:
         """The names that the classes of timm have for sizes, of those that this class knows."""
         stages = tuple(self.width * 2**stage for stage in range(4))
         sizes: dict[str, int | tuple[int, ...]] = {
@@ -197,11 +199,11 @@ class Timm(AbstractArchitecture):
             "dims": stages,
             "embed_dim": self.width,
         }
-        if "depth" in known:
+        if "depth" in names:
             sizes |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
-        if "img_size" in known:
+        if "img_size" in names:
             sizes |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
-        return {key: value for key, value in sizes.items() if key in known}
+        return {key: value for key, value in sizes.items() if key in names}
 
 
 def settings(kind: type[nn.Module]) -> set[str]:
@@ -338,17 +340,17 @@ class Huggingface(AbstractArchitecture):
 
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
         """The library's own class of configurations of a name."""
-        known = list(transformers.CONFIG_MAPPING.keys())
-        if name not in known:
-            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, known)}")
+        names = list(transformers.CONFIG_MAPPING.keys())
+        if name not in names:
+            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, names)}")
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
         """The options as this configuration calls them: entries that it has, which are values and no methods."""
         refuse_elsewhere(self.options, "model.options")
-        known = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
-        if strange := [key for key in self.options if key not in known and not key.endswith("_implementation")]:
-            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], known)}")
+        names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
+        if strange := [key for key in self.options if key not in names and not key.endswith("_implementation")]:
+            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], names)}")
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:

@@ -285,21 +285,21 @@ def write_removal(run: Path, removal: Removal) -> None:
         put_array(store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {})
     for part in PLACES:
         put_array(store, part, np.array(getattr(removal, part), dtype=np.int64), (part,), {})
-    known: dict[str, Json] = {part: getattr(removal, part) for part in FACTS}
-    known["seals"] = sealed(folder, [f"{name}.zarr"])
-    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", known)
+    facts: dict[str, Json] = {part: getattr(removal, part) for part in FACTS}
+    facts["seals"] = sealed(folder, [f"{name}.zarr"])
+    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", facts)
 
 
 def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
     """What was found of this group at these points, if it was and is as it was written."""
     folder, name = run / FOLDER, key(example, probe)
     try:
-        known = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
+        facts = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
     except Mistake:
         return None
-    if broken(folder, known.pop("seals")):
+    if broken(folder, facts.pop("seals")):
         return None
     store = open_store(folder / f"{name}.zarr")
     arrays: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
     arrays |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
-    return Removal(**arrays, **known)
+    return Removal(**arrays, **facts)

@@ -246,8 +246,14 @@ class RunFolder:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
             return [self.seal_file or BEGUN]
-        found = {name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names}
-        return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
+        seals_by_name = {
+            name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names
+        }
+        return [
+            file
+            for name, expected in seals_by_name.items()
+            for file in (broken(self.path, expected) if expected else [name])
+        ]
 
     def check(self, *names: str) -> None:
         """Refuse a run of which these files, or files in these folders, are not as they were written."""
@@ -304,8 +310,8 @@ class RunFolder:
         sizes = {name: size_of(self.path / name) for name in names}
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
-        told = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
-        self.write(DONE, sealed_text(told, DONE))
+        record = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
+        self.write(DONE, sealed_text(record, DONE))
 
     # --- Removing
 
@@ -314,8 +320,12 @@ class RunFolder:
         """Whether one of its files is one that only this package writes."""
         for name in (DONE, BEGUN, CONFIG):
             with suppress(Mistake):
-                told = self.read_json(name)
-                if {"seals", "seal"} <= told.keys() or "follow" in told or '"_target_": "ntkexp.' in to_text(told):
+                record = self.read_json(name)
+                if (
+                    {"seals", "seal"} <= record.keys()
+                    or "follow" in record
+                    or '"_target_": "ntkexp.' in to_text(record)
+                ):
                     return True
         return False
 
@@ -330,13 +340,13 @@ class RunFolder:
             what = several(sorted(strangers))
             raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
 
-    def forget(self, known: Iterable[str]) -> None:
+    def forget(self, names: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
         self.refuse_strangers()
-        kept = {LOCK, *known}
+        spared = {LOCK, *names}
         for parent, _, files in os.walk(self.path, topdown=False):
             for path in (Path(parent, name) for name in files):
-                if path.relative_to(self.path).as_posix() not in kept:
+                if path.relative_to(self.path).as_posix() not in spared:
                     path.unlink()
             with suppress(OSError):  # a folder that is not empty
                 os.rmdir(parent)

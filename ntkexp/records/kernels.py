@@ -160,10 +160,10 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int,
     """Create a store with `room` for tangent kernels, or their traces; kernels that it holds already stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
-    kept = {TRACE: {"probe": points, "train": train}}
+    kernel_sizes = {TRACE: {"probe": points, "train": train}}
     if not traced:
-        kept = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
-    for name, sizes in (kept | {"output_gradient": {"train": train, "out_": outputs}}).items():
+        kernel_sizes = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
+    for name, sizes in (kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}).items():
         dims, shape = ("snapshot", *sizes), tuple(sizes.values())
         preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=dims, fill=np.float64("nan"))
     preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
@@ -199,8 +199,8 @@ def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[in
     chunks = (count if len(points) == count else FEW, outputs if len(outs) == outputs else 1, train, outputs)
     store, name = open_store(path, write=True), f"path_{rule}"
     preallocate(store, name, (count, outputs, train, outputs), chunks=chunks, dims=KERNEL_DIMS, fill=np.float64("nan"))
-    known = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
-    get_array(store, name).oindex[np.array(points), np.array(outs)] = known
+    values = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
+    get_array(store, name).oindex[np.array(points), np.array(outs)] = values
 
 
 def finish_kernels(path: Path) -> int:

@@ -213,8 +213,10 @@ class Took:
 def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
     """Write the whole table, or nothing."""
     lines = ["what,seconds,processor\n"]
-    for what, took in parts.items():
-        lines.append(f"{what},{took.wall:.6f},{'' if math.isnan(took.processor) else f'{took.processor:.6f}'}\n")
+    for what, seconds in parts.items():
+        lines.append(
+            f"{what},{seconds.wall:.6f},{'' if math.isnan(seconds.processor) else f'{seconds.processor:.6f}'}\n"
+        )
     write_atomically(path, "".join(lines))
 
 
@@ -239,4 +241,4 @@ def of_machines(parts: Mapping[str, Took]) -> dict[str, float]:
     >>> of_machines({"run": Took(2.0), "machine.left": Took(0.5)})
     {'left': 0.5}
     """
-    return {what.removeprefix(MACHINE): took.wall for what, took in parts.items() if what.startswith(MACHINE)}
+    return {what.removeprefix(MACHINE): seconds.wall for what, seconds in parts.items() if what.startswith(MACHINE)}

@@ -104,8 +104,8 @@ class SweepRun:
 
     @property
     def fields(self) -> dict[str, Json]:
-        known: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
-        return {"folder": self.folder.name, "axes": dict(self.axes), **known}
+        standing: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
+        return {"folder": self.folder.name, "axes": dict(self.axes), **standing}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class Sweep:
 
     @property
     def fields(self) -> dict[str, Json]:
-        asked = resolved(self.axes, self.seeds, self.base, self.fits)
-        return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
+        definition = resolved(self.axes, self.seeds, self.base, self.fits)
+        return {"name": self.name, "command": self.command, **definition, "runs": [run.fields for run in self.runs]}
 
 
 def resolved(

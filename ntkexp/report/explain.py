@@ -146,14 +146,19 @@ class Explanation:
 
     def as_json(self, top: int) -> dict[str, Json]:
         """The explanation as plain data, with the examples that added or took most, and the sum of the others."""
-        said: dict[str, Json] = {"split": self.split, "point": self.number, "index": self.point.index, "out": self.out}
-        said |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
-        said |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
+        fields: dict[str, Json] = {
+            "split": self.split,
+            "point": self.number,
+            "index": self.point.index,
+            "out": self.out,
+        }
+        fields |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
+        fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
         if self.warning:
-            said["warning"] = self.warning
+            fields["warning"] = self.warning
         rest, examples = self.parts[top:], tabulate_examples(self)
         return {
-            **said,
+            **fields,
             "examples": json_rows(examples.select("index", "name", "added", "half by", "if left out"))[:top],
             "others": {"count": len(rest), "added": sum(part.added for part in rest)},
         }
@@ -184,8 +189,8 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     if predicted is not None:
         both = explicable & read_at(predicted[points]).any(axis=1)
         explicable = both if both.any() else explicable
-    known = np.flatnonzero(explicable)
-    return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
+    candidates = np.flatnonzero(explicable)
+    return [int(k) for k in candidates[np.argsort(-missed[candidates], kind="stable")][:count]]
 
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
@@ -231,13 +236,13 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
     """Find by how much an output changes without each example, whether trainings have found it, and why it is withheld
     where it is: effects that failed when they were checked are.
     """
-    known = known_effects(run)
-    effects = None if known is None else known.at(k, out)
-    if known is None or effects is None:
+    effects_known = known_effects(run)
+    effects = None if effects_known is None else effects_known.at(k, out)
+    if effects_known is None or effects is None:
         return {}, False, ""
     changes, is_actual = effects
-    if not is_actual and known.agreement is not None and not known.agreement.believed:
-        return {}, False, known.agreement.sentence
+    if not is_actual and effects_known.agreement is not None and not effects_known.agreement.believed:
+        return {}, False, effects_known.agreement.sentence
     return dict(enumerate(map(float, changes))), is_actual, ""
 
 
@@ -268,8 +273,8 @@ def largest_known(outputs: Array, parts: Array) -> int:
 def place_of(run: Run, split: str) -> slice:
     """Find where a split lies among the points."""
     if split not in run.points:
-        known = f"{', '.join(run.points)}{nearest(split, run.points)}"
-        raise WrongArgument(f"split={split}: {run.name} was read at {known}", "split")
+        splits = f"{', '.join(run.points)}{nearest(split, run.points)}"
+        raise WrongArgument(f"split={split}: {run.name} was read at {splits}", "split")
     return run.points[split]
 
 
@@ -366,7 +371,7 @@ def notes(explanation: Explanation) -> list[str]:
     if explanation.sketch is not None:
         by = f"by sketches (kernel.sketch={explanation.sketch})"
         sketched = f"added, {by}: only the sum is exact, no part and no order of parts"
-    return [said for said in (explanation.sharing, when, columns, sketched) if said]
+    return [note for note in (explanation.sharing, when, columns, sketched) if note]
 
 
 def fitting(text: str) -> str:

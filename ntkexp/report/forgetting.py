@@ -113,8 +113,8 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """What it did to a task, at the points where it is known."""
-        run, known, points = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero((known.point_phase.to_numpy()[points] == task) & self.attributed)
+        run, contributions, points = self.run, self.run.contributions, self.run.points[self.split]
+        here = np.flatnonzero((contributions.point_phase.to_numpy()[points] == task) & self.attributed)
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
@@ -122,7 +122,7 @@ class LaterPhase:
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
         slope = slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
-        names = known.phase_name.to_numpy()
+        names = contributions.phase_name.to_numpy()
         return Forgetting(
             task=task,
             during=self.during,
@@ -134,7 +134,7 @@ class LaterPhase:
             right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
             by=tuple((self.by_example(here, slope) / len(here)).tolist()),
             decay=float((slope * self.decay[here]).sum()) / len(here),
-            learned_in=tuple(known.example_phase.to_numpy().tolist()),
+            learned_in=tuple(contributions.example_phase.to_numpy().tolist()),
         )
 
 
@@ -149,9 +149,13 @@ def forgettings(run: Run) -> list[Forgetting]:
 
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
     """Read what each phase but the first did at the points of a split, one after the other."""
-    known, points = run.contributions.isel(probe=run.points[split]), run.points[split]
-    changes = np.asarray(known[CHANGE].to_numpy(), dtype=float)
-    decays = known[DECAY_BY_PHASE].to_numpy().astype(float) if DECAY_BY_PHASE in known else np.zeros_like(changes)
+    contributions, points = run.contributions.isel(probe=run.points[split]), run.points[split]
+    changes = np.asarray(contributions[CHANGE].to_numpy(), dtype=float)
+    decays = (
+        contributions[DECAY_BY_PHASE].to_numpy().astype(float)
+        if DECAY_BY_PHASE in contributions
+        else np.zeros_like(changes)
+    )
     for during in range(2, len(changes) + 1):
         yield LaterPhase(
             run=run,
@@ -159,7 +163,7 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
             during=during,
             before=outputs_of(run, "f_0")[points] + changes[: during - 1].sum(axis=0),
             change=changes[during - 1],
-            parts=known[BY_PHASE][during - 1],
+            parts=contributions[BY_PHASE][during - 1],
             decay=decays[during - 1],
         )
 
@@ -299,18 +303,18 @@ def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
     Nothing where the run was told otherwise, or kept no kernel there. `shift` takes kernels with other examples of the
     phase, so many places on, for those with each.
     """
-    told = flat(run.config)
-    if any(told.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
+    settings = flat(run.config)
+    if any(settings.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
         return None
     steps = run.metrics[run.metrics["phase"] == during]
-    kept = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
-    if not len(kept):
+    snapshots = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
+    if not len(snapshots):
         return None
     learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
-    kernel = run.kernels["tangent"].isel(snapshot=kept[0]).to_numpy()[:, :, learned]
-    missed = run.kernels["output_gradient"].isel(snapshot=kept[0]).to_numpy()[learned]
-    weight = 1 / len(learned) if told["loss.reduction"] == "mean" else 1.0
-    weight /= float(told["init.alpha"]) ** 2 if told["init.centred"] else 1.0
+    kernel = run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
+    missed = run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
+    weight = 1 / len(learned) if settings["loss.reduction"] == "mean" else 1.0
+    weight /= float(settings["init.alpha"]) ** 2 if settings["init.centred"] else 1.0
     own = kernel[run.points["train"]][learned]
     sizes = steps["step_size"].dropna().to_numpy() * weight
     return descended(np.roll(kernel, shift, axis=2), own, missed, sizes)

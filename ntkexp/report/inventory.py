@@ -118,25 +118,25 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
 def filter_runs(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
     """Keep the runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
-    known = {key for one in runs for key in one.facts} | {"state", "run"}
+    keys = {key for one in runs for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):
         if not sign:
             raise Mistake(f"'{text}' is no filter: it takes KEY=VALUE, such as model.width=64 or state=done")
-        if key not in known and runs:
-            raise Mistake(f"'{text}': no run has the key {key}{nearest(key, known)}")
+        if key not in keys and runs:
+            raise Mistake(f"'{text}': no run has the key {key}{nearest(key, keys)}")
     return [one for one in runs if all(matches(one.facts.get(key), value) for key, _, value in pairs)]
 
 
-def matches(value: str | None, wanted: str) -> bool:
+def matches(value: str | None, pattern: str) -> bool:
     """Whether a value is the one that was asked for: equal as text without regard to case, or as numbers.
 
     >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
     (True, True, False, False)
     """
-    if value is None or value.lower() == wanted.lower():
+    if value is None or value.lower() == pattern.lower():
         return value is not None
     try:
-        return float(value) == float(wanted)
+        return float(value) == float(pattern)
     except ValueError:
         return False
 

@@ -50,20 +50,20 @@ class Agreement:
         head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
             return f"{head} cannot be held against actual ones, which are none or not finite"
-        said = f"{head} correlate {self.correlation:.2f} with actual ones"
+        sentence = f"{head} correlate {self.correlation:.2f} with actual ones"
         if self.believed:
-            return f"{said}, and are {off(self.size)}"
+            return f"{sentence}, and are {off(self.size)}"
         if not self.growth <= CHAOS:
-            said += f" and differences grow {short(self.growth)}-fold along the training"
-        return f"{said}, so what would change is not predictable here; {REMEDY}"
+            sentence += f" and differences grow {short(self.growth)}-fold along the training"
+        return f"{sentence}, so what would change is not predictable here; {REMEDY}"
 
 
 def told_of_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
     """Say of effects that they came of trainings, what makes one doubt these, and whether effects add up."""
-    said = [f"effects are changes in {examples} trainings, each without one example", *doubts]
+    notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
-        said.append(f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}")
-    return said
+        notes.append(f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}")
+    return notes
 
 
 def off(size: float) -> str:
@@ -94,9 +94,9 @@ def held_against(retrained: LeaveOut, growth: float) -> Agreement:
 def pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
     predicted, actual = [np.zeros(0)], [np.zeros(0)]
-    for said, came, here in zip(retrained.predicted, retrained.actual, known, strict=True):
-        scale = float(np.sqrt(np.mean(came[here] ** 2))) if here.any() else 0.0
+    for one_predicted, one_actual, here in zip(retrained.predicted, retrained.actual, known, strict=True):
+        scale = float(np.sqrt(np.mean(one_actual[here] ** 2))) if here.any() else 0.0
         if scale > 0:
-            predicted.append(said[here] / scale)
-            actual.append(came[here] / scale)
+            predicted.append(one_predicted[here] / scale)
+            actual.append(one_actual[here] / scale)
     return np.concatenate(predicted), np.concatenate(actual)

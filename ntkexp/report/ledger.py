@@ -118,16 +118,16 @@ def format_ledger(
 def head(removal: Removal, order: str = "") -> str:
     """Say what was done, and how well it is known."""
     group = counted(len(removal.example), "example") + f" (at the top: those {order})" * bool(order)
-    said = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
+    clauses = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
     if removal.emptied:
         steps = counted(removal.emptied, "step")
-        said.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
-    said.append(f"shares add up to the actual changes, to {short(removal.closure)} of them")
+        clauses.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
+    clauses.append(f"shares add up to the actual changes, to {short(removal.closure)} of them")
     if not removal.growth <= CHAOS:
-        said.append(
+        clauses.append(
             f"single shares mean little: differences grow {short(removal.growth)}-fold on their way through the steps"
         )
-    return "; ".join(said)
+    return "; ".join(clauses)
 
 
 def format_entry(entry: LedgerEntry, top: int) -> str:
@@ -142,10 +142,10 @@ def format_entry(entry: LedgerEntry, top: int) -> str:
 
 def tabulate_changes(entry: LedgerEntry) -> Table:
     """Give the change of the output that was predicted, and the one that came."""
-    known = entry.predicted is not None
-    columns = (Column("change", number=False), Column("value", heading="", number=known, spell=signed))
+    has_prediction = entry.predicted is not None
+    columns = (Column("change", number=False), Column("value", heading="", number=has_prediction, spell=signed))
     rows = (
-        ("predicted", entry.predicted if known else NOT_COMPUTED),
+        ("predicted", entry.predicted if has_prediction else NOT_COMPUTED),
         ("actual", entry.actual),
         ("shares cancel", f"{short(entry.cancellation)}×"),
     )

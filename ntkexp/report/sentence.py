@@ -74,8 +74,8 @@ def measured(number: float) -> str:
 
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
     """Write the ladder for a terminal; what there is to note, and why a machine has nothing to say, stands below."""
-    said = notes(results)
-    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(said)] if said else [])])
+    lines = notes(results)
+    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(lines)] if lines else [])])
 
 
 def notes(results: Sequence[Result]) -> list[str]:
@@ -84,7 +84,7 @@ def notes(results: Sequence[Result]) -> list[str]:
     >>> notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
     """
-    splits, said = {row.split for row in results}, []
+    splits, lines = {row.split for row in results}, []
     for machine, detail in machines(results):
         where: dict[str, list[Result]] = {}
         for row in results:
@@ -95,8 +95,8 @@ def notes(results: Sequence[Result]) -> list[str]:
             name = machine if set(here) == splits else f"{machine} ({listed(here)})"
             counts = [row.points for row in rows if row.points]
             few = [at_points(*map(sum, zip(*counts, strict=True)))] if counts else []
-            said.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
-    return said
+            lines.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
+    return lines
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -246,10 +246,10 @@ def comparison(results: Sequence[Result]) -> str:
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
     """Name the machines that are the network where they were compared with it, then those that miss it."""
-    known = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared]
+    measured = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared]
     parts: list[str] = []
     before = ""
-    for (misses, where), group in groupby(sorted(known, key=itemgetter(0)), key=itemgetter(0, 1)):
+    for (misses, where), group in groupby(sorted(measured, key=itemgetter(0)), key=itemgetter(0, 1)):
         here, target = [each for _, _, each in group], "it" if parts else "the trained network"
         if not misses:
             errors = ", ".join(short(each.worst) for each in here)

@@ -43,11 +43,11 @@ def commit() -> str | None:
     folder = Path(__file__).resolve().parent
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        asked = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+        answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into somebody else's checkout
-    return asked.stdout.strip() or None if beside else None
+    return answer.stdout.strip() or None if beside else None
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
@@ -66,9 +66,9 @@ def all_threads() -> int:
 
 def check_device(name: str) -> None:
     """A device that this machine has."""
-    known = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if name not in known and not (name == "cuda" and len(known) > 1):
-        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(known)} only")
+    devices = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if name not in devices and not (name == "cuda" and len(devices) > 1):
+        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(devices)} only")
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:

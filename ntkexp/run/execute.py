@@ -327,8 +327,8 @@ def carry_out(
 def repeated(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
     """How far the training as it was ended from where the run did, as a share of what the removal changed."""
     folder.check("predictions.zarr")
-    known = read_predictions(folder.path / "predictions.zarr")["f_T"]
-    ended = ledger.before.new_tensor([known[place] for place in places])
+    predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]
+    ended = ledger.before.new_tensor([predictions[place] for place in places])
     missed, changed = float((ledger.before - ended).norm()), float(ledger.actual.norm())
     if missed > REPEATED * (changed or float(ended.norm())):
         raise Mistake(

@@ -97,8 +97,8 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
-            known = evidence.attributed[read].nonzero()[:, 0].tolist()
-            write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
+            attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
+            write_path_kernel(kernels, name, array(integral.kernel), attributed, evidence.integrated)
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
@@ -288,14 +288,14 @@ class FolderListener(AbstractListener):
         """The checkpoint; what it counts is on disk before it."""
         if self.rows is not None:
             self.rows.secure()
-        kept = {
+        held = {
             "run": state.state,
             "threads": self.threads,
             "took": astuple(self.clock.whole),
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
         }
-        save(self.folder, kept, state.step, self.of)
+        save(self.folder, held, state.step, self.of)
 
 
 @contextmanager
@@ -310,9 +310,9 @@ def listen(
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
-    kept = seals.pop(METRICS)[0] if saved else None
+    metrics_bytes = seals.pop(METRICS)[0] if saved else None
     progress.start(folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0)
-    with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, kept) as metrics:
+    with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics:
         yield FolderListener(
             folder=folder,
             setting=setting,

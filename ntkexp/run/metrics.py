@@ -153,8 +153,8 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     answers = []
     for phase in phases.get("probe") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
-        known = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
-        units = [part for part in known if part is not None]
+        activities = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
+        units = [part for part in activities if part is not None]
         # the deviation of each unit's activity over the points of a task takes two of them
         if not units or phase.stop - phase.start < 2:
             return None

@@ -52,8 +52,8 @@ def ending_before(setting: Setting, loss: float, first: float, step: int) -> End
         return Ending(f"{count(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
-    said = advice(setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step)
-    return Ending(f"diverged at step {step}{said}", diverged=True)
+    sentence = advice(setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step)
+    return Ending(f"diverged at step {step}{sentence}", diverged=True)
 
 
 def count(steps: int) -> str:
@@ -81,8 +81,8 @@ def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     calmer = 0.5 if share > 1 else share / 10
     by_size = optimizer.step_size is not None
     key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
-    said = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
-    return f": {said}; try optimizer.{key}={value:.3g}"
+    sentence = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
+    return f": {sentence}; try optimizer.{key}={value:.3g}"
 
 
 # --- The steps that training took, taken once more in function space with a fixed kernel Θ.
@@ -164,13 +164,13 @@ UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without e
 def effects_of(state: RunState) -> EffectsFound | None:
     """The effects at the points that were asked about, if they were asked for."""
     setting, swept = state.setting, state.effects
-    asked, path = setting.sweep, setting.experiment.path
-    if asked is None or not (asked.retrains or swept):
+    sweep, path = setting.sweep, setting.experiment.path
+    if sweep is None or not (sweep.retrains or swept):
         return None
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
-    inputs, end = setting.problem.inputs[asked.points], rerun.flat.vector(state.weights)
+    inputs, end = setting.problem.inputs[sweep.points], rerun.flat.vector(state.weights)
     training = RerunAt(rerun, inputs, setting.domain.integrated, end)
-    probe = (asked.points - setting.domain.read.start).tolist()
+    probe = (sweep.points - setting.domain.read.start).tolist()
     if swept is None:
         found = effects_retrained(training, path.mean, probe, torch.float64)
     else:
@@ -180,14 +180,14 @@ def effects_of(state: RunState) -> EffectsFound | None:
             swept.effects.double(),
             path.effects,
             path.mean,
-            Caveats(growth=swept.growth, kinks=asked.kinks, eps=None if divisor is None else divisor.eps),
+            Caveats(growth=swept.growth, kinks=sweep.kinks, eps=None if divisor is None else divisor.eps),
             training if comparable else None,
             probe,
-            everyone=asked.costs_more,
+            everyone=sweep.costs_more,
             unchecked="" if path.mean == "renormalised" else UNCHECKED,
         )
     values = found.values.new_full((len(setting.start.outputs), *found.values.shape[1:]), torch.nan)
-    values[asked.points] = found.values
+    values[sweep.points] = found.values
     return replace(found, values=values)
 
 

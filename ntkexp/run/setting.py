@@ -97,7 +97,7 @@ def survey(experiment: Experiment) -> Survey:
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
-    budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
+    budget, outputs = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
     sketch, size = None, experiment.kernel.sketch
     if size is not None:
         trained = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
@@ -108,7 +108,7 @@ def survey(experiment: Experiment) -> Survey:
         train=problem.train,
         block=budget.block,
         keep=budget.keep,
-        chosen=wanted if len(wanted) < problem.outputs else None,
+        chosen=outputs if len(outputs) < problem.outputs else None,
         sketch=sketch,
         kernels=experiment.path.kernels,
     )
@@ -369,20 +369,20 @@ def remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, 
     points, path = survey.points, experiment.path
     casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
     obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
-    known = [each for each in (casts, obstacle) if each is not None]
+    obstacles = [each for each in (casts, obstacle) if each is not None]
     if points.sketch is None:
-        return tuple(known)
-    asked = f"kernel.sketch={experiment.kernel.sketch}"
+        return tuple(obstacles)
+    given = f"kernel.sketch={experiment.kernel.sketch}"
     if path.keeps_kernels:
         view = NetworkView(points, survey.problem.weights)
         share = view.sketch_error(start.kernel[: points.train])
-        known.append(
-            f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "
+        obstacles.append(
+            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they tell drift, spectra and "
             "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do"
         )
     else:
-        known.append(f"contributions are from sketches ({asked}): only their sums are exact")
+        obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
     many = sum(shape.numel() for shape in points.sketch.shapes.values())
     if points.sketch.size >= many:
-        known.append(f"{asked} is no less than the {many:,} weights: without it kernels are exact, and take less")
-    return tuple(known)
+        obstacles.append(f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less")
+    return tuple(obstacles)

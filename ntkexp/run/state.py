@@ -315,8 +315,8 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        kept = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
-        refuse_small_disk(domain.scratch, spilled(setting) - kept)
+        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
+        refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
     accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)

@@ -199,8 +199,8 @@ class Definition:
     def digest(self) -> str:
         """8 hexadecimal digits of what decides the results."""
         counting = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
-        asked = resolved(self.axes, self.seeds, counting, self.fits)
-        return sha256(json.dumps(asked).encode()).hexdigest()[:8]
+        content = resolved(self.axes, self.seeds, counting, self.fits)
+        return sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
 # --- A sweep from a command line, or from its file.

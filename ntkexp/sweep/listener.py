@@ -87,9 +87,9 @@ class Lines(AbstractSweepListener):
 
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         self.runs, self.ended = runs, done
-        known = f", {done} of them done" if done else ""
+        done_already = f", {done} of them done" if done else ""
         takes = [about(seconds), f"with {counted(workers, 'worker')}"]
-        self.say(f"{name}: {counted(runs, 'run')}{known}; {' '.join(filter(None, takes))}")
+        self.say(f"{name}: {counted(runs, 'run')}{done_already}; {' '.join(filter(None, takes))}")
 
     def see(self, event: Event, ahead: float | None) -> None:
         if isinstance(event, Ended) and event.how != "held":

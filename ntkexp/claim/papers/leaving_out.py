@@ -91,8 +91,8 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
     [5.0, 5.0, 5.0]
     """
     generator = stream("left out", seed)
-    drawn = torch.rand(groups, train, generator=generator, dtype=torch.float64)
-    return (drawn.argsort(1).argsort(1) < size).double()
+    scores = torch.rand(groups, train, generator=generator, dtype=torch.float64)
+    return (scores.argsort(1).argsort(1) < size).double()
 
 
 class SilentListener(AbstractListener):
@@ -270,10 +270,10 @@ class DatamodelScore(AbstractTrial):
         retrained = retraining(
             [*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed
         )
-        kept = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
-        actual = retrained.outputs_without(kept)[:, :, 0]
+        groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
+        actual = retrained.outputs_without(groups)[:, :, 0]
         return [
-            {"method": name, "score": score(kept @ tau.t(), actual)} for name, tau in attributions(retrained).items()
+            {"method": name, "score": score(groups @ tau.t(), actual)} for name, tau in attributions(retrained).items()
         ]
 
 
@@ -357,9 +357,9 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     """Regression with the gradients at the end, of fewer dimensions than there are examples."""
     rerun, end = retrained.rerun, retrained.rerun.flat.vector(retrained.outcome.weights)
     dimensions, generator = max(1, retrained.train // COARSER), stream("sketch", rerun.seed)
-    drawn = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
+    projection = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
     jacobian: Tensor = jacrev(lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0])(end)
-    features = jacobian.detach() @ drawn
+    features = jacobian.detach() @ projection
     solved: Tensor = torch.linalg.pinv(features[: retrained.train])
     return features[retrained.train :] @ solved * retrained.slopes
 
@@ -413,8 +413,8 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
     shares = {"5 %": 20, "10 %": 10, "50 %": 2}
-    drawn = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
-    return {"one": torch.eye(train, dtype=torch.float64), **drawn}
+    groups_by_name = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
+    return {"one": torch.eye(train, dtype=torch.float64), **groups_by_name}
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")

@@ -65,10 +65,10 @@ class PathFact(AbstractQuantity):
         """The number of one run; NaN where it has none."""
         if run is None or self.rule not in run.rules:
             return math.nan
-        known = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
-        if self.fact not in known:
-            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(known)}{nearest(self.fact, known)}")
-        return float(known[self.fact])
+        facts = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
+        if self.fact not in facts:
+            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(facts)}{nearest(self.fact, facts)}")
+        return float(facts[self.fact])
 
 
 class SymmetryDefect(AbstractQuantity):

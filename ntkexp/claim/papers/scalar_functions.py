@@ -78,11 +78,11 @@ class ScalarCurve(AbstractTrial):
             raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
         module = self.model.function()
         own, generator = weights_of(module), stream("weights", seed)
-        drawn = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
+        moved = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
         rows: list[Mapping[str, Level]] = []
-        for start, weights in {"given": own, "drawn": drawn}.items():
+        for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
                 reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
                 rows += [{"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here)]

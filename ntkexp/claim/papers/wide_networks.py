@@ -137,8 +137,8 @@ class FirstKernels(AbstractTrial):
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            drawn = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            kernels = stacked(drawn).tangent_kernels(x)
+            networks = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            kernels = stacked(networks).tangent_kernels(x)
             rows.append({"width": width, **compare_with_limit(kernels, self.init.alpha**2 * limit)})
         return rows
 
@@ -226,12 +226,14 @@ class KernelMovement(AbstractTrial):
         for width, alpha in product(self.widths, self.alphas):
             # The networks of a width, the same at every scale.
             init, generator = self.init.model_copy(update={"alpha": alpha}), stream("weights", seed, width)
-            drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
-            before = drawn.tangent_kernels(x)
+            networks = stacked(
+                [network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)]
+            )
+            before = networks.tangent_kernels(x)
 
             # Training, by steps of `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(drawn)
+            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
@@ -322,27 +324,27 @@ class TrainingBesideKernels(AbstractTrial):
         rows: list[Mapping[str, Level]] = []
         for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            drawn = stacked(modules)
-            kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
-            gaps = train_beside(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            networks = stacked(modules)
+            kernels = {"start": networks.tangent_kernels(points), "limit": limit}
+            gaps = train_beside(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
             rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
         return rows
 
 
 def train_beside(
-    training: EnsembleTraining, drawn: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
+    training: EnsembleTraining, networks: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
 ) -> dict[str, float]:
     """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
     train = len(training.targets)
     with torch.no_grad():
-        start = drawn.outputs(training.inputs)
+        start = networks.outputs(training.inputs)
     regressed = dict.fromkeys(kernels, start)
     moved, missed = 0.0, dict.fromkeys(kernels, 0.0)
-    course = training.course(drawn)
+    course = training.course(networks)
     next(course)
-    for networks in course:
+    for trained in course:
         with torch.no_grad():
-            outputs = networks.outputs(training.inputs)
+            outputs = trained.outputs(training.inputs)
         moved += float((outputs - start)[:, train:].square().sum())
         for name, kernel in kernels.items():
             # f̂ ← f̂ − η K (f̂(X) − y)

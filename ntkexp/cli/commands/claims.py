@@ -161,8 +161,8 @@ def notes(records: Sequence[ClaimRecord]) -> str:
     for record in records:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            said = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
-            lines += [f"{where}: {said}\n"] if said else []
+            note = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
+            lines += [f"{where}: {note}\n"] if note else []
     return "".join(lines) + ("\n" if lines else "")
 
 

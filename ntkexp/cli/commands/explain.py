@@ -88,15 +88,15 @@ def explain(
         raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
     loaded = load_run(run.expanduser())
     chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    chosen_points = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
     if without is not None and not page:
-        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
+        leave_out(loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust)
         return
-    explained = explanations.explain(loaded, chosen, wanted)
+    explained = explanations.explain(loaded, chosen, chosen_points)
     if not explained:
         raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
     if page:
-        sys.stdout.write(f"{write_page(loaded, chosen, wanted, explained, without, trust, again)}\n")
+        sys.stdout.write(f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n")
         return
     if as_json:
         from ntkexp.records.atomic import to_text
@@ -109,7 +109,7 @@ def explain(
         sys.stdout.write(f"{tasks}\n")
     sys.stdout.write(f"{format_explanations(explained, top)}\n")
     # by default the picture goes into the report beside the runs
-    name = "-".join(["explain", loaded.path.name, chosen, *map(str, wanted[:8])])
+    name = "-".join(["explain", loaded.path.name, chosen, *map(str, chosen_points[:8])])
     where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
     draw(explained, where)
     sys.stdout.write(f"{where}\n")
@@ -221,8 +221,8 @@ def without_of_loop(
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
-    if (known := read_removal(run.path, group, points)) is not None:
-        return known
+    if (recorded := read_removal(run.path, group, points)) is not None:
+        return recorded
     if again is None:
         raise Mistake(
             f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"

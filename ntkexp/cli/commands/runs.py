@@ -58,12 +58,12 @@ def delete(runs: Sequence[FoundRun], sure: bool) -> None:
         raise Mistake(f"--delete would remove {count}; --yes confirms it where nobody can be asked")
     if not sure:
         typer.confirm(f"Delete {count}?", abort=True, err=True)
-    kept = []
+    refused = []
     for one in runs:
         try:
             delete(one)
         except Mistake as mistake:
-            kept.append(with_advice(mistake))
-    sys.stdout.write(f"deleted {len(runs) - len(kept)}\n")
-    if kept:
-        raise Mistake("; ".join(kept))
+            refused.append(with_advice(mistake))
+    sys.stdout.write(f"deleted {len(runs) - len(refused)}\n")
+    if refused:
+        raise Mistake("; ".join(refused))

@@ -160,8 +160,8 @@ def departures(level: Level, after: Pairs, dtype: Any) -> Departures:
     for axis, (pixels, fine) in enumerate(zip(level.sizes, level.pairs.offsets, strict=True)):
         tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
         unit = prod(after.pixels[axis + 1 :])
-        wanted = after.offsets[axis]
-        each = [slots(step.coarse[axis], pixels, fine, wanted, tile, unit) for step in level.departures]
+        offsets = after.offsets[axis]
+        each = [slots(step.coarse[axis], pixels, fine, offsets, tile, unit) for step in level.departures]
         found.append(np.array(each, np.int64).reshape(-1, len(fine), pixels))
     # In a row come the first members of coarse pixels, then the second, and so on.
     columns, order = level.sizes[2], []
@@ -305,16 +305,16 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         for one in levels((*operations, Operation(CLEAR, 0)), sizes)
     ]
     last, end, rest, rest_shape = layers[known], None, layers[known:], before
-    wanted = base.need(rest, Pairs((), ()), before)
+    pairs_before = base.need(rest, Pairs((), ()), before)
     if last.averages and base.says_itself(last, "averages"):
-        wanted = last.need(Pairs((), ()), before)
+        pairs_before = last.need(Pairs((), ()), before)
         end, rest, rest_shape = last, layers[known + 1 :], last.shape(before)
     else:  # the tiles of the last level are kept
         whole = coarsen(0, [Coarse.every(n, 1) for n in found[-1].sizes])
         found[-1] = replace(found[-1], departures=(whole,))
     # The pairs that each level needs, of those wanted at the end, in an image of three axes.
-    missing = 3 - len(wanted.pixels)
-    pairs = Pairs((1,) * missing + wanted.pixels, ((0,),) * missing + wanted.offsets)
+    missing = 3 - len(pairs_before.pixels)
+    pairs = Pairs((1,) * missing + pairs_before.pixels, ((0,),) * missing + pairs_before.offsets)
     found[-1] = replace(found[-1], pairs=pairs)
     for k in range(len(found) - 2, -1, -1):
         finer = (needed(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].departures)

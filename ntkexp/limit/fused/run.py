@@ -330,7 +330,7 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
 
 def rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
-    wanted = base.need(program.rest, Pairs((), ()), program.rest_shape)
+    pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
     met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
-    start = Covariance(*kernels, wanted, left.variances, right.variances, same, met)
+    start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
     return both(base.push(program.rest, start, program.rest_shape))

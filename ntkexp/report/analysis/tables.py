@@ -92,8 +92,8 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
         {"run": run.folder.name, **run.axes, "seed": run.seed, "state": run.state, "reason": run.reason}
         for run in sweep.runs
     ]
-    asked = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
-    starts = start_variances(sweep, runs) if asked else {}  # kernels are opened for nothing else
+    needs_kernels = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
+    starts = start_variances(sweep, runs) if needs_kernels else {}  # kernels are opened for nothing else
     folders = [run.folder for run in sweep.runs]
     numbers = [quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders]
     names = list(dict.fromkeys(name for row in numbers for name in row))
@@ -141,12 +141,12 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
     rows: list[dict[str, object]] = []
     for name in (name for name in first.quantities if name in second.quantities):
-        known = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
-        known = known.rename(columns={name: "first", f"{name} of the second": "second"})
-        points = known.groupby(axes, sort=False, dropna=False)
+        complete = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
+        complete = complete.rename(columns={name: "first", f"{name} of the second": "second"})
+        points = complete.groupby(axes, sort=False, dropna=False)
         for point, here in points:
             rows.append({"quantity": name, **dict(zip(axes, point, strict=True)), "pairs": len(here)} | average(here))
-        whole = known[known.groupby("seed")["seed"].transform("count") == len(points)]
+        whole = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(whole):
             rows.append({"quantity": name, "pairs": len(whole)} | average(whole))
     return pd.DataFrame(rows)

@@ -196,8 +196,8 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
-    drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
-    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
+    figures = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
+    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in figures]
     return {
         "anchor": anchor,
         "name": run.name,
@@ -310,13 +310,13 @@ def claim_view(record: ClaimRecord, folder: Path) -> View:
         for name, look in looks
     ]
     notes = [f"{name}: {look.note}." for name, look in looks if look.note]
-    notes += [f"{SPOKEN[name]}: {said}." for name in SPOKEN if (said := outlook(record, name))]
+    notes += [f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))]
 
     picture: Shown | None = None  # if it is there, and is one
     heading = f"{title}: {record.main.verdict}"
     try:
-        drawn = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
-        picture = Shown(heading, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
+        drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
+        picture = Shown(heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command)
     except (Mistake, OSError, UnicodeDecodeError):
         pass
 

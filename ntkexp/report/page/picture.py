@@ -177,13 +177,13 @@ class Shown:
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept in a folder too, if one is given."""
-    drawn, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
+    drawing, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
     if folder is not None:
-        write_atomically(folder / f"{name}.svg", drawn)
+        write_atomically(folder / f"{name}.svg", drawing)
         write_atomically(folder / f"{name}.csv", numbers)
     title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
-    return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
+    return Shown(title, inline(drawing, slug(name), title), link, f"{name}.csv", command)
 
 
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
@@ -194,10 +194,10 @@ def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
         own = path.with_suffix(".csv")
         numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
         try:
-            drawn = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
+            drawing = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
         except (Mistake, OSError, UnicodeDecodeError):
             continue
-        yield Shown(title, drawn, link(numbers, folder), numbers.name, command)
+        yield Shown(title, drawing, link(numbers, folder), numbers.name, command)
 
 
 def link(path: Path, folder: Path) -> str:

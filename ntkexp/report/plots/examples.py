@@ -84,9 +84,9 @@ def pictures(rows: list[Explained]) -> Figure:
         name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
         label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
-            drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
+            axes_image = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
-            label(page, drawn, f"{shown.name}\n{phase}{signed(value)}", ink(value))
+            label(page, axes_image, f"{shown.name}\n{phase}{signed(value)}", ink(value))
     return figure
 
 
@@ -267,10 +267,10 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted over actual changes: a dot for each removal, point and output whose effect is known."""
     rows = [
-        (k, removal.influential, len(removal.examples), said, came)
+        (k, removal.influential, len(removal.examples), name, came)
         for k, removal in enumerate(retrained.removals)
-        for said, came in zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
-        if np.isfinite(said)
+        for name, came in zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
+        if np.isfinite(name)
     ]
     table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])
     with house_style():
@@ -279,12 +279,12 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
         most = table["influential"].astype(bool)
         others = "random examples" if most.any() else "each example by itself"
-        for influential, ink, said in ((False, GREY, others), (True, BLUE, "the most influential")):
+        for influential, ink, name in ((False, GREY, others), (True, BLUE, "the most influential")):
             chosen = table[most == influential]
             if chosen.empty:
                 continue
             axes.plot(
-                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=said,
+                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=name,
                 rasterized=len(table) > 1000,
             )  # fmt: skip
         axes.set(xlabel="change that came, trained again without them", ylabel="change that was predicted")

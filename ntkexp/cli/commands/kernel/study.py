@@ -67,13 +67,13 @@ def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, 
     if as_json:
         sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
     elif not quiet:
-        known = any(row["published"] for row in rows)
+        has_published = any(row["published"] for row in rows)
         source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
-        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if known else [])]
+        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if has_published else [])]
         lines = []
         for row in rows:
             ridge, rmse, r2 = (float(row[key] or 0.0) for key in ("ridge", "rmse", "r2"))
             accuracy = None if row["accuracy"] is None else float(row["accuracy"])
             cells = [str(row["name"]), str(row["kernel"]).upper(), short(ridge), rate(accuracy), short(rmse), short(r2)]
-            lines.append(cells + ([f"{row['published']} %" if row["published"] else ""] if known else []))
+            lines.append(cells + ([f"{row['published']} %" if row["published"] else ""] if has_published else []))
         sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")

@@ -67,7 +67,7 @@ def tangent(
         experiment = compose_for_tiles(overrides, common)
         from ntkexp.sweep.definition import values, whole_numbers
 
-        drawn = (experiment.seed,) if seeds is None else tuple(whole_numbers(values("--seeds", seeds)))
+        seed_list = (experiment.seed,) if seeds is None else tuple(whole_numbers(values("--seeds", seeds)))
         weights = ""
     else:  # the weights of a run that is finished, as they were written
         from ntkexp.config.build import admit
@@ -81,11 +81,11 @@ def tangent(
         written.check("weights.pt")
         experiment = rebuilt(written, admit(common.trusted))
         fix_circumstances(experiment, experiment.threads or 1)
-        drawn, weights = (), str((written.path / "weights.pt").absolute())
+        seed_list, weights = (), str((written.path / "weights.pt").absolute())
     from ntkexp.kernel_file.kernel import EmpiricalKernel
 
     wanted, data = read_outputs(outputs), experiment.draw()
-    kernel = EmpiricalKernel(experiment, data, tiles_at_once(engine), drawn, wanted, weights, when.value)
+    kernel = EmpiricalKernel(experiment, data, tiles_at_once(engine), seed_list, wanted, weights, when.value)
     fill_file(kernel, out, engine, options, common)
 
 
