@@ -3,6 +3,8 @@
 The command `ntkexp` runs experiments; these functions are its library:
 
     tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
+    TangentKernel(module)(x1, x2)                     the same as an object, which scikit-learn and DataLoaders know
+    KernelMachine(kernel).fit(x, y).predict(x)        training with a fixed kernel, in closed form
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
@@ -18,13 +20,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
-    from ntkexp.library import infinite_kernel, secant_kernel, tangent_kernel
+    from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
     from ntkexp.report.run import load_run
 
-__all__ = ["Mistake", "follow", "infinite_kernel", "load_run", "secant_kernel", "tangent_kernel"]
+__all__ = [
+    "KernelMachine",
+    "Mistake",
+    "TangentKernel",
+    "follow",
+    "infinite_kernel",
+    "load_run",
+    "secant_kernel",
+    "tangent_kernel",
+]
 
 HOMES = {
+    "KernelMachine": "ntkexp.library",
+    "TangentKernel": "ntkexp.library",
     "Mistake": "ntkexp.mistake",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",

@@ -141,7 +141,7 @@ def refuse_failing(module: nn.Module, output: str | int | None, inputs: Mapping[
             raise Mistake(f"{name}: the module cannot be differentiated there: {first_line(error)}") from error
 
 
-def finite(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "probe out train out_"]:
+def finite(kernel: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "probe *kernel"]:
     """The same kernel, if all its entries are finite; a sum is quick, and not finite if one of them is not."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake("the kernel has entries that are not finite: outputs of the module or their gradients are not")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Protocol, overload, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, cast, overload, runtime_checkable
 from warnings import warn
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -54,6 +55,11 @@ def refuse_large(
 # --- The kernel of assembled Jacobians, which are read for some outputs at a time.
 
 
+OutputMode: TypeAlias = Outputs | Literal["diagonal"]
+"""Which entries [out, out_] of a kernel's blocks: all, some, their trace, or K[x, c, x′, c] for each output c."""
+
+MODES = ("all", "trace", "diagonal")
+
 MANY = 10**8  # numbers, of which it is asked how long they are
 
 
@@ -92,13 +98,17 @@ def kernel(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> Float[T
         return total
 
 
-def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> None:
+def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -> None:
     """Refuse sides of different outputs, and blocks of so many that the machine has no memory for them."""
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return
-    count = len(wanted(outputs, left.tape.outputs.shape[1]))
-    numbers = left.examples * right.examples * count**2
+    if outputs == "diagonal":
+        count = left.tape.outputs.shape[1]
+        numbers = left.examples * right.examples * count
+    else:
+        count = len(wanted(outputs, left.tape.outputs.shape[1]))
+        numbers = left.examples * right.examples * count**2
     if numbers > MANY:
         choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.tape.outputs.element_size()
         refuse_large("kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice)
@@ -135,17 +145,17 @@ def tangent_in_turns(
 
 
 def sketched_tangent(
-    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: Outputs, size: int, seed: int
+    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: OutputMode, size: int, seed: int
 ) -> SketchedKernel:
     """K̂ of the chosen outputs, from a sketch of `size` dimensions."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise Mistake(f"seed={seed!r:.40}: give a whole number")
-    if outputs == "trace":
-        raise Mistake("sketch, with outputs='trace': a trace is not sketched; give 'all' or a list of outputs")
+    if outputs in ("trace", "diagonal"):
+        raise Mistake(f"sketch, with outputs='{outputs}': it is not sketched; give 'all' or a list of outputs")
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = wanted(outputs, some.shape[1])
+    chosen = wanted(cast(Outputs, outputs), some.shape[1])
     if x2 is not None:
         refuse_unlike_outputs(some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1])
     probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
@@ -171,10 +181,10 @@ def tangent_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
     output: str | int | None = None,
-    outputs: Outputs = "all",
+    outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: None = None,
-) -> Float[Tensor, "probe out train out_"]: ...
+) -> Float[Tensor, "probe *kernel"]: ...
 
 
 @overload
@@ -185,7 +195,7 @@ def tangent_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
     output: str | int | None = None,
-    outputs: Outputs = "all",
+    outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: int,
     seed: int = 0,
@@ -201,17 +211,18 @@ def tangent_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
     output: str | int | None = None,
-    outputs: Outputs = "all",
+    outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: int | None = None,
     seed: int = 0,
-) -> Float[Tensor, "probe out train out_"] | SketchedKernel:
+) -> Float[Tensor, "probe *kernel"] | SketchedKernel:
     """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
     Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the examples along its
     first axis. `weights` may name some or all parameters; the others are the module's own. Of a module that gives
     several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
-    among them: "all", a list of places, or "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are.
+    among them: "all", a list of places, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are, or
+    "diagonal" for each K[x, c, x′, c] as [n1, n2, C].
     `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
 
     Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a parameter at a time.
@@ -227,6 +238,8 @@ def tangent_kernel(
     """
     reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
+    if isinstance(outputs, str) and outputs not in MODES:
+        raise Mistake(f"outputs={outputs!r}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]")
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
     left = batches(reader, place, x1)
@@ -234,8 +247,14 @@ def tangent_kernel(
         warn_of(module, output, left.tape, casts)
     right = left if x2 is None else batches(reader, place, x2)
     refuse_sides(left, right, outputs)
-    if outputs != "trace":
-        found = tangent_in_turns(reader, place, x1, x2, wanted(outputs, left.tape.outputs.shape[1]))
-        if found is not None:
-            return finite(found)
-    return finite(kernel(left, right, outputs))
+
+    def read(some: Outputs) -> Float[Tensor, "probe out train out_"]:
+        if some != "trace":
+            found = tangent_in_turns(reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1]))
+            if found is not None:
+                return found
+        return kernel(left, right, some)
+
+    if outputs == "diagonal":  # one output after the other, so that no block of outputs is formed
+        return finite(torch.stack([read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2))
+    return finite(read(outputs))

@@ -126,7 +126,7 @@ class Measurement:
             if self.peers is None:
                 raise ValueError(f"{name} is in no environment")
             if name not in running:
-                running[name] = stack.enter_context(Peer(self.peers, name, "scores"))
+                running[name] = stack.enter_context(Peer(self.peers, name))
                 small = two_digits(quick=True)[0].case(0).handed
                 for score in PEERS[name]:  # so that what it imports late is there
                     running[name].ask({**small, "score": score})

@@ -33,8 +33,8 @@ from ntkexp.run.state import begin
 from ntkexp.stream import stream
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_scores import damping_of, effects, end_of, influence, last_product, tracin
-from tests.bench.backward import Deaf
 from tests.bench.peers import PACKAGES
+from tests.bench.runs import Deaf
 
 DAMPING = 0.1  # of influence functions, in mean eigenvalues; .01 did worse
 MODELS = 5  # that TRAK, and `5 effects`, average over

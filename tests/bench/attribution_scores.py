@@ -34,7 +34,7 @@ from ntkexp.path.points import Points
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.step import Descent
 from ntkexp.removal.rerun import AT_ONCE, Rerun, losses, retrain, trained
-from tests.bench.backward import Deaf
+from tests.bench.runs import Deaf
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
 """F of every point, as a function of weights."""

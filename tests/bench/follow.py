@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.store.memory import LoopInMemory
 from ntkexp.foreign_loop.store.replay import FIRST, ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.cell import Table, milliseconds
-from tests.bench.language import Block
+from tests.bench.kernels import Block
 
 Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 

@@ -1,24 +1,37 @@
-"""Tangent kernels, beside per-example Jacobians multiplied out and, with `--peers`, other programs at their best."""
+"""Tangent kernels: beside others, of a large language model, and sketched."""
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.nn import functional
 
+from ntkexp.kernel.features.gram import gram
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import TRIALS
 from ntkexp.kernel.record.taping import plain_kernels
-from ntkexp.library import tangent_kernel
+from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
+from ntkexp.library import reader_of, tangent_kernel
+from ntkexp.path.points import total, unit
+from ntkexp.shapes import Weights
 from tests.bench.architectures import INPUTS, Encoder, cnn, operations
 from tests.bench.architectures import mlp_of as mlp
-from tests.bench.cell import Act, Cell, Machine, medians
+from tests.bench.cell import Act, Cell, Machine, Table, medians
 from tests.bench.peers import SECONDS, Race
 
-TITLE = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
+# Tangent kernels, beside per-example Jacobians multiplied out and, with `--peers`, other programs at their best.
+
+
+KERNELS = "Tangent kernels: MLP 64-w-w-w-C, CNN of 3×64 channels on 14×14, one block of a transformer"
 SIDE = 14  # of images
 PROGRAMS = {
     "nngeometry": ("jacobian",),
@@ -39,7 +52,7 @@ def depthwise(outputs: int, channels: int, side: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * side * side, outputs))
 
 
-def cells(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
+def kernels(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every network and number of outputs; ten outputs of a CNN get fewer examples, as their peers must."""
     some, few, times = (8, 4, 1) if quick else (256, 48, 5)
     widths, channels = ((16,), 4) if quick else ((128, 512, 1024), 64)
@@ -116,3 +129,169 @@ def check(module: nn.Module, inputs: Tensor) -> None:
     """What is compared is the same."""
     expected = multiplied_out(module, inputs)
     torch.testing.assert_close(tangent_kernel(module, inputs), expected, rtol=1e-11, atol=1e-11)
+
+
+# The tangent kernel of a language model of the size of GPT-2's smallest (124 M weights), untrained, on texts,
+# exact and sketched: the output is a text's mean log-likelihood. Seconds, of a clock and of processors, the largest
+# memory so far, and the error bar.
+
+
+class Block(nn.Module):
+    """Causal attention and a layer of four times the width, each after a norm and beside a skip."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        texts, length, width = x.shape
+        parts = self.read(self.before(x)).view(texts, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.write(seen.transpose(1, 2).reshape(x.shape))
+        result: Tensor = x + self.down(functional.gelu(self.up(self.between(x)), approximate="tanh"))
+        return result
+
+
+class Language(nn.Module):
+    """GPT-2 in its smallest size, its table of words read at both ends."""
+
+    def __init__(self, words: int, longest: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(longest, width)
+        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        for weight in self.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.blocks(self.words(x) + self.places.weight[: x.shape[1]]))
+        scores = torch.log_softmax(hidden[:, :-1] @ self.words.weight.t(), dim=2)
+        return scores.gather(2, x[:, 1:, None]).mean((1, 2))
+
+
+def language(quick: bool = False) -> list[Table]:
+    """A kernel in single precision, each way."""
+    torch.manual_seed(0)
+    words, texts, length = (50, 4, 6) if quick else (50257, 32, 32)
+    module = Language(words, 1024, 64, 2) if quick else Language(words, 1024, 768, 12)
+    x = torch.randint(words, (texts, length))
+    rows = [of_texts(module.eval(), x, size) for size in ((None, 64) if quick else (None, 1024, 8192))]
+    header = ("M weights", "texts", "words", "k", "seconds", "of processors", "GB", "bar/‖K̂‖")
+    return [Table("Language: a kernel of texts, exact and sketched", header, rows)]
+
+
+def of_texts(module: nn.Module, x: Tensor, size: int | None) -> list[str]:
+    """One kernel, by this many dimensions."""
+    start, worked = time.perf_counter(), time.process_time()
+    error = ""
+    if size is None:
+        tangent_kernel(module, x)
+    else:
+        kernel, bar = tangent_kernel(module, x, sketch=size)
+        error = f"{bar / float(kernel.norm()):.3f}"
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    weights = sum(weight.numel() for weight in module.parameters()) / 1e6
+    cells = [f"{weights:.1f}", *map(str, x.shape), "exact" if size is None else str(size)]
+    return [*cells, f"{seconds:.0f}", f"{worked:.0f}", f"{memory:.2f}", error]
+
+
+# Sketched kernels: their error and that of contributions against k, and how far a step is from closing.
+#
+# One secant step of gradient descent is read, at 48 points with 48 others. Medians over sketches of the relative errors
+# of K̂ and of −ηK̂ℓ′, plain and with the direction of the step treated apart, and of the error bar over the error.
+
+
+RATE = 0.3
+ERRORS = ("network", "C", "k", "K̂", "closing", "𝒮", "closing", "Σ𝒮", "closing", "bar/error")
+
+
+def sketch(quick: bool = False) -> list[Table]:
+    """A line for each network, number of outputs and size of the sketch."""
+    sizes, seeds, points = ((64,), 1, 6) if quick else ((512, 2048), 3, 48)
+    rows = []
+    for name in ("mlp",) if quick else ("mlp", "cnn", "transformer"):
+        for outputs in (1,) if quick else (1, 10):
+            step = one_step(network(name, outputs), SHAPES[name], points, outputs)
+            rows += [row(name, outputs, size, [step.errors(size, seed) for seed in range(seeds)]) for size in sizes]
+    return [Table("Sketches of one step: relative errors, plain and closing", ERRORS, rows)]
+
+
+SHAPES = {"mlp": (20,), "cnn": (1, 8, 8), "transformer": (8, 8)}
+
+
+def network(name: str, outputs: int) -> nn.Module:
+    """A small network of each kind."""
+    torch.manual_seed(0)
+    if name == "cnn":
+        return cnn(outputs)
+    if name == "transformer":
+        return Encoder(outputs)
+    return nn.Sequential(nn.Linear(20, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, outputs))
+
+
+def row(name: str, outputs: int, size: int, errors: list[list[float]]) -> list[str]:
+    """The medians as cells."""
+    return [name, str(outputs), str(size), *(f"{median(each):.2g}" for each in zip(*errors, strict=True))]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Both sides of a step, its gradient, and ℓ′."""
+
+    left: Jacobian
+    right: Jacobian
+    gradient: Weights
+    pull: Float[Tensor, "train out"]
+    change: Float[Tensor, "probe out"]
+
+    def errors(self, size: int, seed: int) -> list[float]:
+        """The errors of one sketch, in the order of the table."""
+        kernel, direction = gram(self.left, self.right), unit(self.gradient)
+        assert direction is not None
+        made = Sketch(size, seed, {name: part.shape for name, part in self.gradient.items()})
+        along = made.of_weights(direction)
+        sides = [Sketched(made.of(side.blocks)) for side in (self.left, self.right)]
+        closing = [
+            one.apart(side.applied(direction), along) for one, side in zip(sides, (self.left, self.right), strict=True)
+        ]
+        found = [sketched_gram(*pair) for pair in (sides, closing)]
+        parts, exact = [self.parts(each) for each in found], self.parts(kernel)
+        missed = found[1] - kernel
+        vectors = random_vectors(missed.shape[2:], seed, missed)
+        bar = error_bar(torch.einsum("qcnd,vnd->vqc", missed, vectors)) / float(missed.norm())
+        return [
+            *(relative(each, kernel) for each in found),
+            *(relative(each, exact) for each in parts),
+            *(relative(each.sum(2), self.change) for each in parts),
+            bar,
+        ]
+
+    def parts(self, kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "probe out train"]:
+        """−ηKℓ′."""
+        return -RATE * torch.einsum("qcnd,nd->qcn", kernel, self.pull)
+
+
+def one_step(module: nn.Module, shape: tuple[int, ...], points: int, outputs: int) -> Step:
+    """One step of gradient descent under squared loss, on random inputs and targets."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * points, *shape, generator=draw, dtype=torch.float64)
+    y = torch.randn(points, outputs, generator=draw, dtype=torch.float64)
+    reader, start = reader_of(module.double().eval())
+    tape = reader.record(start, x[:points])
+    right, pull = reader.tangent(tape), (tape.outputs - y) / points
+    gradient = total([right], pull, start)
+    end = {name: weight - RATE * gradient[name] for name, weight in start.items()}
+    before, after = (reader.record(weights, x[points:]) for weights in (start, end))
+    left = reader.secant(before, after).jacobian
+    return Step(left, right, gradient, pull, after.outputs - before.outputs)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """‖found − expected‖/‖expected‖."""
+    return float((found - expected).norm() / expected.norm())

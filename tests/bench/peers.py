@@ -44,16 +44,16 @@ def environment(folder: Path, program: str) -> Path:
 
 
 class Peer:
-    """`tests/bench/PROGRAM_QUESTION.py`, which goes on and answers as often as it is asked, through files."""
+    """`python -m tests.bench.scorers PROGRAM`, which goes on and answers as often as it is asked, through files."""
 
-    def __init__(self, folder: Path, program: str, question: str) -> None:
-        self.module = module(program, question)
-        self.python = environment(folder, program)
+    def __init__(self, folder: Path, program: str) -> None:
+        self.program = program
+        self.command = (environment(folder, program), "-m", "tests.bench.scorers", program)
 
     def __enter__(self) -> Self:
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [self.python, "-m", self.module], env=KNOWS_US, text=True, stdin=PIPE, stdout=PIPE, stderr=self.errors
+            self.command, env=KNOWS_US, text=True, stdin=PIPE, stdout=PIPE, stderr=self.errors
         )
         return self
 
@@ -71,12 +71,7 @@ class Peer:
                 if line == "answered\n":
                     return torch.load(answer)
         self.errors.seek(0)
-        raise RuntimeError(f"{self.module}: {self.errors.read()[-2000:]}")
-
-
-def module(program: str, script: str) -> str:
-    """The name of a script: run by its path, it would take files beside it for modules of Python, such as `profile`."""
-    return f"tests.bench.{program}_{script}"
+        raise RuntimeError(f"{self.program}: {self.errors.read()[-2000:]}")
 
 
 # Another program races: it is started once, tells each of its calls as it ends, and is stopped where one does not.
@@ -115,8 +110,8 @@ class Race:
     ) -> Iterator[tuple[Kernel, float | str]]:
         """The kernels that come to an end, one after another, until the program has to be stopped."""
         with subprocess.Popen(
-            [environment(self.folder, program), Path(__file__).with_name(f"{program}_tangent.py")],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [environment(self.folder, program), "-m", "tests.bench.racers", program],
+            env=KNOWS_US,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -167,7 +162,7 @@ def line(stream: IO[bytes], seconds: float) -> float | str | None:
 
 @dataclass
 class Waiting:
-    """`tests/bench/PROGRAM_QUESTION.py`; it has so many seconds for an answer."""
+    """`python -m tests.bench.racers QUESTION`; it has so many seconds for an answer."""
 
     race: Race
     program: str
@@ -197,7 +192,7 @@ class Waiting:
         """The program, as it begins to wait."""
         python = environment(self.race.folder, self.program)
         return subprocess.Popen(
-            [python, "-m", module(self.program, self.question), str(self.threads)],
+            [python, "-m", "tests.bench.racers", self.question, str(self.threads)],
             env=KNOWS_US,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -28,8 +28,8 @@ from ntkexp.run.loop import train_steps
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
-from tests.bench.backward import Deaf
 from tests.bench.cell import Table
+from tests.bench.runs import Deaf
 
 TITLE = "Scale: one thread"
 SIZES = {

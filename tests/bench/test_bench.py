@@ -17,16 +17,15 @@ from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench import attribution_scores
-from tests.bench.__main__ import CELLS, REPORTS, main
-from tests.bench.asked import parse
+from tests.bench.__main__ import CELLS, REPORTS, main, parse
 from tests.bench.attribution import Measurement
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_case import FIRST, QUICK, Case, Cells, Size, Training, changes, fresh_ends
 from tests.bench.attribution_page import PAGE, page, tables_of
 from tests.bench.attribution_scores import damping_of, end_of, gauss_newton, influence, last_product, slopes, tracin
-from tests.bench.backward import Deaf
-from tests.bench.figures import beside, keep, kept, shown
+from tests.bench.cell import beside, compared, keep, kept
 from tests.bench.peers import Kernel, Race
+from tests.bench.runs import Deaf
 
 
 @pytest.mark.slow
@@ -71,7 +70,7 @@ def test_a_table_without_cells_is_data_too(capsys: pytest.CaptureFixture[str]) -
 def test_figures_are_held_against_the_last_of_as_many_threads(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     first = [{"name": "a", "products": 1.0}, {"name": "b", "products": 1.0}]
-    assert "--tag" in shown(beside(first, 1, file), 2, 1)
+    assert "--tag" in compared(beside(first, 1, file), 2, 1)
     keep(first, 1, "May", file)
     keep([{"name": "b", "products": 4.0}], 1, "June", file)
     assert {name: each["tag"] for name, each in kept(file)["1"].items()} == {"a": "May", "b": "June"}

@@ -13,7 +13,7 @@ from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import composer, resolve
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.plan import plan
-from tests.bench.asked import parser_of
+from tests.bench.__main__ import parser_of
 from tests.docs import orders
 from tests.docs.follow import PAGE, table
 from tests.docs.follow import page as rewritten_page

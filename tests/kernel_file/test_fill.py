@@ -17,6 +17,7 @@ from ntkexp.config.compose import compose
 from ntkexp.init import NTK
 from ntkexp.kernel_file.kernel import EmpiricalKernel
 from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
+from ntkexp.library import KernelMachine
 from ntkexp.limit.infinite_kernel import BlockPlace, compute
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
@@ -252,6 +253,21 @@ def test_every_time_and_steps(entries: Entries) -> None:
     torch.testing.assert_close(descended, kernel @ coefficients, rtol=1e-9, atol=1e-10)
     finer = everywhere(flows["ntk", "t=20"])
     assert float((descended - finer).norm() / finer.norm()) < 0.05  # Euler's error at this step
+
+
+def test_a_kernel_machine_predicts_the_same(entries: Entries) -> None:
+    kernel, targets = kernels(entries)["ntk"], entries.targets[:EXAMPLES]
+    for question, machine in (
+        (Question(ridge=RIDGE), KernelMachine("precomputed", ridge=RIDGE)),
+        (Question(ridge=RIDGE, times=(20.0,)), KernelMachine("precomputed", ridge=RIDGE, time=20.0)),
+        (
+            Question(ridge=RIDGE, steps=200, step_size=0.1),
+            KernelMachine("precomputed", ridge=RIDGE, steps=200, step_size=0.1),
+        ),
+    ):
+        expected = next(each for (name, _), each in answered(entries, question).items() if name == "ntk")
+        found = machine.fit(kernel[:EXAMPLES], targets).predict(kernel)
+        torch.testing.assert_close(found, everywhere(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_the_best_ridge_is_one_that_leaves_little_out(entries: Entries) -> None:

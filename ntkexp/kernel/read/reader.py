@@ -203,12 +203,17 @@ TIMES = 3  # that rows are there while they are multiplied out, turned and added
 
 def fits(some: Jacobian, probe: int, train: int) -> bool:
     """Whether n examples like the given ones have small Jacobians, products included."""
+    return kernel_bytes(some, probe, train) <= FITS
+
+
+def kernel_bytes(some: Jacobian, probe: int, train: int) -> float:
+    """The bytes that a kernel of examples like the given ones holds at once, Jacobians and products included."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = kept_factors(some, probe, train)
     rows = length * (probe + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
     held = some.nbytes / some.examples * (probe + train)
-    return held + (TIMES * rows + made) * bytes_each <= FITS
+    return held + (TIMES * rows + made) * bytes_each
 
 
 def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Sizes], int]:

@@ -1,23 +1,29 @@
-"""Run by an interpreter that has dattri: its scores of training examples, each as what leaving one out changes.
+"""Scores of training examples by other programs, each as what leaving one out changes: `tests.bench.peers` asks them.
 
-    TracIn, every step      TracInAttributor, a checkpoint before every step, weighted by its step size
-    influence function      IFAttributorCG on the Hessian of the mean loss, with the damping that is given
-    TRAK                    TRAKAttributor of the margin m
+`python -m tests.bench.scorers PROGRAM` is run by an interpreter that has the program:
 
-Its 1 − p is how the loss falls with the margin, −∂ℓ/∂m, whatever the loss is; tests/bench/attribution_asked.py has it.
+    dattri    TracIn, every step      TracInAttributor, a checkpoint before every step, weighted by its step size
+              influence function      IFAttributorCG on the Hessian of the mean loss, with the damping that is given
+              TRAK                    TRAKAttributor of the margin m
+    traker    TRAK                    TRAKer of the margin m; it keeps its numbers in float32
+
+Their 1 − p is how the loss falls with the margin, −∂ℓ/∂m, whatever the loss is; tests/bench/attribution_asked.py has
+both.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
-
-from tests.bench.answering import answer
 
 Loaders: TypeAlias = tuple[DataLoader[Any], DataLoader[Any]]
 ITERATIONS = (
@@ -27,8 +33,21 @@ ITERATIONS = (
 AT_ONCE = 4  # points of an influence function: all 12 of a CNN take 2.6 GB, and say the same
 
 
-def told(case: Mapping[str, Any]) -> Tensor:
+def answer(score: Callable[[Mapping[str, Any]], Tensor]) -> None:
+    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
+    for line in sys.stdin:
+        asked, place = line.rstrip("\n").split("\t")
+        case = torch.load(asked, weights_only=False)
+        torch.set_num_threads(case["threads"])
+        start = time.process_time()
+        found = score(case)
+        torch.save((found, time.process_time() - start), place)
+        print("answered", flush=True)
+
+
+def dattri(case: Mapping[str, Any]) -> Tensor:
     """The score that is asked for, [point, train]."""
+    torch.set_default_dtype(torch.float64)  # of what it makes itself
     ways = {"TracIn": tracin, "infl.": influence, "TRAK": trak}
     return ways[case["score"]](case, loaders_of(case)).T.detach().clone()
 
@@ -121,6 +140,58 @@ def margin(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Ten
     return found
 
 
+def traker(case: Mapping[str, Any]) -> Tensor:
+    """Scores that average over several trainings; the library keeps its numbers in float32."""
+    from trak import TRAKer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+
+    network, ends, train = case["network"], case["ends"], (case["inputs"], case["targets"])
+    read = (case["read"], case["asked"].targets(case["read_targets"]))
+    with tempfile.TemporaryDirectory() as place:
+        scorer = TRAKer(
+            model=network,
+            task=margin_task(case["asked"]),
+            train_set_size=len(train[0]),
+            save_dir=place,
+            device="cpu",
+            proj_dim=case["dimension"],
+            use_half_precision=False,
+            logging_level=logging.ERROR,
+        )
+        for number, end in enumerate(ends):
+            scorer.load_checkpoint(end, model_id=number)
+            scorer.featurize(batch=train, num_samples=len(train[0]))
+        scorer.finalize_features()
+        for number, end in enumerate(ends):
+            scorer.start_scoring_checkpoint("read", end, model_id=number, num_targets=len(read[0]))
+            scorer.score(batch=read, num_samples=len(read[0]))
+        told: Tensor = torch.as_tensor(scorer.finalize_scores("read")).double()
+        changed: Tensor = -case["asked"].margin_raises * told.T.clone()  # what it does, so leaving it out the opposite
+        return changed
+
+
+def margin_task(asked: Any) -> Any:
+    """The margin, and what the loss pulls on it."""
+    from trak.modelout_functions import (  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
+        AbstractModelOutput,
+    )
+
+    class Margin(AbstractModelOutput):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            pass
+
+        @staticmethod
+        def get_output(network: nn.Module, weights: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
+            found: Tensor = asked.margin(functional_call(network, (weights, buffers), (x[None],)), y[None]).sum()
+            return found
+
+        @staticmethod
+        def get_out_to_loss_grad(network: nn.Module, weights: Any, buffers: Any, batch: Any) -> Tensor:
+            found = functional_call(network, (weights, buffers), (batch[0],))
+            pulled: Tensor = asked.pull(found, batch[1])[:, None]
+            return pulled
+
+    return Margin()
+
+
 if __name__ == "__main__":
-    torch.set_default_dtype(torch.float64)  # of what it makes itself
-    answer(told)
+    answer({"dattri": dattri, "traker": traker}[sys.argv[1]])

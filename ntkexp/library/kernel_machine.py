@@ -1,0 +1,294 @@
+"""A kernel machine: training with a fixed kernel under squared loss, in closed form, as fit and predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.closed_form import (
+    AbstractGain,
+    DescentGain,
+    Ensemble,
+    FlowGain,
+    Kernels,
+    Modes,
+    Posterior,
+    modes_of,
+    refuse_negative,
+)
+from ntkexp.library.tangent_object import Examples, TangentKernel
+from ntkexp.loss import Squared
+from ntkexp.mistake import Mistake
+
+Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
+"""(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C], blocks of outputs."""
+
+PRECOMPUTED = "precomputed"
+COPIES = 6  # of a matrix, that are held while its modes are found
+ASYMMETRY = 1e-4  # of the largest entry, by which a kernel in single precision may differ from its transpose
+
+Form = Literal["matrix", "diagonal", "blocks"]
+
+
+@dataclass(frozen=True)
+class LearnedMachine:
+    """What was learned: a = g(K + ridge) (y − f_0), and the modes of K, for each matrix that the kernel has."""
+
+    x: Any
+    form: Form
+    modes: Sequence[Modes]
+    coefficients: Sequence[Float[Tensor, "entry column"]]
+    targets: Float[Tensor, "train out"]
+    labels: Any  # the classes, if there are some
+    is_vector: bool  # whether targets had one axis
+    is_tensor: bool
+
+
+class KernelMachine:
+    """f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ, what training with the fixed kernel K under squared loss leads to:
+
+        a = g(K(X, X) + ridge) (y − f_0(X)),    g(λ) = 1/λ                    after endless training,
+                                                g(λ) = (1 − e^{−tλ/n})/λ      for a time t of gradient flow,
+                                                g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    for k steps of size η,
+
+    where the loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
+
+    `kernel` is a `TangentKernel`, or any function of (x1, x2) that gives [n1, n2], [n1, n2, C] or [n1, C, n2, C]; or
+    "precomputed": then `fit` and `predict` take matrices of these shapes in place of examples. Of a `TangentKernel` of
+    traces, each of the C columns of y gets its share, 1/C. `time` is t; or `steps` is k and `step_size` η. `start` is
+    f_0, a function of x, and zero if not given.
+
+    With `classes=True`, y holds labels. They become targets as under `loss=squared`, and `predict` gives labels;
+    `decision_function` gives the outputs. Everything is solved in double precision. Given y as a tensor, results are
+    tensors, otherwise arrays.
+
+    >>> plain = KernelMachine(lambda x1, x2: x1 @ x2.T, ridge=1.0)
+    >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([6.0, 12.0])
+    >>> [round(float(each), 9) for each in plain.fit(x, y).predict(torch.tensor([[3.0]]))]
+    [15.0]
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel | Literal["precomputed"],
+        *,
+        ridge: float = 0.0,
+        time: float = math.inf,
+        steps: int | None = None,
+        step_size: float | None = None,
+        start: Callable[[Any], Any] | None = None,
+        classes: bool = False,
+        memory_gb: float = 4.0,
+    ) -> None:
+        if not callable(kernel) and kernel != PRECOMPUTED:
+            raise Mistake(f"kernel={kernel!r:.40}: give a function of (x1, x2), or 'precomputed'")
+        if kernel == PRECOMPUTED and start is not None:
+            raise Mistake("start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y")
+        if (steps is None) != (step_size is None) or (steps is not None and time != math.inf):
+            raise Mistake("give time=, of gradient flow, or steps= with step_size=, of gradient descent")
+        if steps is not None and not (isinstance(steps, int) and steps >= 0 and step_size and step_size > 0):
+            raise Mistake(f"steps={steps!r}, step_size={step_size!r}: give a whole number ≥ 0 and a number > 0")
+        refuse_negative(ridge)
+        FlowGain(time)  # refuses what is no time
+        self.kernel, self.ridge, self.time, self.steps, self.step_size = kernel, ridge, time, steps, step_size
+        self.start, self.classes, self.memory_gb = start, classes, memory_gb
+        self.fitted: LearnedMachine | None = None
+
+    def fit(self, x: Examples, y: Any) -> KernelMachine:
+        """Train on examples with targets [n] or [n, C], or labels [n]."""
+        labels, targets = self.encoded(y)
+        count, width = targets.shape
+        form, matrices = self.matrices(x, None, width)
+        entries = count * width if form == "blocks" else count
+        if any(matrix.shape != (entries, entries) for matrix in matrices):
+            shape = list(matrices[0].shape)
+            raise Mistake(f"the kernel among the examples has shape {shape}, and y has {count} rows; give one for each")
+        needed = COPIES * sum(8.0 * matrix.numel() for matrix in matrices) / 1e9
+        if needed > self.memory_gb:
+            raise Mistake(
+                f"memory_gb={self.memory_gb:g}: the modes of {entries} equations need {needed:.2g} GB; raise it"
+            )
+        residual = targets - self.outputs_at_start(x, count, width)
+        gain = self.gain(count)
+        modes = [modes_of(symmetric(matrix)) for matrix in matrices]
+        coefficients = [
+            each.at(gain, self.ridge)(right) for each, right in zip(modes, split(residual, form), strict=True)
+        ]
+        if not all(each.isfinite().all() for each in coefficients):
+            raise Mistake("training with this kernel diverges: its coefficients are not finite; take smaller steps")
+        is_vector = self.classes or np.ndim(y) == 1
+        self.fitted = LearnedMachine(x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor))
+        return self
+
+    def predict(self, x: Examples) -> Any:
+        """The outputs f̂(x) in the shape of the targets; of labels, the label of the largest output."""
+        if not self.classes:
+            return self.decision_function(x)
+        known, outputs = self.outputs(x)
+        place = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        labels = known.labels[place.numpy()]
+        return torch.as_tensor(labels) if known.is_tensor else labels
+
+    def decision_function(self, x: Examples) -> Any:
+        """The outputs f̂(x): [n, C], or [n] where targets had one axis, or two classes."""
+        known, outputs = self.outputs(x)
+        outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
+        return outputs if known.is_tensor else outputs.numpy()
+
+    def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
+        """The standard deviation of each output at x, [n], where the kernel is one matrix for all outputs.
+
+        Without `nngp`, of the Gaussian process with this kernel, given targets with noise of variance `ridge`; with the
+        kernel of the outputs before training, of networks that start at random and train all layers:
+
+            σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
+        """
+        known = self.known()
+        if known.form != "matrix" or self.kernel == PRECOMPUTED:
+            raise Mistake("a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP")
+        (modes,), gain = known.modes, self.gain(len(known.targets))
+        learned, width = modes.at(gain, self.ridge), known.targets.shape[1]
+        _, (cross,) = self.matrices(x, known.x, width)
+        prior = self.kernel if nngp is None else nngp
+        own = self.read(prior, x, None, width)[1][0].diagonal()
+        if nngp is None:
+            variance = Posterior(cross, learned, modes.at(gain.doubled, self.ridge)).variance(own)
+        else:
+            start = Kernels(self.read(nngp, known.x, None, width)[1][0], self.read(nngp, x, known.x, width)[1][0])
+            variance = Ensemble(cross, start, learned).variance(own)
+        found = variance.clamp(min=0).sqrt()
+        return found if known.is_tensor else found.numpy()
+
+    # --- What is asked of the kernel, and of the start.
+
+    def gain(self, examples: int) -> AbstractGain:
+        """g, of a loss that is the mean over the examples."""
+        if self.steps is not None and self.step_size is not None:
+            return DescentGain(self.step_size / examples, self.steps)
+        return FlowGain(self.time / examples)
+
+    def known(self) -> LearnedMachine:
+        if self.fitted is None:
+            raise Mistake("the kernel machine has learned nothing yet; call fit(x, y) first")
+        return self.fitted
+
+    def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
+        """f_0(x) + K(x, X) a."""
+        known = self.known()
+        width = known.targets.shape[1]
+        form, matrices = self.matrices(x, known.x, width)
+        entries = len(known.coefficients[0])
+        if form != known.form or any(matrix.shape[1] != entries for matrix in matrices):
+            raise Mistake(
+                f"the kernel between new and training examples has {matrices[0].shape[1]} columns as {form}, and the "
+                f"one among these had {entries} as {known.form}; give K(x, X) with a column for each training example"
+            )
+        parts = [matrix @ each for matrix, each in zip(matrices, known.coefficients, strict=True)]
+        found = torch.cat(parts, 1).reshape(-1, width)
+        return known, found + self.outputs_at_start(x, len(found), width)
+
+    def matrices(self, x: Any, others: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+        """The kernel between examples and others, or among them."""
+        if self.kernel == PRECOMPUTED:
+            return as_matrices(x, width)
+        assert callable(self.kernel)
+        return self.read(self.kernel, x, others, width)
+
+    def read(self, kernel: Any, x: Any, others: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+        found = kernel(x, x if others is None and not isinstance(kernel, TangentKernel) else others)
+        form, matrices = as_matrices(found, width)
+        if isinstance(kernel, TangentKernel) and kernel.outputs == "trace":
+            matrices = [matrix / width for matrix in matrices]  # a column gets its share
+        return form, matrices
+
+    def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:
+        """f_0."""
+        if self.start is None:
+            return torch.zeros(count, width, dtype=torch.float64)
+        with torch.no_grad():
+            found = torch.as_tensor(self.start(x)).detach().double().cpu()
+        if found.shape not in {(count, width), (count,) if width == 1 else (count, width)}:
+            raise Mistake(
+                f"start= gives outputs of shape {list(found.shape)} for {count} examples, and targets have {width} "
+                f"columns; give [{count}, {width}]"
+            )
+        return found.reshape(count, width)
+
+    def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
+        """The classes, if there are some, and the targets."""
+        values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if self.classes:
+            if values.ndim != 1 or values.dtype.kind not in "biuSUO":
+                raise Mistake(
+                    f"classes=True: y is {values.dtype} of shape {list(values.shape)}; give one label for each example"
+                )
+            labels, places = np.unique(values, return_inverse=True)
+            if len(labels) < 2:
+                raise Mistake("classes=True: y holds one class; give two at least")
+            return labels, Squared().encode(torch.as_tensor(places), len(labels))
+        if values.dtype.kind != "f":
+            raise Mistake(f"y holds {values.dtype}: give floating numbers, or classes=True if they are labels")
+        if values.ndim not in (1, 2) or not values.size:
+            raise Mistake(f"y has the shape {list(values.shape)}; give [example] or [example, output]")
+        if not np.isfinite(values).all():
+            raise Mistake("y has entries that are not finite")
+        return None, torch.as_tensor(values).double().reshape(len(values), -1)
+
+
+# --- A kernel as the matrices of independent systems of equations: one for all columns of the targets, one for each, or
+# one for all of them together, whose entries are an example with an output.
+
+
+def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    """The form of a kernel, and its matrices in double precision.
+
+    >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
+    >>> form, [list(matrix.shape) for matrix in matrices]
+    ('blocks', [[8, 6]])
+    """
+    if not isinstance(kernel, Tensor | np.ndarray):
+        raise Mistake(f"the kernel is a {type(kernel).__name__}; it takes a tensor or an array [n1, n2, …]")
+    values = torch.as_tensor(kernel).detach().cpu().double()
+    if not values.isfinite().all():
+        raise Mistake("the kernel has entries that are not finite")
+    match list(values.shape):
+        case [_, _]:
+            return "matrix", [values]
+        case [_, _, 1]:
+            return "matrix", [values[:, :, 0]]
+        case [_, 1, _, 1]:
+            return "matrix", [values[:, 0, :, 0]]
+        case [_, _, out] if out == width:
+            return "diagonal", list(values.unbind(2))
+        case [_, out, _, out_] if out == out_ == width:
+            return "blocks", [values.flatten(2).flatten(0, 1)]
+    raise Mistake(
+        f"the kernel has the shape {list(values.shape)}, and y has {width} columns; give [n1, n2], [n1, n2, {width}] "
+        f"or [n1, {width}, n2, {width}]"
+    )
+
+
+def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
+    """Values at examples, as the right sides of these systems."""
+    match form:
+        case "matrix":
+            return [values]
+        case "diagonal":
+            return [column[:, None] for column in values.T]
+        case "blocks":
+            return [values.reshape(-1, 1)]
+
+
+def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
+    """The matrix, if it is symmetric."""
+    off = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
+    if off > ASYMMETRY:
+        raise Mistake(f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form is known")
+    return matrix
