@@ -19,7 +19,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network, kernels
 from ntkexp.init import NTK
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
@@ -339,7 +339,7 @@ def ensemble(
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
     limit, everywhere = kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
-    whole = BlockPlace(everywhere, everywhere, same=True)
+    whole = BlockSlices(everywhere, everywhere, same=True)
     own = experiment.init.alpha**2 * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp  # α²𝒢(x, x′)
     prior = Kernels(limit.start[: given.train], limit.start)
     data = experiment.draw()

@@ -31,7 +31,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
 from ntkexp.records.folder import command, results_version
-from ntkexp.records.results import Took, took, write_timings
+from ntkexp.records.results import Seconds, total_seconds, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
@@ -130,7 +130,7 @@ class PlannedLook:
     trials: tuple[TrialJob, ...]
 
     @property
-    def took(self) -> Took:
+    def seconds(self) -> Seconds:
         runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
         return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
 
@@ -164,16 +164,16 @@ class PlannedClaim:
         return self.out / self.claim.folder
 
     @property
-    def parts_took(self) -> dict[str, Took]:
-        """What all of it took, and each look; runs of several looks are counted for each."""
+    def seconds(self) -> dict[str, Seconds]:
+        """Of all runs and trials, and of those of each look; a run of several looks counts for each."""
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
         whole = sum_timings([*runs, *(job.timings for job in self.trials)])
-        return {WHOLE: whole} | {name: look.took for name, look in self.looks.items()}
+        return {WHOLE: whole} | {name: look.seconds for name, look in self.looks.items()}
 
 
-def sum_timings(files: Sequence[Path]) -> Took:
-    """Add up what these files tell."""
-    return sum(map(took, files), start=Took(0.0, 0.0))
+def sum_timings(files: Sequence[Path]) -> Seconds:
+    """The total of several files of timings."""
+    return sum(map(total_seconds, files), start=Seconds(0.0, 0.0))
 
 
 def plan_claim(
@@ -289,7 +289,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
     draw(JudgedClaim(claim, written, tables))
-    write_timings(folder / TIMINGS, planned.parts_took)
+    write_timings(folder / TIMINGS, planned.seconds)
     write_claim(written)
     return written
 

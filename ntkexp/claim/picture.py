@@ -134,7 +134,7 @@ class JudgedRows(AbstractPicture):
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn_parts(judged)
+        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, pairs_of_parts(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
@@ -148,12 +148,12 @@ class JudgedRows(AbstractPicture):
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
-        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn_parts(judged))
+        there, shown = len(judged.claim.looks[MAIN].expectation), len(pairs_of_parts(judged))
         missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
         return f"blue is the claim's own look, orange the second{missing}."
 
 
-def drawn_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
+def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
     pairs = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     return sorted(pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]

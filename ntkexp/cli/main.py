@@ -78,11 +78,11 @@ def fill(program: typer.Typer, package: ModuleType) -> None:
         group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
         fill(group, inside)
         program.add_typer(group, name=name)
-    for name in sorted(module_names(package), key=place):
+    for name in sorted(module_names(package), key=help_order):
         program.command()(spread(getattr(import_module(f"{package.__name__}.{name}"), name)))
 
 
-def place(name: str) -> tuple[int, str]:
+def help_order(name: str) -> tuple[int, str]:
     """Where a command stands in the help.
 
     >>> sorted(["my_command", "runs", "train"], key=place)

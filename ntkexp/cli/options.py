@@ -43,7 +43,7 @@ MOST_THREADS = 1024
 # --- Shell completion. Errors cannot be shown there, so a mistake offers nothing.
 
 
-def known_choices(context: typer.Context) -> Choices:
+def choices_of(context: typer.Context) -> Choices:
     from ntkexp.config.choices import Choices, folders
 
     given = context.params.get("config_dir")
@@ -55,7 +55,7 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
     from ntkexp.config.choices import complete
 
     try:
-        return complete(context.params.get("overrides") or [], incomplete, known_choices(context))
+        return complete(context.params.get("overrides") or [], incomplete, choices_of(context))
     except Mistake:
         return []
 
@@ -66,7 +66,7 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
     words = context.params.get("words") or []
     try:
-        choices = known_choices(context)
+        choices = choices_of(context)
         named = bool(words) and words[0] in choices.options("sweep")
         names = [] if words else [name for name in choices.options("sweep") if name.startswith(incomplete)]
         return [*names, *complete(words[named:], incomplete, choices)]
@@ -78,7 +78,7 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the names of claims, each once."""
     given = context.params.get("names") or []
     try:
-        names = known_choices(context).options("claim")
+        names = choices_of(context).options("claim")
     except Mistake:
         return []
     return [name for name in [*names, "list", "judge"] if name.startswith(incomplete) and name not in given]
@@ -243,7 +243,7 @@ def ensure_writable(folder: Path) -> Path:
     return folder
 
 
-def keep_events(folder: Path, wanted: bool) -> None:
+def write_events(folder: Path, wanted: bool) -> None:
     """Write the finished run as TensorBoard reads it, if somebody wants it."""
     if wanted:
         from ntkexp.report.events import ensure_events

@@ -250,7 +250,7 @@ def read(file: Path) -> dict[str, Any]:
     """A YAML file, which must be a mapping."""
     try:
         refuse_special(file, str(file), LARGEST)
-        tree = deepcopy(known(file.read_text(encoding="utf-8")))
+        tree = deepcopy(parse_cached(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -261,7 +261,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1000)
-def known(text: str) -> Any:
+def parse_cached(text: str) -> Any:
     """What a text says, parsed once: a list of all choices reads the same few files again and again."""
     return parsed(text)
 

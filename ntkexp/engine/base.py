@@ -137,7 +137,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
                 yield Began(task.name)
                 running += 1
                 future: Future[Ended] = executor.submit(work, task)
-                future.add_done_callback(partial(put_end, events, task.name))
+                future.add_done_callback(partial(report_end, events, task.name))
             if not running:
                 return
             event = events.get()
@@ -147,7 +147,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
         executor.shutdown(cancel_futures=True)
 
 
-def put_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
+def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
     """Put the end of a task behind whatever was heard of it."""
     if future.cancelled():
         events.put(Ended(name, "stopped"))

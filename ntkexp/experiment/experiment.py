@@ -70,7 +70,7 @@ class Experiment(Component):
     @property
     def room_gb(self) -> float:
         """What it may use: as much as it says, else by its device."""
-        return self.memory_gb or room_of(self.device)
+        return self.memory_gb or memory_limit(self.device)
 
     @property
     def switches(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ USUAL = 4.0  # GB
 SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its allocator cannot use
 
 
-def room_of(device: str) -> float:
+def memory_limit(device: str) -> float:
     """GB on this device; of one that is not here, as much as on the processor."""
     if device == "cpu" or not torch.cuda.is_available():
         return USUAL

@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.taping import MemoryLimit
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
@@ -141,8 +141,8 @@ def kernels(
     points.
     """
     learned, others = slice(0, train), slice(train, len(inputs))
-    blocks = [BlockPlace(learned, learned, same=True)]
-    blocks += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
+    blocks = [BlockSlices(learned, learned, same=True)]
+    blocks += [BlockSlices(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
         compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for block in blocks

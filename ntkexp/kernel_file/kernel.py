@@ -29,7 +29,7 @@ from ntkexp.experiment.identity import digest, files_of
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel.read.plan import Outputs, wanted
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
 from ntkexp.loss import Squared
 from ntkexp.model.base import LearningTask, ScaledOutput
@@ -198,7 +198,7 @@ class InfiniteKernel(AbstractKernel):
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
         """Both kernels, scaled."""
-        block = BlockPlace(slice(0, len(left)), slice(0, len(right)), same)
+        block = BlockSlices(slice(0, len(left)), slice(0, len(right)), same)
         room = self.experiment.room_gb / self.threads
         kernels = compute(self.network, block, left, right, memory_gb=room, threads=1)
         scale = self.experiment.init.alpha**2

@@ -72,11 +72,11 @@ def by_tiles(
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)
 
-__all__ = ["BlockPlace", "KernelBlock", "blocks", "compute", "network", "places"]
+__all__ = ["BlockSlices", "KernelBlock", "blocks", "compute", "network", "block_slices"]
 
 
 @dataclass(frozen=True)
-class BlockPlace:
+class BlockSlices:
     """A block has this place; the rows and columns of a `same` block are the same examples."""
 
     rows: slice
@@ -88,18 +88,18 @@ class BlockPlace:
 class KernelBlock:
     """Both kernels are known at a place."""
 
-    place: BlockPlace
+    place: BlockSlices
     nngp: Float[Tensor, "row column"]
     ntk: Float[Tensor, "row column"]
 
     @property
     def mirrored(self) -> KernelBlock:
         """The block on the other side of the diagonal is this one, transposed."""
-        place = BlockPlace(self.place.columns, self.place.rows, self.place.same)
+        place = BlockSlices(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
 
-def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
+def block_slices(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockSlices]:
     """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the diagonal.
 
     >>> from ntkexp.layer.affine import Dense
@@ -111,7 +111,7 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
     least, most = SIDES
     size = side or min(most, max(least, isqrt(WORK // net.work)))
     return [
-        BlockPlace(row, column, columns is None and row == column)
+        BlockSlices(row, column, columns is None and row == column)
         for row in cuts(rows, size)
         for column in cuts(rows if columns is None else columns, size)
         if columns is not None or column.start >= row.start
@@ -120,7 +120,7 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
 
 def compute(
     net: Network,
-    place: BlockPlace,
+    place: BlockSlices,
     x1: Float[Tensor, "row *shape"],
     x2: Float[Tensor, "column *shape"] | None = None,
     *,
@@ -150,7 +150,7 @@ def blocks(
     """Compute all blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as
     usual.
     """
-    for place in places(net, len(x1), None if x2 is None else len(x2), side):
+    for place in block_slices(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
 
 

@@ -18,7 +18,7 @@ from ntkexp.closed_form import FlowGain, Kernels, condition, modes_of
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, apply_kernel, refuse_none, square
 from ntkexp.mistake import Mistake
 from ntkexp.naming import option_name
-from ntkexp.on_disk import places, summed
+from ntkexp.on_disk import row_blocks, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
 
@@ -318,7 +318,7 @@ class RandomIdentity(AbstractMachine):
 def identity(evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str) -> Prediction:
     """Divide 𝒮 by a kernel, multiply with it again, and add up: some rows at a time."""
     parts = evidence.path.contributions
-    around = ((parts[place], rows(place)[:, None]) for place in places(parts))
+    around = ((parts[place], rows(place)[:, None]) for place in row_blocks(parts))
     change = torch.cat([(part / divisor * divisor).sum(2) for part, divisor in around])
     outputs = evidence.after(change + evidence.path.decay)
     return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)

@@ -319,11 +319,11 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
     except Mistake:
         raise
     except (Exception, SystemExit) as error:
-        where = place(error, file) if file else ""
+        where = line_in_file(error, file) if file else ""
         raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
-def place(error: BaseException, file: Path) -> str:
+def line_in_file(error: BaseException, file: Path) -> str:
     """The last line of the file that took part in an error."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]

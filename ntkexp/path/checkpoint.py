@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ntkexp.on_disk import take
+from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
@@ -25,7 +25,7 @@ class Resumable:
         for name in self.checkpointed:
             own, kept = getattr(self, name), state[name]
             if isinstance(own, Tensor):
-                take(own, kept)
+                copy_rows(own, kept)
             elif isinstance(own, Resumable):
                 own.restore(kept)
             elif isinstance(own, Mapping):

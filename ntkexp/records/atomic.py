@@ -55,7 +55,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
     try:
         opening = partial.open("xb")  # none is written over, and no link is followed
     except FileNotFoundError:
-        raise no_place(partial.parent) from None
+        raise cannot_write(partial.parent) from None
     try:
         with opening as file:
             yield file
@@ -78,12 +78,12 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
-        raise no_place(folder) from None
+        raise cannot_write(folder) from None
     except RecursionError:  # it goes up by calls
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
 
 
-def no_place(folder: Path) -> PermissionError:
+def cannot_write(folder: Path) -> PermissionError:
     """Make the error of a place such as /proc, of which the system says that there is no such file, though one was to
     be made: who calls knows what to say of places where that is not allowed.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
 from ntkexp.records.folder import results_version
-from ntkexp.records.results import Took, read_timings
+from ntkexp.records.results import Seconds, read_timings
 
 # --- claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
 #
@@ -70,7 +70,7 @@ class ClaimRecord:
 
     def minutes_of(self, part: str) -> float:
         """The same for the runs of a look."""
-        return read_timings(self.path / TIMINGS).get(part, Took(math.nan)).processor / 60
+        return read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor / 60
 
     @property
     def main(self) -> Judgement:

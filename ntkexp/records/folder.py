@@ -186,14 +186,14 @@ class RunFolder:
     @property
     def whole(self) -> bool:
         """Whether the run is finished and whole, every byte looked at."""
-        return self.look() is None
+        return self.find_defect() is None
 
     @property
     def defect(self) -> str | None:
         """The run is not finished and whole for this reason, in words that follow the folder's name."""
-        return self.look(SMALL)
+        return self.find_defect(SMALL)
 
-    def look(self, largest: float = inf, *, surplus: bool = True) -> str | None:
+    def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
         """Find the defect that is seen when files up to this size are read; `surplus` ones in stores take a walk."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
@@ -375,6 +375,6 @@ class RunFolder:
                 entry.unlink()
 
 
-def looks_like_a_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Whether this is a run folder, in whatever state."""
     return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))

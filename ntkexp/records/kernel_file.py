@@ -48,7 +48,7 @@ from ntkexp.records.kernels import (
     get_array,
     open_store,
     preallocate,
-    put_array,
+    write_array,
 )
 from ntkexp.text import several
 
@@ -173,7 +173,7 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     done = np.dtype(MARK).type(0)
     preallocate(store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done)
     for name, array in arrays.items():
-        put_array(store, name, array, ("probe", "out")[: array.ndim], {})
+        write_array(store, name, array, ("probe", "out")[: array.ndim], {})
     seal_attributes(partial)
     shutil.rmtree(path, ignore_errors=True)
     partial.replace(path)

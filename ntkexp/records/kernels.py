@@ -62,7 +62,7 @@ class ManyRows(Protocol):
         """Look at some rows."""
 
 
-def put_array(
+def write_array(
     store: zarr.Group,
     name: str,
     array: ManyRows,
@@ -88,7 +88,7 @@ def put_array(
         stored[rows] = array[rows]
 
 
-def put_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
+def write_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
     """Put arrays of one shape as one array of numbers in double precision, in chunks of rows of each."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
@@ -174,20 +174,20 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int,
 def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
     """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
     store, values = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
-    name = kept_name(path)
+    name = tangent_array_name(path)
     get_array(store, name)[index] = values[:, 0, :, 0] if name == TRACE else values
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
     get_array(store, "step")[index] = step
 
 
-def kept_name(path: Path) -> str:
+def tangent_array_name(path: Path) -> str:
     """What a store keeps of its tangent kernels."""
     return TRACE if (path / TRACE).exists() else TANGENT
 
 
-def snapshot_places(path: Path, index: int) -> list[str]:
+def snapshot_chunks(path: Path, index: int) -> list[str]:
     """The file, and the folders of files, that hold one snapshot of a run folder."""
-    return [f"{KERNELS}/{name}/c/{index}" for name in (kept_name(path / KERNELS), "output_gradient", "step")]
+    return [f"{KERNELS}/{name}/c/{index}" for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")]
 
 
 def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]) -> None:
@@ -207,7 +207,7 @@ def finish_kernels(path: Path) -> int:
     """Give up the room for snapshots that were not reached; how many there are."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
-    for name in (kept_name(path), "output_gradient", "step"):
+    for name in (tangent_array_name(path), "output_gradient", "step"):
         array = get_array(store, name)
         array.resize((written, *array.shape[1:]))
     drop_partial(path)
@@ -221,7 +221,7 @@ def read_steps(path: Path) -> NDArray[np.int64]:
 
 def read_snapshot(path: Path, index: int) -> Kernel:
     """Read the tangent kernel of one snapshot; its trace is one between all outputs taken as one."""
-    name = kept_name(path)
+    name = tangent_array_name(path)
     kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return kernel[:, None, :, None] if name == TRACE else kernel
 
@@ -237,7 +237,7 @@ def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]
     """Write each machine's outputs [probe, out], in the order given."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
-    put_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
+    write_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -200,17 +200,17 @@ MACHINE = "machine."
 
 
 @dataclass(frozen=True)
-class Took:
+class Seconds:
     """Wall and CPU seconds of one part; CPU seconds are NaN where they were not counted."""
 
     wall: float
     processor: float = math.nan
 
-    def __add__(self, other: Took) -> Took:
-        return Took(self.wall + other.wall, self.processor + other.processor)
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.wall + other.wall, self.processor + other.processor)
 
 
-def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
+def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
     """Write the whole table, or nothing."""
     lines = ["what,seconds,processor\n"]
     for what, seconds in parts.items():
@@ -220,22 +220,22 @@ def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def read_timings(path: Path) -> dict[str, Took]:
+def read_timings(path: Path) -> dict[str, Seconds]:
     """Read what each part took; nothing where the clock was not kept."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {row["what"]: Took(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
+    return {row["what"]: Seconds(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
 
 
-def took(path: Path) -> Took:
+def total_seconds(path: Path) -> Seconds:
     """Add up what all parts took; machines of the ladder are in them already."""
-    parts = [took for what, took in read_timings(path).items() if not what.startswith(MACHINE)]
-    return sum(parts, start=Took(0.0, 0.0)) if parts else Took(math.nan)
+    parts = [total_seconds for what, total_seconds in read_timings(path).items() if not what.startswith(MACHINE)]
+    return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 
 
-def of_machines(parts: Mapping[str, Took]) -> dict[str, float]:
+def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
     """Take the seconds of the ladder, by machine.
 
     >>> of_machines({"run": Took(2.0), "machine.left": Took(0.5)})

@@ -108,7 +108,7 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
     count = len(run.data["train_index"])
     chosen: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
-        chosen |= set(find_places(run, word, count, influence))
+        chosen |= set(find_points(run, word, count, influence))
     if not chosen:
         raise WrongArgument(f"without={text}: it names no training example; {FORMS}", "without")
     if len(chosen) == count:
@@ -116,7 +116,7 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
     return sorted(chosen)
 
 
-def find_places(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
+def find_points(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
     """The places of one word."""
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:

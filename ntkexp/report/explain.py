@@ -15,7 +15,7 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, LeaveOut, explained_rule, read_leave_out
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
-from ntkexp.report.leave_out import Agreement, held_against
+from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.run import Run, blocks
 from ntkexp.report.tables import Column, Table, format_text, json_rows, signed
 from ntkexp.text import MISSING, percent, short
@@ -71,7 +71,7 @@ def known_effects(run: Run) -> KnownEffects | None:
         return KnownEffects(predicted, run.outs, None, None, is_actual)
     check = read_leave_out(run.sealed(STORE))
     growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
-    return KnownEffects(predicted, run.outs, check, held_against(check, growth), is_actual)
+    return KnownEffects(predicted, run.outs, check, agreement_of(check, growth), is_actual)
 
 
 def influence(parts: Array) -> Array:
@@ -177,7 +177,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
     moved most.
     """
-    points = place_of(run, split)
+    points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
     targets = run.data.get(f"{split}_targets")
     aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
@@ -202,7 +202,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
         )
-    column = largest_known(end[list(run.outs)], parts)
+    column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     decay, outside = (one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE))
@@ -248,7 +248,7 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
 
 def numbered(run: Run, split: str, number: int) -> int:
     """The index of a split's point among all points, if the split has that point."""
-    points = place_of(run, split)
+    points = slice_of_split(run, split)
     count = points.stop - points.start
     if not 0 <= number < count:
         raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
@@ -265,12 +265,12 @@ def where_read(parts: xr.DataArray) -> NDArray[np.bool_]:
     return np.concatenate([read_at(block) for block in blocks(parts)])
 
 
-def largest_known(outputs: Array, parts: Array) -> int:
+def largest_explained(outputs: Array, parts: Array) -> int:
     """Find the largest of the outputs that were read, whose contributions are known."""
     return int(np.where(read_at(parts), outputs, -np.inf).argmax())
 
 
-def place_of(run: Run, split: str) -> slice:
+def slice_of_split(run: Run, split: str) -> slice:
     """Find where a split lies among the points."""
     if split not in run.points:
         splits = f"{', '.join(run.points)}{nearest(split, run.points)}"

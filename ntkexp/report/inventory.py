@@ -20,7 +20,7 @@ from ntkexp.records.folder import (
     SMALL,
     RunFolder,
     State,
-    looks_like_a_run,
+    is_run_folder,
     refuse_other_version,
 )
 from ntkexp.report.tables import Table, tabulate
@@ -67,7 +67,7 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class ListedRun:
     """A run folder, its state, and what became of it in words."""
 
     path: Path
@@ -81,22 +81,24 @@ class FoundRun:
         return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
 
 
-def found_runs(folder: Path) -> list[FoundRun]:
+def list_runs(folder: Path) -> list[ListedRun]:
     """Every run folder in a folder, by name."""
     runs = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not looks_like_a_run(path):
+        if not is_run_folder(path):
             continue
         run = RunFolder(path)
-        defect = run.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
+        defect = run.find_defect(
+            SMALL, surplus=False
+        )  # of ten thousand runs; one that is read is looked at more closely
         state = run.state_by(defect)
         try:
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            runs.append(FoundRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
+            runs.append(ListedRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
         except Mistake as mistake:
-            runs.append(FoundRun(path, state, {}, str(mistake)))
+            runs.append(ListedRun(path, state, {}, str(mistake)))
     return runs
 
 
@@ -115,7 +117,7 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
         return defect or ""
 
 
-def filter_runs(runs: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
+def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
     """Keep the runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
     keys = {key for one in runs for key in one.facts} | {"state", "run"}
@@ -141,7 +143,7 @@ def matches(value: str | None, pattern: str) -> bool:
         return False
 
 
-def tabulate_runs(runs: Sequence[FoundRun]) -> Table:
+def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
     """Give the runs with their states, what sets them apart, and what became of them."""
     keys = differing([one.config for one in runs if one.config])  # one that cannot be read differs in none
     rows = [
@@ -150,9 +152,9 @@ def tabulate_runs(runs: Sequence[FoundRun]) -> Table:
     return tabulate(["run", "state", *keys, "outcome"], rows)
 
 
-def delete(run: FoundRun) -> None:
+def delete(run: ListedRun) -> None:
     """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
-    if not looks_like_a_run(run.path) or run.path.is_symlink():
+    if not is_run_folder(run.path) or run.path.is_symlink():
         raise Mistake(f"{run.path} is no run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:
         raise Mistake(f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")

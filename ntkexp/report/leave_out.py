@@ -58,11 +58,11 @@ class Agreement:
         return f"{sentence}, so what would change is not predictable here; {REMEDY}"
 
 
-def told_of_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
+def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
     """Say of effects that they came of trainings, what makes one doubt these, and whether effects add up."""
     notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
-        notes.append(f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}")
+        notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
     return notes
 
 
@@ -77,7 +77,7 @@ def off(size: float) -> str:
     return f"{percent(abs(size - 1))} too {'small' if size < 1 else 'large'}"
 
 
-def held_against(retrained: LeaveOut, growth: float) -> Agreement:
+def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
     known = ~np.isnan(retrained.predicted)
     predicted, actual = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import looks_like_a_run
+from ntkexp.records.folder import is_run_folder
 from ntkexp.records.sweep import Sweep, read_sweep
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
@@ -106,7 +106,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
     none.
     """
-    paths = [run for name in named for run in places_of(name, outputs)] or list(inside(outputs))
+    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(inside(outputs))
     left_out: list[str] = []
     sweeps: list[Sweep] = []
     for path in dict.fromkeys(paths):
@@ -134,13 +134,13 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     return Material(tuple(runs.values()), analyses, tuple(left_out))
 
 
-def places_of(name: str, outputs: Path) -> list[Path]:
+def paths_of_name(name: str, outputs: Path) -> list[Path]:
     """The run folders and records of sweeps that a name stands for."""
     path = Path(name).expanduser()
     for usual in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and usual.exists():
             return [usual]
-    return [path] if looks_like_a_run(path) else list(inside(path)) or [path]
+    return [path] if is_run_folder(path) else list(inside(path)) or [path]
 
 
 def inside(folder: Path) -> Iterator[Path]:
@@ -148,7 +148,7 @@ def inside(folder: Path) -> Iterator[Path]:
     yield from sorted((folder / "sweeps").glob("*.json"))
     for parent in (folder / "runs", folder):
         if parent.is_dir():
-            yield from sorted(path for path in parent.iterdir() if looks_like_a_run(path))
+            yield from sorted(path for path in parent.iterdir() if is_run_folder(path))
 
 
 def what_was_run(material: Material) -> str:

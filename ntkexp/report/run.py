@@ -45,7 +45,7 @@ from ntkexp.records.contributions import (
     explained_rule,
 )
 from ntkexp.records.data import read_data
-from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run, refuse_other_version
+from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
 from ntkexp.report.inventory import differing, flat
@@ -192,7 +192,7 @@ def load_run(folder: Path | str) -> Run:
 def load_tables(folder: Path | str) -> Run:
     """Load a finished run; its kernels are opened when they are first used."""
     path = Path(folder)
-    if path.is_dir() and not looks_like_a_run(path):
+    if path.is_dir() and not is_run_folder(path):
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"

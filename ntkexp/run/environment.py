@@ -33,7 +33,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.casts import keep_full_precision
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import package_version, results_version
-from ntkexp.records.results import Took
+from ntkexp.records.results import Seconds
 
 LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
@@ -102,7 +102,7 @@ class Clock:
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds
-    parts: dict[str, Took] = field(default_factory=dict)
+    parts: dict[str, Seconds] = field(default_factory=dict)
     since: tuple[float, float] | None = None  # both clocks, when the part that is going on began
 
     @contextmanager
@@ -113,14 +113,14 @@ class Clock:
         self.parts[what], self.since = self.current, None
 
     @property
-    def current(self) -> Took:
+    def current(self) -> Seconds:
         """What the part that is going on has taken."""
         if self.since is None:
-            return Took(0.0, 0.0)
+            return Seconds(0.0, 0.0)
         wall, processor = self.since
-        return Took(self.wall() - wall, self.processor() - processor)
+        return Seconds(self.wall() - wall, self.processor() - processor)
 
     @property
-    def whole(self) -> Took:
+    def whole(self) -> Seconds:
         """What all parts have taken, with the one that is going on."""
-        return sum([*self.parts.values(), self.current], start=Took(0.0, 0.0))
+        return sum([*self.parts.values(), self.current], start=Seconds(0.0, 0.0))

@@ -36,7 +36,7 @@ from ntkexp.records.folder import (
     refuse_other_version,
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
-from ntkexp.records.results import MACHINE, RETRACED, Took, write_timings
+from ntkexp.records.results import MACHINE, RETRACED, Seconds, write_timings
 from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
@@ -82,10 +82,10 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
     folder, clock, pictures = request.folder, Clock(), set()
     if saved is not None:
-        clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
+        clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
         with painter() if request.pictures else nullcontext(draw_nothing) as paint:
-            setting, outcome = go_through(request, saved, clock)
+            setting, outcome = carry_through(request, saved, clock)
             with clock.times("draw"):
                 for name, content in paint(folder.path):
                     folder.write(f"plots/{name}", content)
@@ -97,7 +97,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
         request.progress.stop()
 
     # the timings, and the word that the run is finished
-    machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
+    machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
@@ -117,7 +117,7 @@ def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
     yield from ()
 
 
-def go_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
+def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
     """Prepare, run and write."""
     experiment, folder = request.experiment, request.folder
     with clock.times("prepare"):
@@ -259,7 +259,7 @@ def state_left(request: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
     folder, progress = request.folder, request.progress
     if (folder.path / DONE).is_file():
-        progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
+        progress.warn(f"{folder.path} {folder.find_defect()}; the run begins anew")
         return None
     try:
         saved = load(folder, identity(request.experiment))

@@ -38,7 +38,7 @@ from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
     finish_kernels,
-    snapshot_places,
+    snapshot_chunks,
     write_path_kernel,
     write_predictions,
     write_snapshot,
@@ -47,7 +47,7 @@ from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
-from ntkexp.run.outcome import Outcome, PhasesFound
+from ntkexp.run.outcome import ChangesByPhase, Outcome
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
 from ntkexp.shapes import Weights
@@ -117,10 +117,10 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
-        torch.save(both_ends(setting.problem.weights, outcome.weights), file)
+        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
 
 
-def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
+def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
     went on from its last step would be told by its bytes.
     """
@@ -138,7 +138,7 @@ def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: boo
     )
 
 
-def phases_of(setting: Setting, phases: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
+def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool) -> ContributionsByPhase:
     """What happened in each phase at the points that were read."""
     problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
     for places in problem.phases.values():
@@ -212,7 +212,7 @@ class FolderListener(AbstractListener):
     ) -> None:
         read, gradient = array(kernel[self.setting.domain.read]), array(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
-        self.snapshots |= sealed(self.folder.path, snapshot_places(self.folder.path, self.taken))
+        self.snapshots |= sealed(self.folder.path, snapshot_chunks(self.folder.path, self.taken))
         self.taken += 1
 
     def on_step(self, state: RunState, loss: float) -> None:
@@ -221,12 +221,12 @@ class FolderListener(AbstractListener):
         self.checkpoint(state)
 
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.go_on("back", state, done, whole)
+        self.show_progress("back", state, done, whole)
 
     def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        self.go_on("effects", state, done, whole)
+        self.show_progress("effects", state, done, whole)
 
-    def go_on(self, way: str, state: RunState, done: int, whole: int) -> None:
+    def show_progress(self, way: str, state: RunState, done: int, whole: int) -> None:
         """Show how far a way over the steps that were taken has led."""
         if self.way != way:
             self.way = way
@@ -253,7 +253,7 @@ class FolderListener(AbstractListener):
     def trajectory(self, rows: int, size: int) -> Trajectory:
         kind, domain = self.setting.experiment.dtype, self.setting.domain
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
-        self.rows.take_room()
+        self.rows.allocate()
         if self.setting.experiment.integration.passes == 1:
             self.progress.say(f"the trajectory is kept, in {self.rows.room / 1e9:.2g} GB")
         else:

@@ -133,14 +133,14 @@ class SameSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhasesFound:
+class ChangesByPhase:
     """Every phase has the outputs at which the path was integrated; one that was not reached changed nothing."""
 
     shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
     change: Float[Tensor, "phase point out"]
 
 
-def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> PhasesFound | None:
+def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> ChangesByPhase | None:
     """What happened until the outputs are these, if the data come in phases."""
     count = len(state.setting.problem.data.phases)
     if not count:
@@ -149,7 +149,7 @@ def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> Phases
     end = {rule: Sums(sums.contributions, sums.decay) for rule, sums in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
-    return PhasesFound(
+    return ChangesByPhase(
         shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
         change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
     )
@@ -206,7 +206,7 @@ class Outcome:
     diverged: bool
     sentence: str
     effects: EffectsFound | None
-    phases: PhasesFound | None
+    phases: ChangesByPhase | None
     by_step: Mapping[str, StepTotals]  # by rule
 
 
@@ -230,7 +230,7 @@ def outcome_of(
         diverged=ending.diverged,
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
-        phases=phases_found(state, outputs),
+        phases=changes_by_phase(state, outputs),
         by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
     )
 

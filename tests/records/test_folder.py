@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import sealed
-from ntkexp.records.folder import RunFolder, looks_like_a_run
+from ntkexp.records.folder import RunFolder, is_run_folder
 from ntkexp.records.results import COLUMNS, MetricsWriter, Result, cell, read_results, write_results
 
 HOLD = """
@@ -206,9 +206,9 @@ def test_damaged_json_is_one_line(folder: RunFolder, text: str) -> None:
 
 
 def test_a_folder_looks_like_a_run_from_its_config_on(folder: RunFolder) -> None:
-    assert not looks_like_a_run(folder.path)
+    assert not is_run_folder(folder.path)
     finish(folder)
-    assert looks_like_a_run(folder.path)
+    assert is_run_folder(folder.path)
 
 
 # Laws of results.csv.

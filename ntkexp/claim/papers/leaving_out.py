@@ -133,7 +133,7 @@ class SilentListener(AbstractListener):
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.take_room()
+        made.allocate()
         return made
 
 
@@ -159,7 +159,7 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     records = (*optimizer.records, *optimizer.differentiated)
     room = steps + 1, row_length(start, records, pull)
     rows = Trajectory(folder / "trajectory.bin", *room, setting.experiment.dtype)
-    rows.take_room()
+    rows.allocate()
     recording, sizes, end = Recording(rows=rows, like=start, records=records, pull=pull), [], start
     for step in islice(descent.walk(start), steps):
         recording.write(step)

@@ -24,7 +24,7 @@ from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
 from ntkexp.init import NTK, AbstractInit
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import Squared
 from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
 from ntkexp.model.networks import MLP
@@ -83,7 +83,7 @@ class FirstOutputs(AbstractTrial):
         task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
         limit = self.model.limit(self.init, task)
-        process = compute(limit, BlockPlace(every, every, same=True), x, memory_gb=1.0).nngp
+        process = compute(limit, BlockSlices(every, every, same=True), x, memory_gb=1.0).nngp
 
         untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
         rows = list[Mapping[str, Level]]()
@@ -133,7 +133,7 @@ class FirstKernels(AbstractTrial):
         task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
-        limit = compute(network, BlockPlace(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
+        limit = compute(network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
@@ -315,7 +315,7 @@ class TrainingBesideKernels(AbstractTrial):
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
         task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
         network = self.model.limit(self.init, task)
-        block = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
+        block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
@@ -326,12 +326,12 @@ class TrainingBesideKernels(AbstractTrial):
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             networks = stacked(modules)
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
-            gaps = train_beside(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            gaps = regression_gaps(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
             rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
         return rows
 
 
-def train_beside(
+def regression_gaps(
     training: EnsembleTraining, networks: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
 ) -> dict[str, float]:
     """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""

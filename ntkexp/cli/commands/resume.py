@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ntkexp.cli.commands.train import advice_for, resume_command, show
-from ntkexp.cli.options import AsJson, Events, Quiet, Trust, interruptible, keep_events, options
+from ntkexp.cli.options import AsJson, Events, Quiet, Trust, interruptible, options, write_events
 from ntkexp.report.progress import listener
 
 
@@ -28,5 +28,5 @@ def resume(
 
     with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
         folder = go_on(run.expanduser(), listener(quiet), admitted, options(trust=trust))
-    keep_events(folder, tensorboard)
+    write_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)

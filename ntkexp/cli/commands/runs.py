@@ -12,7 +12,7 @@ from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, with_advice
 from ntkexp.mistake import Mistake
 
 if TYPE_CHECKING:
-    from ntkexp.report.inventory import FoundRun
+    from ntkexp.report.inventory import ListedRun
 
 
 def runs(
@@ -29,11 +29,11 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs with their states, and delete those no longer wanted."""
-    from ntkexp.report.inventory import filter_runs, found_runs, tabulate_runs
+    from ntkexp.report.inventory import filter_runs, list_runs, tabulate_runs
     from ntkexp.report.tables import format_text
 
     place = out.expanduser() / "runs"
-    found = filter_runs(found_runs(place), filters or [])
+    found = filter_runs(list_runs(place), filters or [])
     if as_json:
         from ntkexp.records.atomic import Json, to_text
 
@@ -49,7 +49,7 @@ def runs(
         delete(found, sure)
 
 
-def delete(runs: Sequence[FoundRun], sure: bool) -> None:
+def delete(runs: Sequence[ListedRun], sure: bool) -> None:
     """Remove these folders, once someone said yes."""
     from ntkexp.report.inventory import delete
 

@@ -21,10 +21,10 @@ from ntkexp.cli.options import (
     Workers,
     ensure_writable,
     interruptible,
-    keep_events,
     options,
     polite_kill,
     trusted,
+    write_events,
 )
 from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
@@ -78,7 +78,7 @@ def sweep(
                 found = statuses(plan, plan.event_log.failures(), ended)
                 write_down(plan, found, changed=True)
     for run in plan.distinct:
-        keep_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
+        write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
     # each failure with its reason and the command that repeats it
     for run in plan.distinct:
         if reason := found[run.name].reason:

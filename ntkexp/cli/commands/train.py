@@ -22,8 +22,8 @@ from ntkexp.cli.options import (
     RunsFolder,
     ensure_writable,
     interruptible,
-    keep_events,
     options,
+    write_events,
 )
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import listener
@@ -48,7 +48,7 @@ def train(
     with interruptible(advice_for(folder, advice)):
         repeat = options(out, common.trusted, common.config_dir)
         folder = execute(experiment, overrides or [], place, force, listener(common.quiet, AGAIN), repeat)
-    keep_events(folder, tensorboard)
+    write_events(folder, tensorboard)
     show(folder, quiet=common.quiet, as_json=common.as_json)
 
 

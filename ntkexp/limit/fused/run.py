@@ -19,7 +19,7 @@ from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, len
 from ntkexp.limit.fused.images import images
 from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures, field_count, tables
 from ntkexp.limit.fused.tile import walked
-from ntkexp.limit.network import COPIES, Kernels, Network, Side, both, cuts, finite, symmetric
+from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
 
 # --- Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours.
 
@@ -333,4 +333,4 @@ def rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: 
     pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
     met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
     start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
-    return both(base.push(program.rest, start, program.rest_shape))
+    return kernels_of(base.push(program.rest, start, program.rest_shape))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
 from ntkexp.report.examples import Example, example, output_name, phase_of
-from ntkexp.report.explain import largest_known, read_at, where_read
+from ntkexp.report.explain import largest_explained, read_at, where_read
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
 from ntkexp.report.plots.style import heading
@@ -81,7 +81,7 @@ def explain(run: Run, read: Read) -> list[Explained]:
     explanations = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
         of_all = read.parts.isel(probe=k).to_numpy()
-        column = largest_known(outputs[k, list(run.outs)], of_all)
+        column = largest_explained(outputs[k, list(run.outs)], of_all)
         chosen, here = run.outs[column], of_all[column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
