@@ -72,7 +72,7 @@ def by_tiles(
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)
 
-__all__ = ["BlockSlices", "KernelBlock", "blocks", "compute", "network", "block_slices"]
+__all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
 
 
 @dataclass(frozen=True)
