@@ -172,7 +172,6 @@ class PlannedClaim:
 
 
 def sum_timings(files: Sequence[Path]) -> Seconds:
-    """The total of several files of timings."""
     return sum(map(total_seconds, files), start=Seconds(0.0, 0.0))
 
 
@@ -226,7 +225,6 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    """Carry out the trials; one that fails is a mistake with its reason."""
     left = [job for job in planned.trials if job.rows is None]
     home, logs = str(Path.cwd()), str(planned.out / "sweeps")
     if not left:

@@ -440,7 +440,6 @@ class Slope(AbstractExpectation):
 
 
 def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
-    """Draw a faint line for each seed."""
     for _, seed in table.sort_values(along).groupby("seed"):
         axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
 

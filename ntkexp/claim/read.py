@@ -73,7 +73,6 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
 
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
-    """Make a claim of what its file holds."""
     for key in tree:
         if key not in KEYS:
             raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")

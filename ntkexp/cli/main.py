@@ -167,7 +167,6 @@ UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ i
 
 
 def main() -> None:
-    """Run the command of `sys.argv`."""
     settle()
     status = run(sys.argv[1:])
     gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was

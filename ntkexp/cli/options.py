@@ -51,7 +51,6 @@ def choices_of(context: typer.Context) -> Choices:
 
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer KEY=VALUE."""
     from ntkexp.config.choices import complete
 
     try:
@@ -75,7 +74,6 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer the names of claims, each once."""
     given = context.params.get("names") or []
     try:
         names = choices_of(context).options("claim")

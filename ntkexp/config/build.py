@@ -48,7 +48,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def component_class(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
-    """The class that a `_target_` names."""
     given = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
@@ -77,7 +76,6 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
 
 
 def import_named(name: str, given: str) -> ModuleType:
-    """Import a module of this package or of a trusted one."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -156,7 +154,6 @@ def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -
 
 
 def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
-    """Build the experiment that `Experiment.fields` describes."""
     return Builder(trusted).experiment(fields)
 
 

@@ -72,7 +72,6 @@ class Choices:
         return sorted({file.stem for file in files if file.is_file()})
 
     def file(self, group: str, option: str) -> Path:
-        """Find the file of an option."""
         if option not in self.options(group):
             options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))

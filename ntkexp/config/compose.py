@@ -85,7 +85,6 @@ def split(text: str) -> Override:
 
 
 def read_option(override: Override, choices: Choices) -> str:
-    """The option of a group that an override chooses."""
     group, options = override.key, choices.options(override.key)
     name = override.value.strip("'\"")
     if not name:
@@ -100,7 +99,6 @@ def read_option(override: Override, choices: Choices) -> str:
 
 
 def read_value(override: Override, field: FieldInfo) -> Any:
-    """The value that an override gives to a field."""
     if not override.value or override.value == "???":
         raise Mistake(f"{override.key} is given no value; write {override.key}=VALUE: it takes {takes(field)}")
     if is_text(field.annotation) and not MARKED.fullmatch(override.value):

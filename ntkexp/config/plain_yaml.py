@@ -231,7 +231,6 @@ def children(node: object) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
-    """Whatever holds nothing else."""
     parts = list(children(node))
     for key, value in parts:
         yield from leaves(value, (*place, key))
@@ -247,7 +246,6 @@ LARGEST = 1 << 24
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A YAML file, which must be a mapping."""
     try:
         refuse_special(file, str(file), LARGEST)
         tree = deepcopy(parse_cached(file.read_text(encoding="utf-8")))

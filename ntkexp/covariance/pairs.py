@@ -44,7 +44,6 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs are stored."""
         return prod(n * len(offsets) for n, offsets in zip(self.pixels, self.offsets, strict=True))
 
     def union(self, other: Pairs) -> Pairs:
@@ -53,7 +52,6 @@ class Pairs:
         return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
 
     def common(self, other: Pairs) -> Pairs:
-        """The pairs that are in both."""
         both = zip(self.offsets, other.offsets, strict=True)
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 
@@ -183,7 +181,6 @@ class Coarse:
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:
-        """Whether the operation leaves this number of pixels unchanged."""
         return self.members == tuple((p,) for p in range(pixels))
 
     @property
@@ -236,7 +233,6 @@ def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
 
 
 def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
-    """Whether no axis is changed."""
     return all(one.trivial(n) for one, n in zip(coarse, pairs.pixels, strict=True))
 
 

@@ -171,7 +171,6 @@ def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> A
 
 
 def encoded(text: str, encoding: str) -> bytes:
-    """A stand-in for the codec that bytes come in."""
     if encoding != "latin1":
         raise Forbidden(f"_codecs.encode to {encoding}")
     return text.encode("latin1")

@@ -152,7 +152,6 @@ def foreign(raw: bytes) -> str | None:
 
 
 def read_comma(path: Path) -> Grid:
-    """Read the table in a file."""
     reader = csv.reader(StringIO(text(path), newline=""), skipinitialspace=True, strict=True)
     numbers, lines, begins = [], [], 1
     try:

@@ -83,7 +83,6 @@ def digest(file: Path) -> str:
 
 @cache  # a thousand runs of a sweep share their data
 def contents(file: Path, state: tuple[int, int, int]) -> str:
-    """Find the sha256 of a file in this state."""
     content = sha256()
     with file.open("rb") as stream:
         left = state[1]

@@ -111,7 +111,6 @@ class AbstractKernel(ABC):
 
     @cached_property
     def inputs(self) -> Float[Tensor, "point *shape"]:
-        """The inputs of all points."""
         whole = torch.cat([split.inputs for split in splits_of(self.data).values()])
         return whole.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 
@@ -132,7 +131,6 @@ class AbstractKernel(ABC):
 
     @property
     def index(self) -> Int[Tensor, " point"]:
-        """Which example of the source each point is."""
         return torch.cat([split.index for split in splits_of(self.data).values()])
 
     @cached_property
@@ -150,7 +148,6 @@ class AbstractKernel(ABC):
 
     @property
     def identity(self) -> str:
-        """The digest of the description, 64 hexadecimal digits."""
         return sha256(json.dumps(self.description, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
@@ -222,7 +219,6 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def width(self) -> int:
-        """The number of the network's outputs."""
         return self.experiment.loss.targets(self.data.train.target, len(self.data.classes)).shape[1]
 
     @cached_property

@@ -87,12 +87,10 @@ class Entries:
 
     @property
     def train(self) -> int:
-        """The number of training examples."""
         return self.matrix.layout.tiling.train
 
     @property
     def count(self) -> int:
-        """The number of entries that they make."""
         return self.train * self.matrix.layout.outputs
 
     def blocks(self, points: slice) -> list[slice]:
@@ -108,7 +106,6 @@ class Entries:
         return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
-        """The kernel between training examples."""
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
@@ -327,14 +324,12 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
-    """Predict kernel by kernel, way by way."""
     for kernel in reversed(entries.matrix.layout.kernels):
         for found in solve(entries, kernel, question, tell):
             yield answer(entries, kernel, found)
 
 
 def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
-    """Predict and score at every split."""
     splits = entries.matrix.splits
     predicted = {split: predict_at(entries, kernel, solved, points) for split, points in splits.items()}
     if solved.left_out is not None:
@@ -401,7 +396,6 @@ class Study(Component):
 
 
 def study(name: str, choices: Choices) -> Study:
-    """Read the study of a file."""
     names = choices.options("study")
     if name not in names:
         raise Mistake(f"'{name}' is no study; choose from {', '.join(names)}{nearest(name, names)}")

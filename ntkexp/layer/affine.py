@@ -208,7 +208,6 @@ class Conv(AbstractAffine):
         return (self.features, *(-(-n // self.stride) for n in shape[1:]))
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
         window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")

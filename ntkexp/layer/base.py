@@ -276,7 +276,6 @@ class Concatenation(AbstractLayer):
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
 
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes that the branches give to an example."""
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
         if len({end[1:] for end in ends}) > 1:
             raise Mistake(f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}")

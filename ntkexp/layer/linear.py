@@ -91,7 +91,6 @@ class AbstractPool(AbstractLayer):
     window: Depth | tuple[Depth, ...] = 2
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
         return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

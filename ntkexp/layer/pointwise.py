@@ -123,7 +123,6 @@ class AbstractBent(AbstractPointwise):
 
     @property
     def constants(self) -> tuple[float, float]:
-        """k and h."""
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 

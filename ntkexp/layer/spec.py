@@ -90,12 +90,10 @@ def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
 
 
 def names_layer(node: Mapping[str, Any]) -> bool:
-    """Whether a mapping is meant to be a layer."""
     return "layer" in node and "_target_" not in node
 
 
 def layer(item: object, place: str) -> AbstractLayer:
-    """Parse one layer of a description."""
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
@@ -151,7 +149,6 @@ def at_width(layers: Layers, width: int) -> Layers:
 
 
 def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
-    """Multiply the features of a layer."""
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, Residual):

@@ -109,7 +109,6 @@ COPIES = 32  # tensors of a chunk's size that live at once: 19 to 29 on dense, p
 
 
 def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: float) -> Kernels:
-    """Compute both kernels of a block."""
     rows, columns = chunk(network, left, right, memory_gb)
     shape = (len(left.x), len(right.x))
     nngp, ntk = left.x.new_empty(shape), left.x.new_empty(shape)

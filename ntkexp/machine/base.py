@@ -117,7 +117,6 @@ class Evidence:
 
     @property
     def path(self) -> PathKernel:
-        """𝒦 and 𝒮 by that rule."""
         return self.paths[self.rule]
 
     @property
@@ -141,7 +140,6 @@ class Evidence:
 
     @property
     def learned(self) -> Float[Tensor, "train out"]:
-        """f_T − f_0 on the training examples."""
         return (self.end - self.start)[: self.train]
 
 

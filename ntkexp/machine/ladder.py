@@ -57,7 +57,6 @@ class Region:
 
 
 def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False) -> Rung:
-    """Try one machine."""
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
@@ -70,7 +69,6 @@ def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evid
 
 
 def results(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
-    """The table, machine by machine."""
     return [
         replace(row(split, rung, region, evidence, classifies), control=rung.control)
         for rung in rungs
@@ -79,7 +77,6 @@ def results(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence
 
 
 def row(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
-    """Compare one machine on one split."""
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))

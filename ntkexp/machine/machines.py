@@ -356,7 +356,6 @@ def for_each_output(kernel: Float[Tensor, "probe train"], evidence: Evidence) ->
 def gaussian(
     points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
 ) -> Float[Tensor, "probe train"]:
-    """The Gaussian kernel of width h."""
     return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 

@@ -281,7 +281,6 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
 
 
 def entries(value: object) -> Iterator[tuple[str, Any]]:
-    """The keys of a tree with their values."""
     waiting = [value]
     while waiting:
         node = waiting.pop()

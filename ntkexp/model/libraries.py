@@ -130,7 +130,6 @@ def file_and_function(path: str) -> tuple[str, str, str]:
 
 
 def function(module: object, name: str, given: str) -> Callable[..., object]:
-    """A function or class of a module by its name."""
     own = getattr(module, "__name__", "")
     functions = [
         key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own
@@ -174,7 +173,6 @@ class Timm(AbstractArchitecture):
         return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
 
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
-        """The model, in the sizes that its class knows."""
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())
             raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
@@ -295,7 +293,6 @@ class Huggingface(AbstractArchitecture):
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
-        """The configuration and the weights."""
         if self.path is None:
             return ()
         folder = self.path.expanduser()
@@ -309,7 +306,6 @@ class Huggingface(AbstractArchitecture):
         return adapted(make, task, generator.initial_seed(), self.given)
 
     def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        """The body of a model between the data and a readout."""
         with quiet(library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)

@@ -181,5 +181,4 @@ def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "exa
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw numbers from N(0, 1)."""
     return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -188,7 +188,6 @@ class Sealing:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """The mark of a file as `Seals` have it."""
         return self.position, self.hash.hexdigest()
 
 
@@ -199,7 +198,6 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
-    """Take in the first bytes of a file."""
     sealing, left = Sealing(of), size
     with open(path, "rb", buffering=0) as file:  # the blocks are large enough
         while left > 0 and (block := file.read(min(BLOCK, left))):
@@ -282,7 +280,6 @@ def to_text(value: Json) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
     return as_object(read_bytes(path), path)
 
 

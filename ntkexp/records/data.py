@@ -64,7 +64,6 @@ class Trajectory:
 
     @property
     def room(self) -> int:
-        """The bytes that the file takes on the disk."""
         return self.rows * self.row_bytes
 
     @property

@@ -180,7 +180,6 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the run is finished and whole."""
         return self.defect is None
 
     @property

@@ -72,16 +72,13 @@ class Tiling:
 
     @property
     def todo(self) -> list[tuple[int, int]]:
-        """The tiles that have to be computed."""
         rows, columns = self.shape
         return [(i, j) for i in range(rows) for j in range(min(i + 1, columns))]
 
     def rows(self, block: int) -> slice:
-        """The points of a block."""
         return slice(block * self.side, min((block + 1) * self.side, self.points))
 
     def columns(self, block: int) -> slice:
-        """The training examples of a block."""
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
@@ -263,7 +260,6 @@ class KernelMatrix:
         return np.where(mirrored, 0, marks)
 
     def marks(self, row: int) -> Path:
-        """The file of a row of marks."""
         return self.path / DONE / "c" / str(row) / "0"
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -163,12 +163,10 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | 
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """Write the whole table, or nothing."""
     write_atomically(path, csv_text(COLUMNS, map(astuple, results)))
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
-    """The table as it was written."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, restval=None, strict=True)
@@ -211,7 +209,6 @@ class Seconds:
 
 
 def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
-    """Write the whole table, or nothing."""
     lines = ["what,seconds,processor\n"]
     for what, seconds in parts.items():
         lines.append(

@@ -99,7 +99,6 @@ class SweepRun:
 
     @property
     def point(self) -> tuple[Level, ...]:
-        """The values of the axes make a point."""
         return tuple(self.axes.values())
 
     @property

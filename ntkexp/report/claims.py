@@ -50,12 +50,10 @@ def tabulate_claims(records: Sequence[ClaimRecord]) -> Table:
 
 
 def format_claims(records: Sequence[ClaimRecord]) -> str:
-    """Write a line for each claim, for a terminal."""
     return format_text(tabulate_claims(records).select(*ON_TERMINAL))
 
 
 def interval(judged: Judgement) -> str:
-    """Spell an interval."""
     return f"{short(judged.low)} to {short(judged.high)}"
 
 

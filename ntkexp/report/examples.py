@@ -117,7 +117,6 @@ def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> 
 
 
 def find_points(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
-    """The places of one word."""
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:
         classes = [str(each) for each in run.data["classes"]]
@@ -252,7 +251,6 @@ class Movement:
 
     @property
     def steps(self) -> int:
-        """The number of training steps."""
         return int(self.last_step[-1]) + 1
 
     @property

@@ -61,7 +61,6 @@ class KnownEffects:
 
 
 def known_effects(run: Run) -> KnownEffects | None:
-    """Read what a run knows of its effects."""
     predicted = effects(run)
     if predicted is None:
         return None
@@ -194,7 +193,6 @@ def worst(run: Run, split: str, count: int) -> list[int]:
 
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
-    """Explain one point."""
     k = numbered(run, split, number)
     end = outputs_of(run, "f_T")[k]
     parts = np.asarray(run.parts(rule).isel(probe=k).to_numpy(), dtype=float)
@@ -352,7 +350,6 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
-    """Write several points."""
     return "\n\n".join(format_explanation(explanation, top) for explanation in explanations) + "\n"
 
 

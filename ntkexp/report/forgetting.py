@@ -60,7 +60,6 @@ class Forgetting:
         return self.after - self.before
 
     def of_phase(self, phase: int) -> float:
-        """What the examples of a phase did."""
         return sum(done for done, its in zip(self.by, self.learned_in, strict=True) if its == phase)
 
     @property

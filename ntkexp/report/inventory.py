@@ -82,7 +82,6 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """Every run folder in a folder, by name."""
     runs = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not is_run_folder(path):

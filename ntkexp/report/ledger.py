@@ -48,7 +48,6 @@ class LedgerEntry:
 
     @property
     def as_json(self) -> dict[str, Json]:
-        """The entry as plain data."""
         return {
             "split": self.split,
             "point": self.number,

@@ -91,7 +91,6 @@ class Material:
 
     @cached_property
     def by_folder(self) -> dict[Path, Run]:
-        """The runs by where they lie."""
         return {run.path: run for run in self.runs}
 
     @property
@@ -144,7 +143,6 @@ def paths_of_name(name: str, outputs: Path) -> list[Path]:
 
 
 def inside(folder: Path) -> Iterator[Path]:
-    """The sweeps and the runs in a folder of outputs, or of runs."""
     yield from sorted((folder / "sweeps").glob("*.json"))
     for parent in (folder / "runs", folder):
         if parent.is_dir():

@@ -290,7 +290,6 @@ LAYER = "weights_moved."
 
 
 def quantities(run: Run) -> dict[str, float]:
-    """The numbers of a run, those that are finite."""
     if run.diverged:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]

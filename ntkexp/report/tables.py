@@ -105,7 +105,6 @@ def of_frame(frame: pd.DataFrame) -> Table:
 
 
 def format_text(table: Table) -> str:
-    """Align the columns for a terminal."""
     header = [column.name if column.heading is None else column.heading for column in table.columns]
     cells = [
         [

@@ -65,7 +65,6 @@ def all_threads() -> int:
 
 
 def check_device(name: str) -> None:
-    """A device that this machine has."""
     devices = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     if name not in devices and not (name == "cuda" and len(devices) > 1):
         raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(devices)} only")

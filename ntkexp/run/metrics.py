@@ -66,7 +66,6 @@ class KernelObserver:
 
     @cached_property
     def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
-        """K_0 among the training examples."""
         return self.setting.start.kernel[: self.setting.points.train]
 
     @cached_property
@@ -141,7 +140,6 @@ class KernelObserver:
 
 
 def pattern_at(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
-    """The activation pattern on the training examples."""
     return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
 
 
@@ -225,11 +223,9 @@ class Observer:
         }
 
     def phase(self, step: int) -> int:
-        """The number of the phase that a step is of, counted from 1."""
         return self.setting.descent.phases.index(self.setting.descent.phase(step)) + 1
 
     def loss(self, outputs: Float[Tensor, "point out"], step: int) -> float:
-        """The training objective of a step."""
         points = self.splits(step)[""]
         return self.objective(float(self.summed_loss(outputs, points)), points)
 
@@ -303,5 +299,4 @@ def squares(weights: Weights) -> dict[str, Float[Tensor, ""]]:
 
 
 def ratio(above: float, below: float) -> float | None:
-    """√(above/below)."""
     return (above / below) ** 0.5 if below else None

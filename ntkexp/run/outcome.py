@@ -285,7 +285,6 @@ def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
 
 
 def path_kernels(state: RunState) -> dict[str, PathKernel]:
-    """The integrals, named by their rules."""
     details, accumulator = state.setting.experiment.integration.details, state.accumulator
     found = {}
     for name, integrals in accumulator.integrals.items():
@@ -302,7 +301,6 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
 
 
 def training(state: RunState) -> Training:
-    """How training went."""
     setting, optimizer = state.setting, state.setting.experiment.optimizer
     time = state.time
     return Training(

@@ -244,7 +244,6 @@ class Setting:
 
     @property
     def points(self) -> Points:
-        """Where the network is read."""
         return self.descent.points
 
 

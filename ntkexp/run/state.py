@@ -99,7 +99,6 @@ class EffectsPass:
         return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
         self.saved = state
 
 
@@ -230,7 +229,6 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
         return len(self.step_sizes)
 
     @property
@@ -284,7 +282,6 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood, on the device of the run."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(lambda leaf: leaf.to(device), (state["weights"], state["memory"]))
         self.accumulator.restore(state["accumulator"])

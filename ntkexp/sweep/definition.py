@@ -82,7 +82,6 @@ def split_at_commas(text: str) -> Iterator[str]:
 
 
 def read_value(key: str, text: str) -> tuple[Value, ...]:
-    """Read a range, or a single value."""
     if not text:
         raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
     match = RANGE.fullmatch(text)
@@ -115,7 +114,6 @@ def read_plain(text: str) -> Value:
 
 
 def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
-    """Read a range as YAML describes it."""
     for name in given:
         if name not in KEYS:
             raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}")
@@ -182,7 +180,6 @@ class Definition:
 
     @property
     def command(self) -> str:
-        """The command that asks for it again."""
         return command("sweep", self.words, self.options)
 
     @property

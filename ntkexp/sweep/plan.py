@@ -45,7 +45,6 @@ class EventLog:
     sweep: str
 
     def write(self, run: str, event: str, reason: str = "") -> None:
-        """Append one event."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(fields | {SEAL: seal_of(fields)})
@@ -59,7 +58,6 @@ class EventLog:
             os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, str]]:
-        """Every event that can be read."""
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
         for line in filter(None, text.split("\n")):
             try:
@@ -168,7 +166,6 @@ def runs_to_do(plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: boo
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
-    """Describe the sweep as it is written down."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,

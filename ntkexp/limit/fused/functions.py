@@ -181,7 +181,6 @@ def filled(target: Array, start: int, count: int, value: Any) -> None:
 
 @compiled
 def total(tile: Array, margin: int, size: int) -> Any:
-    """The sum of a tile."""
     start, found = np.uintp(margin), tile.dtype.type(0)
     for j in range(np.uintp(size)):
         found += tile[j + start]

@@ -198,7 +198,6 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
 
 
 def row_of(fitted: Fitted) -> dict[str, Level]:
-    """A law as a line of the table of laws."""
     fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:

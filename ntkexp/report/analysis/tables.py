@@ -45,7 +45,6 @@ class Analysis:
 
     @property
     def fits(self) -> pd.DataFrame:
-        """The laws in a table."""
         return pd.DataFrame([row_of(law) for law in self.laws])
 
 
@@ -76,7 +75,6 @@ def draws(runs: Iterable[Run]) -> str:
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
-    """Write the tables as files."""
     tables = {"runs": analysis.runs, "points": analysis.points, "fits": analysis.fits}
     written = []
     for kind, table in tables.items():

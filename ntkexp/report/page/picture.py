@@ -206,7 +206,6 @@ def link(path: Path, folder: Path) -> str:
 
 
 def command_of(run: Run) -> str:
-    """Spell what makes the run again."""
     try:
         return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:

@@ -148,7 +148,6 @@ def ink(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Spell a contribution with its sign."""
     return "+" + short(value) if value >= 0 else minus(value)
 
 

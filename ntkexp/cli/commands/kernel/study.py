@@ -61,7 +61,6 @@ def study(
 
 
 def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool) -> None:
-    """Show one line for each kernel."""
     from ntkexp.records.atomic import to_text
 
     if as_json:
