@@ -235,7 +235,7 @@ def total_seconds(path: Path) -> Seconds:
 def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
     """Take the seconds of the ladder, by machine.
 
-    >>> of_machines({"run": Took(2.0), "machine.left": Took(0.5)})
+    >>> of_machines({"run": Seconds(2.0), "machine.left": Seconds(0.5)})
     {'left': 0.5}
     """
     return {what.removeprefix(MACHINE): seconds.wall for what, seconds in parts.items() if what.startswith(MACHINE)}

@@ -11,7 +11,7 @@ What each part of a piece of work takes: by the clock on the wall, and by the pr
 >>> with clock.times("run"):
 ...     pass  # three seconds of work, during a minute in which others were at work as well
 >>> clock.parts
-{'run': Took(wall=60.0, processor=3.0)}
+{'run': Seconds(wall=60.0, processor=3.0)}
 """
 
 from __future__ import annotations
