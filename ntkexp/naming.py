@@ -64,16 +64,6 @@ def module_names(package: ModuleType) -> list[str]:
     return sorted(module.name for module in iter_modules(package.__path__) if not module.ispkg)
 
 
-def subpackage_names(package: ModuleType) -> list[str]:
-    """The subpackages of a package, sorted.
-
-    >>> from ntkexp.report import plots
-    >>> subpackage_names(plots)
-    ['figures', 'together']
-    """
-    return sorted(module.name for module in iter_modules(package.__path__) if module.ispkg)
-
-
 @cache
 def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
     """The file of each class in these folders, from their text: nothing is imported."""

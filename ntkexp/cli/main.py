@@ -6,45 +6,29 @@ from __future__ import annotations
 
 import errno
 import gc
-import inspect
 import os
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from ntkexp.cli import commands
+from ntkexp.cli.claims import claims
+from ntkexp.cli.ensemble import ensemble
+from ntkexp.cli.explain import attribute, explain
+from ntkexp.cli.kernel_fill import limit, tangent
+from ntkexp.cli.kernel_predict import predict, study
 from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advice
+from ntkexp.cli.results import compare, report, runs
+from ntkexp.cli.sweep import sweep
+from ntkexp.cli.train import config, resume, train
 from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
-from ntkexp.naming import module_names, subpackage_names
 
-# --- The command line, put together from the files in `commands`: a command is the function that has the name of its
-# file, and a folder is a group of them.
-
-
-FIRST = (
-    "train",
-    "sweep",
-    "claims",
-    "config",
-    "resume",
-    "report",
-    "explain",
-    "attribute",
-    "compare",
-    "runs",
-    "limit",
-    "tangent",
-    "predict",
-)
-"""The commands in the order in which somebody comes to need them; others follow."""
+# --- The command line, put together: each command is a function, listed here in the order of the help.
 
 
 def root(
@@ -59,39 +43,26 @@ def root(
         typer.echo(context.get_help())
 
 
-def assembled() -> typer.Typer:
-    """The program with all its commands."""
+COMMANDS = (train, sweep, claims, config, resume, report, explain, attribute, compare, runs)
+KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
+
+
+def assemble() -> typer.Typer:
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
         rich_markup_mode=None,  # plain help comes in half the time
         pretty_exceptions_enable=False,
     )
     program.callback(invoke_without_command=True)(root)
-    fill(program, commands)
+    kernel = typer.Typer(help="Compute a kernel into a file, and predict with it.", no_args_is_help=True)
+    program.add_typer(kernel, name="kernel")
+    for group, commands in ((program, COMMANDS), (kernel, KERNEL_COMMANDS)):
+        for command in commands:
+            group.command()(spread(command))
     return program
 
 
-def fill(program: typer.Typer, package: ModuleType) -> None:
-    """Add the commands in a folder, and the groups in it."""
-    for name in subpackage_names(package):
-        inside = import_module(f"{package.__name__}.{name}")
-        group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
-        fill(group, inside)
-        program.add_typer(group, name=name)
-    for name in sorted(module_names(package), key=help_order):
-        program.command()(spread(getattr(import_module(f"{package.__name__}.{name}"), name)))
-
-
-def help_order(name: str) -> tuple[int, str]:
-    """Where a command stands in the help.
-
-    >>> sorted(["my_command", "runs", "train"], key=place)
-    ['train', 'runs', 'my_command']
-    """
-    return FIRST.index(name) if name in FIRST else len(FIRST), name
-
-
-app = assembled()
+app = assemble()
 
 
 # --- What a process finds around itself, put right or refused before a library complains in words of its own.

@@ -18,9 +18,9 @@ import pytest
 import typer
 
 import ntkexp
-from ntkexp.cli.commands.sweep import compose_plan
 from ntkexp.cli.main import app
 from ntkexp.cli.options import ADVICE, options, with_advice
+from ntkexp.cli.sweep import compose_plan
 from ntkexp.config.choices import Choices, folders
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment

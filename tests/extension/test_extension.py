@@ -1,4 +1,4 @@
-"""A picture and a command are one file in their folder: here the folder has a second place, outside the package."""
+"""A picture is one file in its folder, which here has a second place outside the package; a command is one function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ntkexp
-from ntkexp.cli import commands, main
+from ntkexp.cli import main
 from ntkexp.cli.main import run as command
 from ntkexp.config.choices import complete, tree
 from ntkexp.config.plain_yaml import read
@@ -41,6 +41,7 @@ from tests import test_optimizers as of_optimizers
 from tests.config import components
 from tests.docs import reference
 from tests.extension.outside import ADDED, PARTS, Outside
+from tests.extension.parts.commands.greet import greet
 from tests.kernel.oracle import agree
 from tests.report.synthetic import digits, write_run, write_sweep
 from tests.run.small import Memory, Ran
@@ -50,9 +51,8 @@ from tests.run.test_exactness import exact
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders, each with a file more."""
-    for package in (commands, figures, together):
+    for package in (figures, together):
         extend(package, monkeypatch)
-    monkeypatch.setattr("ntkexp.cli.main.app", main.assembled())
 
 
 def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +65,11 @@ def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         del sys.modules[name]
 
 
-@pytest.mark.usefixtures("extended")
-def test_a_new_command_is_in_the_help_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_command_is_in_the_help_and_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "COMMANDS", (*main.COMMANDS, greet))
+    monkeypatch.setattr(main, "app", main.assemble())
     assert command(["--help"]) == 0
     assert re.search(r"greet +Say who asks\.", capsys.readouterr().out)
     assert command(["greet", "Ada"]) == 0

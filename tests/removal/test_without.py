@@ -15,7 +15,7 @@ import xarray as xr
 
 import ntkexp.report.explain
 import ntkexp.run.execute
-from ntkexp.cli.commands.explain import influences
+from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

@@ -14,9 +14,7 @@ from ntkexp.records.atomic import read_object
 from ntkexp.records.folder import DONE
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["ntkexp.run.execute", "ntkexp.cli.commands.train", "ntkexp.config.compose", "tests.run.commands"]
-)
+FORKS.set_forkserver_preload(["ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"])
 
 TINY = (
     *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 
-from ntkexp.cli.commands.claims import line, notes
+from ntkexp.cli.claims import line, notes
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim

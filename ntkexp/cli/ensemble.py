@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ntkexp.ensemble import Comparison, EnsembleProblem, TrainedNetworks
     from ntkexp.experiment.experiment import Experiment
 
+
 BASIS = (
     "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
     "training; 'by chance' is how often draws of the process are as far off, by mean or by covariance."
@@ -68,7 +69,7 @@ def write_files(
     table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
-    from ntkexp.cli.commands.kernel.predict import save
+    from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
     from ntkexp.report.plots.run_plots import draw_ensemble as draw
     from ntkexp.report.plots.style import house_style

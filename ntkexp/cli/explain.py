@@ -1,18 +1,17 @@
-"""`ntkexp explain`: the training examples that made a prediction, as a table, a picture or a page, or trained again
-without some.
-"""
+"""`ntkexp explain` and `attribute`: which training examples made a prediction, what leaving some out changes, and the
+same for a training loop that was followed."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Trust, interruptible
+from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import listener
 
@@ -216,7 +215,7 @@ def without_of_loop(
     run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
-    from ntkexp.cli.commands.attribute import load_function
+    from ntkexp.cli.explain import load_function
     from ntkexp.foreign_loop.loop_ledger import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
@@ -269,3 +268,72 @@ def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
         if entry.number not in best or entry.before > best[entry.number].before:
             best[entry.number] = entry
     return list(best.values())
+
+
+def attribute(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of a trace: ntkexp.follow(…, to=FOLDER).")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
+    ] = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Find also what would change without each example; needs the loss.")
+    ] = False,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
+    ] = None,
+    again: Again = None,
+    decode: Annotated[
+        str | None,
+        typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
+    ] = None,
+    quiet: Quiet = False,
+    trust: Trust = None,
+) -> None:
+    """Find what each example of a followed training added to the queries' outputs."""
+    from torch import nn
+
+    from ntkexp.foreign_loop.again import Weighing, trained_again
+    from ntkexp.foreign_loop.trace import find_trace, load_trace
+    from ntkexp.report.run import load_run
+    from ntkexp.report.sentence import sentence
+
+    files = find_trace(folder)
+    trust = trust or []
+    if model is None and again is None:
+        raise Mistake(
+            f"{folder}: the module that was followed is not in it; give a function that builds it, "
+            "--model=FILE.py:FUNCTION"
+        )
+    if effects and loss is None and again is None:
+        raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
+    # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
+    loop = None if again is None else load_function(again, "again", trust)
+    module = None if model is None else load_function(model, "model", trust)()
+    if not (module is None or isinstance(module, nn.Module)):
+        raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
+    first = None if loop is None or (model and loss) else trained_again(loop, Weighing())
+    if module is None:
+        assert first is not None  # one of the two functions was given
+        module = first.module
+    trace = load_trace(files, module)
+    given = None if loss is None else load_function(loss, "loss", trust)
+    trace.loss = given or (None if first is None else first.loss)
+    words = None if decode is None else load_function(decode, "decode", trust)
+    trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
+    run = load_run(files.folder.path)
+    sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
+
+
+def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
+    """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
+    from ntkexp.config.build import admit, refuse_untrusted
+    from ntkexp.model.foreign import load
+    from ntkexp.model.libraries import Module, file_and_function, function
+
+    place = Module(path=path)
+    refuse_untrusted(place, key, admit(trust))
+    return function(load(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
