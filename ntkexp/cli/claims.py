@@ -80,7 +80,7 @@ def claims(
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
     from ntkexp.config.compose import composer
-    from ntkexp.sweep.listener import listener
+    from ntkexp.sweep.jobs import listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER

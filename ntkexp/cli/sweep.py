@@ -66,8 +66,7 @@ def sweep(
     write_down(plan, before, changed=False)
     found, ended = before, dict[str, Ended]()
     if begun:  # else nothing is loaded that carries runs out
-        from ntkexp.sweep.jobs import Conductor
-        from ntkexp.sweep.listener import listener
+        from ntkexp.sweep.jobs import Conductor, listener
 
         conductor = Conductor(plan, chosen, listener(common.quiet), trusted(common.trusted), fail_fast)
         ended = conductor.ended

@@ -19,9 +19,8 @@ from jaxtyping import Integer, UInt8
 from torch import Tensor
 
 from ntkexp.component import CountOrNone
-from ntkexp.data.base import AbstractSource, Examples, Standardise
+from ntkexp.data.base import AbstractSource, Examples, Standardise, UserPath, contents, is_there, quoted
 from ntkexp.data.table import read_bundled
-from ntkexp.data.user_path import UserPath, contents, is_there, quoted
 from ntkexp.mistake import Mistake
 
 # --- IDX, the format of MNIST: bytes in an array of any number of axes, gzipped or not.

@@ -13,9 +13,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone, Steps
-from ntkexp.data.base import AbstractSource, Examples, Standardise, examples_stream, share
+from ntkexp.data.base import (
+    AbstractSource,
+    Examples,
+    Standardise,
+    UserPath,
+    contents,
+    examples_stream,
+    existing,
+    quoted,
+    share,
+)
 from ntkexp.data.images import Digits
-from ntkexp.data.user_path import UserPath, contents, existing, quoted
 from ntkexp.mistake import Mistake
 
 # --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to be told of each.

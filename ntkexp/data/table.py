@@ -36,8 +36,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone
-from ntkexp.data.base import AbstractSource, Examples
-from ntkexp.data.user_path import UserPath, contents, existing, one_line, quoted
+from ntkexp.data.base import AbstractSource, Examples, UserPath, contents, existing, one_line, quoted
 from ntkexp.mistake import Mistake, nearest
 
 # --- A table as text: named columns, rows of cells, and where in its file each row stands.

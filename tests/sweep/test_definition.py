@@ -17,7 +17,7 @@ from ntkexp.engine.base import Began, Ended, Stepped
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Fit
 from ntkexp.sweep.definition import Definition, Value, define, from_yaml, split_at_commas, values
-from ntkexp.sweep.listener import RemainingTime
+from ntkexp.sweep.jobs import RemainingTime
 from ntkexp.sweep.plan import Estimator, RunCost, longest_first, plan
 
 CHOICES = Choices(folders(None))
@@ -249,7 +249,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the clock says."""
     told = [0.0]
-    monkeypatch.setattr("ntkexp.sweep.listener.time.monotonic", lambda: told[0])
+    monkeypatch.setattr("ntkexp.sweep.jobs.time.monotonic", lambda: told[0])
     return told
 
 
