@@ -37,8 +37,7 @@ from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock
 from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.jobs import Conductor
-from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
+from ntkexp.sweep.jobs import AbstractSweepListener, Conductor, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
