@@ -255,6 +255,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         same = next((other for other in measured if planned.looks[other].shares_all(planned_look)), None)
         measured[name] = measure(planned_look, statuses) if same is None else measured[same]
 
+    # The looks are judged together, since a control that is supported withholds a verdict.
     claim, folder = planned.claim, planned.folder
     tables, findings = judge_protocol(claim.protocol, measured)
     written = ClaimRecord(
@@ -282,6 +283,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
             for name, finding in findings.items()
         },
     )
+    # The record comes last: a folder that has one is whole.
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))

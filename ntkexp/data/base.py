@@ -313,11 +313,13 @@ class AbstractSource(Component):
         groups = positions(examples.phase, len(examples.phases), len(examples.inputs))
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
+            # each phase in an order of its own, the same for every seed of the weights
             order = group
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
             train, probe = share(self.train, number, len(groups)), share(self.probe, number, len(groups))
             test = None if self.test is None else share(self.test, number, len(groups))
+            # the first examples train, the next are probes, and the rest, or as many as are given, test
             end = train + probe + (test or 0)
             of_phase = f" of phase {number + 1}" if len(groups) > 1 else ""
             if end > len(order):

@@ -151,6 +151,7 @@ def foreign(raw: bytes) -> str | None:
 
 
 def read_comma(path: Path) -> Grid:
+    # rows with the number of the line at which each begins, for messages
     reader = csv.reader(StringIO(text(path), newline=""), skipinitialspace=True, strict=True)
     numbers, lines, begins = [], [], 1
     try:
@@ -163,6 +164,7 @@ def read_comma(path: Path) -> Grid:
         raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
     if not lines:
         raise Mistake(f"{quoted(path)} is empty")
+    # a header of one column that holds a separator is of another dialect
     header = tuple(lines[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:

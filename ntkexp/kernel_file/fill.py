@@ -29,6 +29,7 @@ from ntkexp.path.budget import refuse_years
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import Damaged, acquire, make_folder, to_text
 from ntkexp.records.kernel_file import KernelMatrix, Layout, Tiling, create, open_matrix, side_for
+from ntkexp.records.kernels import drop_partial
 from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
 
@@ -75,7 +76,7 @@ def fill(
                     progress.step(tiles - len(left) + count, None, None)
         finally:
             progress.stop()
-        matrix.tidy()
+        drop_partial(path)  # what a killed process left half written
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix

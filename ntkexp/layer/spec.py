@@ -109,6 +109,7 @@ def layer(item: object, place: str) -> AbstractLayer:
         if key not in fields:
             keys = f"its keys are {', '.join(fields)}" if fields else "it has none"
             raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}")
+    # layers inside layers: a branch, or several of them
     for key, value in given.items():
         if fields[key].annotation == tuple[AbstractLayer, ...]:
             given[key] = parse(value, f"{place}.{key}")

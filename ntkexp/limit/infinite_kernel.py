@@ -14,14 +14,14 @@ from math import isqrt
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ntkexp.covariance.covariance import portions
 from ntkexp.covariance.pairs import NoFusedForm
 from ntkexp.layer.spec import Spec, affine, parse
 from ntkexp.limit import network as limit_network
-from ntkexp.limit.fused.program import TileProgram, program
+from ntkexp.limit.fused.program import program
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, nearest
 
@@ -54,19 +54,13 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
         except NoFusedForm as missing:
             reason = f"{missing} has no fused form"
         else:
-            return partial(by_tiles, fused_program, net, threads or torch.get_num_threads(), memory_gb)
+            from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
+
+            threads = threads or torch.get_num_threads()
+            return partial(fused_kernels, fused_program, net, threads=threads, memory_gb=memory_gb)
     if engine == "fused":
         raise Mistake(f"engine=fused: {reason}; choose torch")
     return by_torch
-
-
-def by_tiles(
-    fused_program: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
-) -> Kernels:
-    """The kernels by numba, which is loaded when it is first needed."""
-    from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
-
-    return kernels(fused_program, net, left, right, same, threads, memory_gb)
 
 
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
@@ -218,16 +212,11 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
             sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
         else:
             sizes = x.detach().flatten(1).sum(1)
+        kind = torch.finfo(sizes.dtype)
+        tiny = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)  # whose squares are no normal numbers
         for odd, what, advice in (
             (~sizes.isfinite(), "has entries that are not finite, the first", ""),
-            (is_tiny(sizes), "is so small that its squares lose digits,", "; scale it up"),
+            (tiny, "is so small that its squares lose digits,", "; scale it up"),
         ):
             if odd.any():
                 raise Mistake(f"{name} {what} in example {int(odd.nonzero()[0])}{advice}")
-
-
-def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
-    """The examples whose largest squares are no normal numbers; zeros are zeros."""
-    kind = torch.finfo(sizes.dtype)
-    tiny: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
-    return tiny

@@ -43,11 +43,6 @@ class Training:
     repeat: Repeat
 
     @property
-    def is_closed(self) -> bool:
-        """Whether small steps with a fixed kernel follow the gradient of a quadratic function of f, in closed form."""
-        return self.is_quadratic and self.is_plain
-
-    @property
     def manner(self) -> str:
         """What is said of a machine that repeats the training of the network."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"

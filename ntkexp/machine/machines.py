@@ -158,6 +158,7 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
         )
     if not matrix.isfinite().all():
         raise DoesNotApply("the kernel among the training examples is not finite")
+    # a = K⁺ (f_T − f_0), and f̂ = f_0 + K a
     U, singular, Vh = torch.linalg.svd(matrix)
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
     used = singular > cutoff * singular.max()
@@ -209,7 +210,8 @@ class AbstractFrozen(AbstractMachine):
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
-        if evidence.training.is_closed:
+        # small steps along the gradient of a quadratic function of f have a closed form
+        if evidence.training.is_quadratic and evidence.training.is_plain:
             return Prediction(flow(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
         return Prediction(descent(kernel, evidence), evidence.training.manner)
 

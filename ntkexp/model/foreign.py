@@ -83,6 +83,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
         raise Mistake(f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example")
+    # forwards: the shape, and inputs that stay as they are
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
@@ -91,6 +92,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
         raise Mistake(f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
     if not outputs.requires_grad:
         raise Mistake(f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?")
+    # backwards: dense gradients; and once more, to the same outputs
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):

@@ -44,7 +44,6 @@ from ntkexp.records.kernels import (
     KERNEL_DIMS,
     Facts,
     create_store,
-    drop_partial,
     get_array,
     open_store,
     preallocate,
@@ -171,18 +170,15 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     preallocate(store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done)
     for name, array in arrays.items():
         write_array(store, name, array, ("probe", "out")[: array.ndim], {})
-    seal_attributes(partial)
+    # The attributes seal the files that are in the store, and themselves.
+    whole_store = read_object(partial / GROUP)
+    whole_store["attributes"][SEALS] = sealed(
+        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
+    )
+    whole_store["attributes"][SEAL] = seal(to_text(whole_store).encode()).hex()
+    write_atomically(partial / GROUP, to_text(whole_store))
     shutil.rmtree(path, ignore_errors=True)
     partial.replace(path)
-
-
-def seal_attributes(path: Path) -> None:
-    """Let the attributes of a store seal the files that are in it, and what it says of itself."""
-    store = read_object(path / GROUP)
-    entries = [entry.name for entry in path.iterdir() if entry.name != GROUP]
-    store["attributes"][SEALS] = sealed(path, entries)
-    store["attributes"][SEAL] = seal(to_text(store).encode()).hex()
-    write_atomically(path / GROUP, to_text(store))
 
 
 def check_attributes(path: Path) -> None:
@@ -320,10 +316,6 @@ class KernelMatrix:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
             raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it anew") from error
-
-    def tidy(self) -> None:
-        """Remove what a killed process left half written."""
-        drop_partial(self.path)
 
 
 def open_matrix(path: Path) -> KernelMatrix:

@@ -200,11 +200,13 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
         )
+    # f_T = f_0 + Σᵢ 𝒮ᵢ + 𝒟 + what was done from outside + the rest, at the largest output that is explained
     column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     decay, outside = (one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE))
     times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
+    # examples, the one that added or took away most first
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
         split=split,

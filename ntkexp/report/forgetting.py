@@ -112,12 +112,14 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """What it did to a task, at the points where it is known."""
+        # the points of the task that are attributed, before and after the phase
         run, contributions, points = self.run, self.run.contributions, self.run.points[self.split]
         here = np.flatnonzero((contributions.point_phase.to_numpy()[points] == task) & self.attributed)
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
             return None
+        # the derivative of its measure, by which outputs count
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
         slope = slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)

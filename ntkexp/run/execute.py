@@ -5,7 +5,7 @@ without some examples.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import nan
@@ -84,7 +84,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     if saved is not None:
         clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
-        with painter() if request.pictures else nullcontext(draw_nothing) as paint:
+        with painter() if request.pictures else nullcontext(lambda folder: ()) as paint:
             setting, outcome = carry_through(request, saved, clock)
             with clock.times("draw"):
                 for name, content in paint(folder.path):
@@ -113,22 +113,18 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     remove_leftovers(folder)
 
 
-def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
-    yield from ()
-
-
 def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
     """Prepare, run and write."""
     experiment, folder = request.experiment, request.folder
     with clock.times("prepare"):
         of = identity(experiment)
         fix_circumstances(experiment, 1)  # until it is known how much there is to do
-        found = survey(experiment)
+        surveyed = survey(experiment)
         # as many as the experiment says; else as a step needs, which is the same whenever the run is begun
         most = request.most_threads or all_threads()
-        threads = saved["threads"] if saved else experiment.threads or threads_by_size(found.operations, most)
+        threads = saved["threads"] if saved else experiment.threads or threads_by_size(surveyed.operations, most)
         torch.set_num_threads(threads)
-        setting = setting_of(experiment, found)
+        setting = setting_of(experiment, surveyed)
     if saved is None:  # what is known before the first step, in place of whatever an earlier attempt left
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
@@ -211,6 +207,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
     refuse_other_version(path)
+    # what lies there may be the trace of a loop, a copy under another name, or finished
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
@@ -219,6 +216,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     if folder.whole:
         progress.say(f"{path} is finished")
         return path
+    # the experiment is that of its own files, which have to be as they were written
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
@@ -291,19 +289,19 @@ def without(
     run: Path, group: Sequence[int], points: Sequence[int], progress: AbstractProgress, trusted: tuple[str, ...] = ()
 ) -> Removal:
     """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
-    found = read_removal(run, group, points)
-    if found is not None:
-        return found
+    recorded = read_removal(run, group, points)
+    if recorded is not None:
+        return recorded
     folder = RunFolder(run)
     experiment = rebuilt(folder, trusted)
     fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
     with folder.claim():
-        found = carry_out(folder, experiment, sorted(group), points, progress)
-        write_removal(run, found)
-    return found
+        removal = train_without(folder, experiment, sorted(group), points, progress)
+        write_removal(run, removal)
+    return removal
 
 
-def carry_out(
+def train_without(
     folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
 ) -> Removal:
     """Train twice, and go back over both."""

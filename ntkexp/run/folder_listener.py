@@ -93,12 +93,14 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
     path, evidence, read = folder.path, outcome.evidence, setting.domain.read
+    # 𝒦 of each rule, behind the snapshots that were written on the way
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
             attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
             write_path_kernel(kernels, name, array(integral.kernel), attributed, evidence.integrated)
+    # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
@@ -112,6 +114,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
         add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
+    # f_0, f_T and f̂ of each machine, and the ladder
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
     write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})

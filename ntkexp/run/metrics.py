@@ -65,10 +65,6 @@ class KernelObserver:
         return (*KERNEL_COLUMNS, *sketch, *((SELECTIVITY,) if self.setting.problem.phases else ()))
 
     @cached_property
-    def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
-        return self.setting.start.kernel[: self.setting.points.train]
-
-    @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
         """K_∞ among the training examples, where it is known."""
         if isinstance(self.setting.start.limit, DoesNotApply):
@@ -95,7 +91,8 @@ class KernelObserver:
         """
         setting, points, descent = self.setting, self.setting.points, self.setting.descent
         train = points.train
-        here, start, targets = kernel[:train], self.train_kernel, setting.problem.targets[:train]
+        here, start, targets = kernel[:train], setting.start.kernel[:train], setting.problem.targets[:train]
+        # how far K_s has moved from K_0, and from the kernel of infinite width
         changed = pattern_at(points, view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
@@ -107,6 +104,7 @@ class KernelObserver:
         if (limit := self.train_limit) is not None:
             row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
+        # its eigenvalues, and the share of the residual in the first of them
         row |= self.modes(here, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))

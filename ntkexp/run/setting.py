@@ -95,6 +95,7 @@ def survey(experiment: Experiment) -> Survey:
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
     function = with_casts(function_of(problem.module), experiment.path.casts)
+    # what the network does with two points decides how many are read at once
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     budget, outputs = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
@@ -175,6 +176,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
     splits, train = list(survey.problem.places.values()), survey.problem.train
     points = first_of(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
+    # what a reverse pass takes
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepPlan(
@@ -190,6 +192,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         tape_bytes=budget.tape_bytes,
         number_bytes=budget.number_bytes,
     )
+    # what may spoil its derivatives, and whether trainings without each example take less
     kinked = kinks(survey.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
     differentiated = experiment.knows_derivative
     sweep = SweepSetting(
@@ -257,7 +260,9 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     if experiment.stop_at_loss is None:
         refuse_endless(effort(experiment, survey.budget), experiment.steps, experiment.device)
     problem, points = survey.problem, survey.points
-    phases = phases_of_data(experiment, problem)
+    # what is learned when; most data have one phase, of all examples
+    slices = problem.phases.get("train", (slice(0, problem.train),))
+    phases = phases_of(experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices])
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
         points.refuse_without_rules(survey.tape)
@@ -324,13 +329,6 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
         limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
         largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
-
-
-def phases_of_data(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
-    """What is learned when; most data have one phase, of all examples."""
-    phases = problem.phases.get("train", (slice(0, problem.train),))
-    counts = [phase.stop - phase.start for phase in phases]
-    return phases_of(experiment.data.phase_steps(experiment.steps), counts)
 
 
 def scale(experiment: Experiment) -> float:

@@ -232,7 +232,8 @@ class KernelMovement(AbstractTrial):
             before = networks.tangent_kernels(x)
 
             # Training, by steps of `stable` · 2/λ_max(K_0).
-            size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
+            # a fraction of the largest stable step, 2/λ_max of the limit
+        size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
             after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
@@ -317,6 +318,7 @@ class TrainingBesideKernels(AbstractTrial):
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
+        # a fraction of the largest stable step, 2/λ_max of the limit
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
             points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
@@ -325,6 +327,7 @@ class TrainingBesideKernels(AbstractTrial):
         for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             networks = stacked(modules)
+            # the networks beside regression with their kernels at the start, and with that of infinite width
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
             gaps = regression_gaps(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
             rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]

@@ -59,13 +59,15 @@ class Level:
     sizes: Sizes
     arrivals: tuple[int, ...] = ()
     operations: Operations = ()
-    departures: Operations = ()
+    coarsenings: Operations = ()
     pairs: Pairs = NOT_KNOWN
 
     @property
     def registers(self) -> int:
         """How many tiles are at work."""
-        return max(1, *(1 + arrival for arrival in self.arrivals), base.registers((*self.operations, *self.departures)))
+        return max(
+            1, *(1 + arrival for arrival in self.arrivals), base.registers((*self.operations, *self.coarsenings))
+        )
 
     @property
     def reach(self) -> Sizes:
@@ -105,7 +107,7 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
         after = found[here + 1]
         if after.sizes != (deep, down, across):
             raise NoFusedForm(UNEQUAL)
-        found[here] = replace(found[here], departures=(*found[here].departures, operation))
+        found[here] = replace(found[here], coarsenings=(*found[here].coarsenings, operation))
         found[here + 1] = replace(after, arrivals=(*after.arrivals, operation.register))
         at[operation.register] = here + 1
     return tuple(found)
@@ -143,32 +145,32 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Departures:
+class Coarsenings:
     """The registers that depart, the share of a pixel in the mean that it becomes part of, and its slots."""
 
     registers: Array
     shares: Array
-    slots: tuple[Array, ...]  # along each axis, [departure, offset, pixel], or nowhere
-    order: Array  # of the pixels in a row, [departure, pixel]
+    slots: tuple[Array, ...]  # along each axis, [coarsening, offset, pixel], or nowhere
+    order: Array  # of the pixels in a row, [coarsening, pixel]
 
 
-def departures(level: Level, after: Pairs, dtype: Any) -> Departures:
+def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
     """What departs from a level, for these pairs of coarse pixels."""
-    registers = [step.register for step in level.departures]
-    shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.departures]
+    registers = [step.register for step in level.coarsenings]
+    shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings]
     found = []
     for axis, (pixels, fine) in enumerate(zip(level.sizes, level.pairs.offsets, strict=True)):
         tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
         unit = prod(after.pixels[axis + 1 :])
         offsets = after.offsets[axis]
-        each = [slots(step.coarse[axis], pixels, fine, offsets, tile, unit) for step in level.departures]
+        each = [slots(step.coarse[axis], pixels, fine, offsets, tile, unit) for step in level.coarsenings]
         found.append(np.array(each, np.int64).reshape(-1, len(fine), pixels))
     # In a row come the first members of coarse pixels, then the second, and so on.
     columns, order = level.sizes[2], []
-    for step in level.departures:
+    for step in level.coarsenings:
         rank = {p: k for members in step.coarse[2].members for k, p in enumerate(members)}
         order.append(sorted(range(columns), key=lambda p, rank=rank: (rank.get(p, 0), p)))  # type: ignore[misc]
-    return Departures(
+    return Coarsenings(
         np.array(registers, np.int64),
         np.array(shares, dtype),
         tuple(found),
@@ -268,7 +270,7 @@ class TileProgram:
     rest_shape: tuple[int, ...]
 
     @property
-    def departed(self) -> tuple[Pairs, ...]:
+    def coarse_pairs(self) -> tuple[Pairs, ...]:
         """The pairs of pixels that there are of what departs from each level."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
@@ -311,12 +313,12 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         end, rest, rest_shape = last, layers[known + 1 :], last.shape(before)
     else:  # the tiles of the last level are kept
         whole = coarsen(0, [Coarse.every(n, 1) for n in found[-1].sizes])
-        found[-1] = replace(found[-1], departures=(whole,))
+        found[-1] = replace(found[-1], coarsenings=(whole,))
     # The pairs that each level needs, of those wanted at the end, in an image of three axes.
     missing = 3 - len(pairs_before.pixels)
     pairs = Pairs((1,) * missing + pairs_before.pixels, ((0,),) * missing + pairs_before.offsets)
     found[-1] = replace(found[-1], pairs=pairs)
     for k in range(len(found) - 2, -1, -1):
-        finer = (needed(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].departures)
+        finer = (needed(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].coarsenings)
         found[k] = replace(found[k], pairs=reduce(Pairs.union, finer))
     return TileProgram(tuple(found), shape[0], end, rest, rest_shape)

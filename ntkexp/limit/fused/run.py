@@ -17,8 +17,8 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures, field_count, tables
-from ntkexp.limit.fused.tile import walked
+from ntkexp.limit.fused.program import Coarsenings, Tables, TileProgram, coarsenings, field_count, tables
+from ntkexp.limit.fused.tile import apply_operations
 from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
 
 # --- Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours.
@@ -93,7 +93,7 @@ def piece(
     for j in range(np.uintp(size)):
         work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
-    walked(
+    apply_operations(
         operations,
         weights,
         work,
@@ -249,7 +249,9 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     sub-block after the other.
     """
     levels = [tables(level, left, right) for level in program.levels]
-    leaving = [departures(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
+    coarsenings_of_levels = [
+        coarsenings(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.coarse_pairs, strict=True)
+    ]
     size = sub_block_size(program, levels, memory_gb)
     if threads > 1:  # so short that every thread has some
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
@@ -258,7 +260,7 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
 
     def tiles(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
-        kept = through(program, levels, leaving, same and block[0] == block[1], block, sums)
+        kept = through(program, levels, coarsenings_of_levels, same and block[0] == block[1], block, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
@@ -273,18 +275,18 @@ def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: fl
     departs from two levels.
     """
     laid_out = max(table.left[0].nbytes for table in levels)
-    departing = [
-        2 * len(one.departures) * after.count for one, after in zip(program.levels, program.departed, strict=True)
+    coarsening_arrays = [
+        2 * len(one.coarsenings) * after.count for one, after in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
     size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
-    return max(1, min(size, isqrt(2 * numbers // max(1, *departing))))
+    return max(1, min(size, isqrt(2 * numbers // max(1, *coarsening_arrays))))
 
 
 def through(
     program: TileProgram,
     levels: Sequence[Tables],
-    leaving: Sequence[Departures],
+    coarsenings_of_levels: Sequence[Coarsenings],
     same: bool,
     block: SubBlock,
     sums: Array,
@@ -292,8 +294,13 @@ def through(
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
     row, column = block
     kept = np.zeros((0,) * 5, levels[0].left.dtype)
-    for level, table, going, after in zip(program.levels, levels, leaving, program.departed, strict=True):
-        target = np.zeros((len(going.registers), *sums.shape, after.count if len(going.registers) else 0), kept.dtype)
+    for level, table, coarsening, after in zip(
+        program.levels, levels, coarsenings_of_levels, program.coarse_pairs, strict=True
+    ):
+        # what the level leaves for coarser pixels, added up tile by tile
+        target = np.zeros(
+            (len(coarsening.registers), *sums.shape, after.count if len(coarsening.registers) else 0), kept.dtype
+        )
         images(
             table.operations,
             table.weights,
@@ -309,7 +316,7 @@ def through(
             table.rounding,
             np.array(level.arrivals, np.int64),
             kept,
-            (going.registers, going.shares, going.slots, going.order),
+            (coarsening.registers, coarsening.shares, coarsening.slots, coarsening.order),
             target,
             sums,
         )

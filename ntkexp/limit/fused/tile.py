@@ -359,7 +359,7 @@ def across_and_behind(
 
 
 @compiled
-def walked(
+def apply_operations(
     operations: Array,
     weights: Array,
     work: Array,
@@ -390,7 +390,7 @@ def walked(
         kind, register, other = operations[step, 0], operations[step, 1], operations[step, 2]
         K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 6]
         a, b = first + field * pitch, second + field * pitch2
-        if kind in (BEND, WEIGH):
+        if kind in (BEND, WEIGH):  # a window sum first, along one axis after the other
             across, down, behind = operations[step, 3], operations[step, 4], operations[step, 5]
             if kind == WEIGH and across + down + behind == 0:
                 weighed(K, theta, margin, size, weights[step])
@@ -408,12 +408,14 @@ def walked(
                 sums, more, lows, deep = more, sums, deep, lows
             row = weights[step]
             bent(K, theta, sums, lows, margin, size, stride, row, equal, F1, F2, a, a + pitch, b, b + pitch2)
+        # branches of the network
         elif kind == COPY:
             copied(K, work[2 * other], margin, size)
             copied(theta, work[2 * other + 1], margin, size)
         elif kind == ADD:
             added(work[2 * other], K, margin, size)
             added(work[2 * other + 1], theta, margin, size)
+        # what a window sees outside the image
         elif kind == CLEAR:
             cleared(K, inside, margin, size)
             cleared(theta, inside, margin, size)
