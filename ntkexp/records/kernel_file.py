@@ -171,12 +171,10 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     for name, array in arrays.items():
         write_array(store, name, array, ("probe", "out")[: array.ndim], {})
     # The attributes seal the files that are in the store, and themselves.
-    whole_store = read_object(partial / GROUP)
-    whole_store["attributes"][SEALS] = sealed(
-        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
-    )
-    whole_store["attributes"][SEAL] = seal(to_text(whole_store).encode()).hex()
-    write_atomically(partial / GROUP, to_text(whole_store))
+    group = read_object(partial / GROUP)
+    group["attributes"][SEALS] = sealed(partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP])
+    group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
+    write_atomically(partial / GROUP, to_text(group))
     shutil.rmtree(path, ignore_errors=True)
     partial.replace(path)
 

@@ -232,8 +232,7 @@ class KernelMovement(AbstractTrial):
             before = networks.tangent_kernels(x)
 
             # Training, by steps of `stable` · 2/λ_max(K_0).
-            # a fraction of the largest stable step, 2/λ_max of the limit
-        size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
+            size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
             after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.

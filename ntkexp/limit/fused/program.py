@@ -146,7 +146,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """The registers that depart, the share of a pixel in the mean that it becomes part of, and its slots."""
+    """Registers that go to a coarser level: the share of a pixel in the mean that it becomes part of, and its slots."""
 
     registers: Array
     shares: Array
@@ -155,7 +155,7 @@ class Coarsenings:
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
-    """What departs from a level, for these pairs of coarse pixels."""
+    """What goes from a level to a coarser one, for these pairs of coarse pixels."""
     registers = [step.register for step in level.coarsenings]
     shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings]
     found = []
@@ -271,7 +271,7 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """The pairs of pixels that there are of what departs from each level."""
+        """The pairs of pixels that each level leaves for the next."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 

@@ -249,7 +249,7 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
     sub-block after the other.
     """
     levels = [tables(level, left, right) for level in program.levels]
-    coarsenings_of_levels = [
+    coarse = [
         coarsenings(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     size = sub_block_size(program, levels, memory_gb)
@@ -260,7 +260,7 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
 
     def tiles(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
-        kept = through(program, levels, coarsenings_of_levels, same and block[0] == block[1], block, sums)
+        kept = through(program, levels, coarse, same and block[0] == block[1], block, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
@@ -272,21 +272,21 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
 
 def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: float) -> int:
     """How many images there is room for on each side of a sub-block, each laid out in three steps, with all that
-    departs from two levels.
+    two levels leave for coarser ones.
     """
     laid_out = max(table.left[0].nbytes for table in levels)
-    coarsening_arrays = [
+    numbers_left = [
         2 * len(one.coarsenings) * after.count for one, after in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
     size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
-    return max(1, min(size, isqrt(2 * numbers // max(1, *coarsening_arrays))))
+    return max(1, min(size, isqrt(2 * numbers // max(1, *numbers_left))))
 
 
 def through(
     program: TileProgram,
     levels: Sequence[Tables],
-    coarsenings_of_levels: Sequence[Coarsenings],
+    coarse: Sequence[Coarsenings],
     same: bool,
     block: SubBlock,
     sums: Array,
@@ -294,9 +294,7 @@ def through(
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
     row, column = block
     kept = np.zeros((0,) * 5, levels[0].left.dtype)
-    for level, table, coarsening, after in zip(
-        program.levels, levels, coarsenings_of_levels, program.coarse_pairs, strict=True
-    ):
+    for level, table, coarsening, after in zip(program.levels, levels, coarse, program.coarse_pairs, strict=True):
         # what the level leaves for coarser pixels, added up tile by tile
         target = np.zeros(
             (len(coarsening.registers), *sums.shape, after.count if len(coarsening.registers) else 0), kept.dtype
