@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ntkexp.progress import AbstractProgress
     from ntkexp.records.contributions import Removal
     from ntkexp.report.explain import Explanation
-    from ntkexp.report.removal import LedgerEntry
+    from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
 
 
@@ -176,7 +176,7 @@ def leave_out(
         sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in entries]}))
         return
     from ntkexp.report.explain import known_effects
-    from ntkexp.report.removal import format_ledger
+    from ntkexp.report.ledger import format_ledger
 
     known = known_effects(run)
     agreement = None if known is None else known.agreement
@@ -189,7 +189,7 @@ def removal(
     """Find what leaving out a group changes, and put it in words of the run."""
     from ntkexp.report.examples import group
     from ntkexp.report.explain import numbered
-    from ntkexp.report.removal import entries
+    from ntkexp.report.ledger import entries
 
     points = [numbered(run, split, number) for number in numbers]
     progress = listener(quiet=quiet)

@@ -20,7 +20,7 @@ from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
 from ntkexp.removal.between import Ledger, TrainingPair, joined
-from ntkexp.report.removal import agreement_of, remarks_on_trainings
+from ntkexp.report.leave_out import agreement_of, remarks_on_trainings
 from ntkexp.stream import stream
 
 

@@ -15,7 +15,7 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, LeaveOut, explained_rule, read_leave_out
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
-from ntkexp.report.removal import Agreement, agreement_of
+from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.run import Run, blocks
 from ntkexp.report.tables import Column, Table, format_text, json_rows, signed
 from ntkexp.text import MISSING, percent, short

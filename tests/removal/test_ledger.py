@@ -19,7 +19,7 @@ from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, writ
 from ntkexp.removal.between import Pair, along
 from ntkexp.removal.rerun import Rerun, RerunAt, again, ledger_between, trained
 from ntkexp.removal.retraining import changes, groups, leave_out
-from ntkexp.report.removal import Agreement, agreement_of
+from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
 from tests.config.components import OWN, asked_for, networks

@@ -37,12 +37,12 @@ from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgettings
 from ntkexp.report.forgetting import sentence as forgetting_sentence
 from ntkexp.report.inventory import differing, flat
+from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
 from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
-from ntkexp.report.removal import LedgerEntry
 from ntkexp.report.run import Run, combined
 from ntkexp.report.sentence import notes, sentence, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, of_frame, tabulate

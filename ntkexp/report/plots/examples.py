@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.report.examples import Example
 from ntkexp.report.explain import Explanation
+from ntkexp.report.leave_out import Agreement
+from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.plots.run_plots import Picture, write
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, VERMILION, WIDE, heading, house_style
-from ntkexp.report.removal import Agreement, LedgerEntry
 from ntkexp.text import percent, short
 
 # --- Points beside the training examples that made most of their outputs, as a picture.

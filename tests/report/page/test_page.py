@@ -23,11 +23,11 @@ from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records,
 from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.report.claims import outlook, standing, summary
+from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, markdown, write, write_claims
 from ntkexp.report.page.picture import inline, link
 from ntkexp.report.plots.examples import checked
-from ntkexp.report.removal import agreement_of
 from ntkexp.report.run import load_run
 from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
