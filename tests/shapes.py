@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import update_wrapper, wraps
+from functools import cached_property, update_wrapper, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from inspect import isclass
+from threading import local
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -38,12 +39,14 @@ def checked(stating: Any) -> Any:
 class Compared:
     """A function whose shapes are compared once for each look of its arguments and its result, on which all depends.
 
-    A comparison takes longer than most of what is compared, and tests call few functions with many looks.
+    A comparison takes longer than most of what is compared. What compares is made once, when it is first needed: to
+    compile it takes twenty milliseconds, and tests call functions with many looks.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.seen: dict[object, set[object]] = {}
+        self.acting = local()
 
     @property
     def call(self) -> Callable[..., Any]:
@@ -53,19 +56,25 @@ class Compared:
         def call(*given: Any, **named: Any) -> Any:
             known = self.seen.setdefault(look((given, named)), set())
             if not known:
-                result = self.comparing(self.function)(*given, **named)
+                result = self.compared(self.function, given, named)
             elif look(result := self.function(*given, **named)) not in known:
-                self.comparing(lambda *_, **__: result)(*given, **named)
+                self.compared(lambda *_, **__: result, given, named)
             known.add(look(result))
             return result
 
         return call
 
-    def comparing(self, acting: Callable[..., Any]) -> Callable[..., Any]:
-        """A call of another function as if it were one of this."""
+    def compared(self, acting: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """What another function makes of these arguments, compared as if it were this one."""
+        self.acting.next = acting
+        return self.comparing(*given, **named)
+
+    @cached_property
+    def comparing(self) -> Callable[..., Any]:
+        """What compares: arguments are compared, then the function that acts next is called, and nothing in between."""
 
         def act(*given: Any, **named: Any) -> Any:
-            return acting(*given, **named)
+            return self.acting.next(*given, **named)
 
         placed = FunctionType(act.__code__, self.function.__globals__, closure=act.__closure__)
         return jaxtyped(update_wrapper(placed, self.function), typechecker=CHECKER)

@@ -25,6 +25,7 @@ from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advic
 from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
+from ntkexp.cli.validate import validate
 from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
 from ntkexp.mistake import Mistake, without_secrets
 
@@ -43,7 +44,7 @@ def root(
         typer.echo(context.get_help())
 
 
-COMMANDS = (train, sweep, claims, config, resume, report, explain, attribute, compare, runs)
+COMMANDS = (train, sweep, claims, config, resume, report, explain, attribute, validate, compare, runs)
 KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclasses_field
 from difflib import get_close_matches
@@ -148,6 +148,15 @@ def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -
         place = file.resolve()
         if not (any(spec.origin == str(place) for spec in specs) or any(map(place.is_relative_to, places))):
             raise Untrusted(f"{key}: {file} is Python code of yours, which runs only if you say so", quote(str(file)))
+
+
+def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
+    """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
+    from ntkexp.model.libraries import Module, file_and_function, function  # noqa: PLC0415  few commands need them
+
+    place = Module(path=path)
+    refuse_untrusted(place, key, admit(trust))
+    return function(load(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
 
 
 # --- Components, built from the leaves up.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
+from ntkexp.effects.trajectory import FlatWeights, flat_like
 from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, counts_of
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.kernel.record.taping import columns, plain_kernels
@@ -145,30 +146,39 @@ class LoopAgain(AbstractRetraining):
         return SEED
 
     @cached_property
-    def whole(self) -> Float[Tensor, "point out"]:
-        """The loop carried out again as it was."""
-        return self.outputs_with({})
+    def flat(self) -> FlatWeights:
+        """How weights are one vector."""
+        return flat_like(self.trace.steps.end)
 
-    def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
+    @cached_property
+    def whole_end(self) -> Float[Tensor, " weight"]:
+        return self.end_with({})
+
+    @cached_property
+    def whole(self) -> Float[Tensor, "point out"]:
+        return self.at(self.whole_end)
+
+    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
         """One training after another, but the one with all examples, which is known."""
         names = list(self.trace.examples)
-        altered = [{names[k]: float(row[k]) for k in (row != 1).nonzero().flatten().tolist()} for row in weights]
-        return torch.stack([self.outputs_with(each) if each else self.whole for each in altered])
+        for row in weights:
+            altered = {names[k]: float(row[k]) for k in (row != 1).nonzero().flatten().tolist()}
+            yield self.end_with(altered) if altered else self.whole_end
 
-    def outputs_with(self, weights: Mapping[str, float]) -> Float[Tensor, "point out"]:
-        """The outputs with these weights of some examples, by their names."""
-        return self.at_end(self.train(weights))
+    def end_with(self, weights: Mapping[str, float]) -> Float[Tensor, " weight"]:
+        """Where the loop leads with these weights of some examples, by their names."""
+        return self.flat.vector(self.train(weights).steps.end)
+
+    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+        """The outputs at the queries."""
+        with torch.no_grad(), plain_kernels():
+            return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
 
     def train(self, weights: Mapping[str, float], place: Path | None = None) -> Trace:
         """Carry the loop out with these weights; its steps are kept in a place, or not."""
         found = trained_again(self.again, Weighing(weights, self.mean, self.trace.loss), place)
         self.refuse_other(found)
         return found
-
-    def at_end(self, trace: Trace) -> Float[Tensor, "point out"]:
-        """The outputs at the queries where a training ended."""
-        with torch.no_grad(), plain_kernels():
-            return columns(self.trace.function, trace.steps.end, self.trace.queries).detach()
 
     def refuse_other(self, found: Trace) -> None:
         """Refuse another loop than the one that was followed."""
@@ -190,7 +200,7 @@ class LoopAgain(AbstractRetraining):
     def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
         """None: a loop that ends elsewhere when nothing is changed is refused."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
-        missed = float((repeated - self.at_end(self.trace)).norm())
+        missed = float((repeated - self.at(self.flat.vector(self.trace.steps.end))).norm())
         if missed > REPEATED * changed:
             raise Mistake(
                 f"again=: carried out again as it was, the loop ends {short(missed)} from where it did, and without "

@@ -138,7 +138,7 @@ class Backwards:
         # proof (a); and what the optimizer took in beside that gradient, which casts did to it, or rounding: where
         # gradients cancel, Adam divides what that left by its own size, and it moves weights as far as they do
         factors, missed = self.prove(step, begun, found, replayed)
-        cast, divides = is_cast(step), any(isinstance(each.scale, Tensor) for each in step.linear.values())
+        cast, divides = self.is_cast(step), any(each.divides for each in step.linear.values())
         beside = dict[str, Tensor]()
         if cast or divides:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
@@ -180,7 +180,7 @@ class Backwards:
         Where the loop cast, it is the gradient of its calls under the same casts, as autograd has it.
         """
         called = self.calls.called
-        if is_cast(step):
+        if self.is_cast(step):
             nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
             found = nothing | called.gradient(step.calls, begun, outputs.append)
             replayed = [
@@ -198,10 +198,9 @@ class Backwards:
         factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
-
-def is_cast(step: FollowedStep) -> bool:
-    """Whether some call was made under autocast."""
-    return any(call.how.autocast is not None for call in step.calls)
+    def is_cast(self, step: FollowedStep) -> bool:
+        """Whether some call rounded to shorter numbers."""
+        return any(self.calls.called.is_cast(call.how) for call in step.calls)
 
 
 def relative(part: Weights, whole: Weights) -> float:

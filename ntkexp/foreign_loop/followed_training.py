@@ -265,6 +265,13 @@ class FollowedTraining(AbstractTrajectory):
     norm: float | None = None  # to which gradients were clipped, as far as was seen
     taken: MeanTaken = field(default_factory=MeanTaken)
 
+    def __post_init__(self) -> None:
+        if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
+            raise Mistake(
+                f"effects of a loop with {unknown.kind.__name__} are not known, as they need the derivative of what "
+                "its steps are divided by; train with SGD, Adam or AdamW, or ask only what examples added"
+            )
+
     @property
     def length(self) -> int:
         return len(self.steps)
@@ -312,10 +319,11 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
                 "effects do not know; zero gradients at every step"
             )
-        if call.how.autocast is not None:
+        if self.called.is_cast(call.how):
+            frozen = "with frozen weights in short numbers" if call.how.autocast is None else "under autocast"
             raise Mistake(
-                f"step {step.index}: it was taken under autocast, whose rounding has no derivative; follow the loop "
-                "without autocast, or ask only what examples added"
+                f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
+                "without, or ask only what examples added"
             )
         losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
         share = losses.share(step.start, self.weighing)

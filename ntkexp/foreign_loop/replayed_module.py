@@ -33,10 +33,11 @@ from ntkexp.foreign_loop.calls import (
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.casts import without_casts
+from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
@@ -135,45 +136,69 @@ CHANGED = (
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of what the model itself gave at the queries, in evaluation, when following began, and after the last
-    of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
+    """Signatures of what the model itself gave at the queries, or a measure of it, in evaluation, when following began,
+    and after the last of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
 
     start: Tensor | None = None
     end: Tensor | None = None
     steps: int = -1
 
-    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int) -> None:
-        """Refuse outputs at the queries that are none of those that the model may have given itself."""
+    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int, *, measured: bool = False) -> None:
+        """Refuse outputs at the queries, or a measure of them, that are none of those that the model may have given."""
+        perhaps = "is measure= the one that was followed? Or " if measured else ""
         for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
             if signed is None or (signed is self.end and steps != self.steps):
                 continue
             if missed := min(each.other(signed) for each in found):
                 raise Mistake(
                     f"when following {when}, the model gave other outputs at the queries than it does now at the same "
-                    f"weights, off by {missed:.2g} of them; {CHANGED}"
+                    f"weights, off by {missed:.2g} of them; {perhaps}{CHANGED}"
                 )
 
 
-def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
-    """The signature of what a model gives now in evaluation; it is left as it was, and so are generators."""
+def evaluate_at_queries(
+    model: nn.Module, output: str | int | None, queries: Inputs, measured: MeasuredQueries | None = None
+) -> Tensor | None:
+    """The signature of what a model gives now in evaluation, or of a measure of it; the model is left as it was, and so
+    are generators. A model with short frozen weights may need autocast to take them."""
     device = next((weight.device for weight in model.parameters()), None)
-    found, kind = list[Tensor](), "cpu" if device is None else device.type
-    casts = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    kind, short = "cpu" if device is None else device.type, shortest(model)
+    off = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    ways = (off,) if short is None else (off, torch.autocast(kind, short))
     compiled = any(getattr(layer, "_compiled_call_impl", None) for layer in model.modules())
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()  # to compile for it takes minutes
-    try:
-        with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(generator_states(model)), left_alone(model):
-            model.eval()
-            for begun in range(0, examples(queries), AT_ONCE):
-                some = map_tensors(lambda tensor: tensor.to(device), part(queries, slice(begun, begun + AT_ONCE)))
-                placed, named = arguments(some)
-                found.append(signature(choose_output(model(*placed, **named), output)))
-    except Exception as error:  # the model's own, and no reason to lose a training
-        LOG.warning(
-            "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
-        )
-        return None
-    return torch.cat(found)
+    for casts in ways:
+        found = list[Tensor]()
+        try:
+            states = generator_states(model)
+            with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(states), left_alone(model):
+                model.eval()
+                for some in chunks(map_tensors(lambda tensor: tensor.to(device), queries)):
+                    placed, named = arguments(some)
+                    given = choose_output(model(*placed, **named), output)
+                    found.append(signature(given) if measured is None else given)
+            return torch.cat(found) if measured is None else signature(measured.values(torch.cat(found), queries))
+        except Exception as error:  # the model's own, and no reason to lose a training
+            if casts is ways[-1]:
+                LOG.warning(
+                    "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
+                )
+    return None
+
+
+def chunks(queries: Inputs) -> Iterator[Inputs]:
+    """As many queries at a time as a model is asked."""
+    for begun in range(0, examples(queries), AT_ONCE):
+        yield part(queries, slice(begun, begun + AT_ONCE))
+
+
+def in_chunks(function: Function) -> Function:
+    """A function that is asked of so many queries at a time."""
+
+    def asked(weights: Weights, queries: Inputs) -> Tensor:
+        return torch.cat([function(weights, some) for some in chunks(queries)])
+
+    return asked
 
 
 @contextmanager
@@ -196,7 +221,8 @@ def left_alone(model: nn.Module) -> Iterator[None]:
 # --- The module of a loop as functions of its weights: in evaluation for the queries, and as each call had it.
 #
 # Casts are left out of these functions: in the precision of the weights each is smooth and explained to rounding.
-# What the loop did under casts is replayed by autograd, as a whole.
+# What the loop did under casts is replayed by autograd, as a whole. Frozen weights in shorter numbers than those that
+# move, as under adapters, are casts too: what is read are the same numbers in the precision of the adapters.
 #
 # Under the circumstances of a call it is a function too, of the batch as a whole: generators begin where they
 # did, so that masks are those that were drawn. They are constants of the step.
@@ -211,17 +237,56 @@ class CalledModule:
     output: str | int | None
     casts: Autocast | None = None
     same_kernels: bool = False
-    twins: dict[LayerModes, nn.Module] = field(default_factory=dict)
+    twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
+    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # short tensors in longer numbers
+    measured: MeasuredQueries | None = None  # what is asked of its outputs at the queries
+
+    @cached_property
+    def short(self) -> torch.dtype | None:
+        """The numbers of frozen weights, or buffers, that are shorter than those of any weight that moves."""
+        return shortest(self.module)
 
     @cached_property
     def function(self) -> Function:
+        """The module in evaluation, and what is asked of its outputs."""
+        return self.asked(self.outputs)
+
+    @cached_property
+    def outputs(self) -> Function:
         """The module in evaluation."""
-        function = function_of(self.twin(EVALUATION), self.output)
-        return function if self.casts is None else without_casts(function)
+        return self.without_casts(EVALUATION, self.casts is not None, function_of)
+
+    def without_casts(
+        self,
+        modes: LayerModes,
+        cast: bool,
+        function_from: Callable[[nn.Module, str | int | None], Function] = function_as_it_is,
+    ) -> Function:
+        """The module in these modes, in the precision of its weights; its calls were `cast`, or not."""
+        if self.short is None:
+            function = function_from(self.twin(modes), self.output)
+            return without_casts(function) if cast else function
+
+        def longer(weights: Weights, inputs: Inputs) -> Tensor:
+            kind = next((weight.dtype for weight in weights.values() if not is_short(weight)), torch.float32)
+            function = without_casts(function_from(self.twin(modes, kind), self.output))
+            weights = {name: lengthened(weight, kind) for name, weight in weights.items()}
+            return function(weights, map_tensors(lambda tensor: lengthened(tensor, kind), inputs))
+
+        return longer
+
+    def is_cast(self, how: Circumstances) -> bool:
+        """Whether a call rounds to shorter numbers than those of the weights that move."""
+        return how.autocast is not None or self.short is not None
+
+    def asked(self, function: Function) -> Function:
+        """What is asked of the outputs that a function gives at the queries: themselves, or a measure of them."""
+        return function if self.measured is None else self.measured.of(function)
 
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
-        return 0.0 if how.autocast is None or self.same_kernels else torch.finfo(how.autocast.dtype).eps
+        kinds = (None if how.autocast is None else how.autocast.dtype, self.short)
+        return 0.0 if self.same_kernels else max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def room_of(self, calls: Sequence[ModelCall]) -> float:
         """The most of that of any of these calls."""
@@ -236,12 +301,22 @@ class CalledModule:
             with nullcontext() if self.casts is None else self.casts.again():
                 return function(weights, inputs)
 
-        return cast
+        return self.asked(cast)
+
+    @property
+    def as_evaluated(self) -> Iterator[Function]:
+        """The module in evaluation, with whatever casts it may have been evaluated with by itself: none but its own,
+        those of the loop, those that its short weights need."""
+        ways = [None, self.casts]
+        if self.short is not None:
+            device = next(self.module.parameters()).device.type
+            ways.append(Autocast(device, str(self.short).removeprefix("torch."), cached=True))
+        for casts in dict.fromkeys(ways):
+            yield self.asked(in_chunks(replace(self, casts=casts, measured=None).under_casts))
 
     def at(self, how: Circumstances) -> Function:
         """The module as a call had it."""
-        function = function_as_it_is(self.twin(how.modes), self.output)
-        function = function if how.autocast is None else without_casts(function)
+        function = self.without_casts(how.modes, how.autocast is not None)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
             with beginning_at(how.states):
@@ -277,21 +352,48 @@ class CalledModule:
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
         return {name: each.grad for name, each in parameters.items() if each.grad is not None}
 
-    def twin(self, modes: LayerModes) -> nn.Module:
-        """The module in these modes.
+    def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
+        """The module in these modes; what it holds in short numbers, in those of this kind.
 
         >>> net = nn.Linear(1, 1).eval()
         >>> twin = CalledModule(net, None).twin(LayerModes(trains=True))
         >>> twin.training, net.training, twin.weight is net.weight
         (True, False, True)
         """
-        if modes == LayerModes.of(self.module):
+        if kind is None and modes == LayerModes.of(self.module):
             return self.module
-        if modes not in self.twins:
+        if (modes, kind) not in self.twins:
             shared = {id(each): each for each in chain(self.module.parameters(), self.module.buffers())}
-            self.twins[modes] = deepcopy(self.module, shared)
-            modes.give(self.twins[modes])
-        return self.twins[modes]
+            for each in list(shared.values()):
+                if kind is not None and is_short(each):
+                    if (id(each), kind) not in self.long:
+                        self.long[id(each), kind] = lengthened(each, kind)
+                    shared[id(each)] = self.long[id(each), kind]
+            self.twins[modes, kind] = deepcopy(self.module, shared)
+            modes.give(self.twins[modes, kind])
+        return self.twins[modes, kind]
+
+
+def lengthened(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    """The same numbers in longer ones, if they are short; a parameter stays one, which is frozen.
+
+    >>> lengthened(torch.ones(1).half(), torch.float32), lengthened(torch.ones(1).double(), torch.float32)
+    (tensor([1.]), tensor([1.], dtype=torch.float64))
+    """
+    if not is_short(tensor):
+        return tensor
+    longer = tensor.detach().to(kind)
+    return nn.Parameter(longer, requires_grad=False) if isinstance(tensor, nn.Parameter) else longer
+
+
+def shortest(module: nn.Module) -> torch.dtype | None:
+    """The numbers with the largest eps among the short ones that a module holds; none, if it holds none.
+
+    >>> shortest(nn.Linear(1, 1)), shortest(nn.Linear(1, 1).half())
+    (None, torch.float16)
+    """
+    kinds = {tensor.dtype for tensor in chain(module.parameters(), module.buffers()) if is_short(tensor)}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=None)
 
 
 @dataclass(frozen=True)
@@ -311,12 +413,14 @@ class CallReaders:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
         tape = reader.record(weights, call.inputs)
-        return reader.weighted(tape, call.gradient), Replayed(function, weights, call.inputs, tape.outputs)
+        came = call.gradient.to(tape.outputs.dtype)
+        return reader.weighted(tape, came), Replayed(function, weights, call.inputs, tape.outputs)
 
 
-# --- What the casts of a loop under autocast cost, told beside what was found in the precision of the weights.
+# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, told beside what was found in
+# the precision of the weights that move.
 #
-#     f_T − f_0 = Σ contributions + decay + casts        f in the precision of the weights
+#     f_T − f_0 = Σ contributions + decay + casts        f in the precision of the weights that move
 #
 # At each step `casts` is what the rounding of the gradient did: the consumed one less that of the examples
 # without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
@@ -327,13 +431,15 @@ def casts_sentence(found: xr.Dataset) -> str:
     """The sentence on casts; none, if there were none."""
     if "casts" not in found:
         return ""
-    kind, moved = found.attrs["autocast"], float(((found["change"]) ** 2).sum() ** 0.5)
+    moved = float(((found["change"]) ** 2).sum() ** 0.5)
+    named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
+    causes = [said.format(found.attrs[name]) for name, said in named.items() if name in found.attrs]
     ours, theirs = float((found["casts"] ** 2).sum() ** 0.5), float(found.attrs["away"])
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
-        f"autocast to {kind} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, and so "
-        f"the outputs by {shares[0]} of what training changed, which no example added; outputs are read without casts, "
-        f"{shares[1]} of that change away from those with them"
+        f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
+        f"and so the outputs by {shares[0]} of what training changed, which no example added; outputs are read without "
+        f"casts, {shares[1]} of that change away from those with them"
     )
 
 

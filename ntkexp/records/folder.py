@@ -140,6 +140,7 @@ OURS = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin|\.?sums-[^/]+"
     r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
     r"|plots/[^/]+\.(svg|png|csv)|tensorboard/events\.out\.tfevents\.[^/]+|removal/(again-[^/]+/.+|[0-9a-f]{12}\.json)"
+    r"|validation/([0-9a-f]{12}\.bin|ground_truth\.npz)"
     r"|([a-z_]+|removal/[0-9a-f]{12})\.zarr/(.*/)?(zarr\.json|c(/\d+)*|[^/]+\.partial)"
     r"|trace/(rank-\d+/)?(\.lock|[a-z]+\.(bin|log)|weights/\d+\.bin)|(.*/)?\.[^/]+\.partial"
 )

@@ -327,16 +327,15 @@ class RerunAt(AbstractRetraining):
         assert self.end is not None
         return self.at(self.end)
 
-    def at(self, weights: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
-        """The outputs at these weights."""
+    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         with torch.no_grad(), plain_kernels():
-            found = self.rerun.outputs(weights, self.inputs)
+            found = self.rerun.outputs(end, self.inputs)
         return found if self.outs is None else found[:, list(self.outs)]
 
-    def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
+    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
         """All are trained at once, as far as there is memory."""
-        some = torch.split(weights, self.rerun.directions)
-        return torch.stack([self.at(end) for each in some for end in trained(self.rerun, each)])
+        for some in torch.split(weights, self.rerun.directions):
+            yield from trained(self.rerun, some)
 
     def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
         """Where training amplifies rounding to the size of what it is asked about, nothing is to be believed."""

@@ -6,7 +6,7 @@ is split over the examples. Who trains is of no matter: this package (`removal.r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,8 +45,16 @@ class AbstractRetraining(ABC):
         """The outputs after training with all examples."""
 
     @abstractmethod
+    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
+        """Where trainings with these weights of the examples lead, one after another, as vectors."""
+
+    @abstractmethod
+    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+        """The outputs at the end of a training."""
+
     def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
         """The outputs after trainings with these weights of the examples."""
+        return torch.stack([self.at(end) for end in self.ends(weights)])
 
     @abstractmethod
     def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
@@ -69,23 +77,38 @@ def changes(
 
 # --- Whether half of a removal does half of it: trainings in which a twentieth of the examples weigh ½, and nothing.
 #
-#     agreement = cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs at the points that are asked about
+#     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs at the points that are asked about
+#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½),  over the weights
 #
-# It is near 1 where the outputs change smoothly with the weights of examples, whatever their derivative is.
+# Both are near 1 where outputs, or weights, change smoothly with the weights of examples, whatever their derivative is.
+# Metasmoothness is of L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
 
 
 SHARE = 20  # one example in this many is left out
 
 
-def agreement(training: AbstractRetraining) -> float:
-    """The cosine, for a group that is drawn from the seed."""
+def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
+    """The weights of the examples for both trainings, of a group that is drawn from the seed."""
     count = len(training.everyone)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[: max(1, count // SHARE)]
     weights = training.everyone.repeat(2, 1)
     weights[0, chosen], weights[1, chosen] = 0.5, 0.0
-    half, none = training.outputs(weights)
+    return weights
+
+
+def agreement(training: AbstractRetraining) -> float:
+    """The cosine of what either half changes in the outputs."""
+    half, none = training.outputs(halving(training))
     first, second = (half - training.whole).flatten(), (none - half).flatten()
     return float(first @ second / (first.norm() * second.norm()))
+
+
+def metasmoothness(training: AbstractRetraining) -> float:
+    """Whether weights move on in the direction in which the first half moved them; NaN if that moved none."""
+    (whole,) = training.ends(training.everyone[None])
+    half, none = training.ends(halving(training))
+    first, second = half - whole, none - half
+    return float((first * second.sign()).sum() / first.abs().sum())
 
 
 # --- The leave-out check: what effects predict is held against trainings that leave examples out.

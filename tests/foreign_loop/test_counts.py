@@ -163,7 +163,8 @@ def test_leaving_out_is_training_without_what_an_example_counts(mean: Mean, tmp_
     trace = train(to=tmp_path / "run")
     name, weights = digests(loop(loops.adamw).x)[LEFT], weighing(LEFT, 0.0)
     expected = by_hand(mean, loops.adamw, loops.plain, weights)
-    found = LoopAgain(train, trace, "renormalised").outputs_with({name: 0.0})
+    training = LoopAgain(train, trace, "renormalised")
+    found = training.at(training.end_with({name: 0.0}))
     assert float((found - expected).abs().max()) < CLOSE
     removed = loop_without(
         find_trace(tmp_path / "run"), train, "renormalised", [trace.examples[name]], [0, 1, 2], Silent()

@@ -305,7 +305,8 @@ def test_leaving_out_is_training_without_under_the_same_masks(tmp_path: Path) ->
     weights = torch.ones(EXAMPLES, dtype=torch.float64)
     weights[[3, 8]] = 0.0
     expected = ends_with(weights)
-    found = LoopAgain(again, trace, "renormalised").outputs_with({names[3]: 0.0, names[8]: 0.0})
+    training = LoopAgain(again, trace, "renormalised")
+    found = training.at(training.end_with({names[3]: 0.0, names[8]: 0.0}))
     assert (found - expected).abs().max() < 1e-11  # the same steps, with sums in another order
     group = [list(trace.examples).index(names[k]) for k in (3, 8)]
     removal = loop_without(

@@ -21,7 +21,6 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
-from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
@@ -103,8 +102,7 @@ def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     )
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
-    queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
-    return pair, OutputsAt([partial(outputs_at, first.function, one.flat, query) for query in queries]), first
+    return pair, OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)]), first
 
 
 def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
@@ -267,9 +265,10 @@ def test_leaving_out_is_training_without(optimizers: Maker, body: Body) -> None:
     emptied = next(loops.batches())[:2].tolist()
     weights[[3, 8, *emptied]], weights[11] = 0.0, 0.5
     chosen = {name: float(weight) for name, weight in zip(names, weights, strict=True) if weight < 1}
-    found = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised").outputs_with(chosen)
+    training = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised")
+    found = training.at(training.end_with(chosen))
     assert float((found - trained_with(optimizers, body, weights)).abs().max()) < CLOSE
-    assert float((found - LoopAgain(lambda: None, trace, "renormalised").at_end(trace)).abs().max()) > 1e-3
+    assert float((found - training.at(training.flat.vector(trace.steps.end))).abs().max()) > 1e-3
 
 
 def test_a_call_of_which_nothing_is_left_adds_nothing() -> None:

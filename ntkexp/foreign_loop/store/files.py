@@ -298,7 +298,8 @@ def event_of(
     heard = set(step.heard)
     replayable = all(call.at == index for call in step.calls)
     unheard = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
-    groups = [group for each in optimizer.param_groups if (group := [names[id(weight)] for weight in each["params"]])]
+    named = ([names[id(weight)] for weight in each["params"]] for each in optimizer.param_groups)
+    groups = [group for each in named if (group := [name for name in each if name in step.settings])]
     return {
         "step": index,
         "optimizer": which,

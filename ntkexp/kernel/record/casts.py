@@ -43,6 +43,18 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
+SHORTEST = 32  # bits of numbers to whose rounding something can be proved
+
+
+def is_short(tensor: Tensor) -> bool:
+    """Whether the numbers are so short that nothing is proved to their rounding.
+
+    >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
+    (False, True, False)
+    """
+    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST
+
+
 def without_casts(function: Function) -> Function:
     """The function computed in the numbers of its weights throughout."""
 

@@ -1,0 +1,105 @@
+"""`ntkexp validate`: scores of training examples, held against trainings without some of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ntkexp.cli.options import Again, AsJson, Engine, Quiet, Trust, Workers, interruptible
+from ntkexp.mistake import Mistake
+
+
+def validate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of an attributed loop.")],
+    scores: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--scores",
+            metavar="FILE.npy",
+            help="Scores of another method, [point, out, example], positive where they raise; may be repeated.",
+        ),
+    ] = None,
+    trainings: Annotated[
+        int, typer.Option("--trainings", metavar="N", min=3, help="How many trainings are the ground truth.")
+    ] = 100,
+    leave_out: Annotated[
+        str, typer.Option("--leave-out", metavar="SHARE|N", help="The examples that each leaves out: 1%, 50%, or 8.")
+    ] = "1%",
+    top: Annotated[
+        str,
+        typer.Option("--top", metavar="SHARE|N", help="The examples that each query loses for QLD; 0 leaves QLD out."),
+    ] = "1%",
+    fresh: Annotated[
+        int,
+        typer.Option("--fresh", metavar="K", min=0, help="Train each from K fresh seeds; 0 keeps the seed of the run."),
+    ] = 0,
+    queries: Annotated[
+        int, typer.Option("--queries", metavar="N", min=1, help="How many points are asked about.")
+    ] = 50,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="SPLIT", help="The split of these points: train, probe or test.")
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="The outputs are losses: the top examples are those that lower.")
+    ] = False,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", metavar="FILE.npz", help="Where the ground truth goes, for others to score theirs by."),
+    ] = None,
+    again: Again = None,
+    workers: Workers = None,
+    engine: Engine = "local",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+) -> None:
+    """Hold scores of training examples against trainings without some of them: LDS and QLD."""
+    from ntkexp.engine.base import choose
+
+    shares = {"leave-out": share_of(leave_out, "--leave-out"), "top": share_of(top, "--top")}
+    for path in scores or []:
+        if not path.is_file():
+            raise Mistake(f"--scores={path}: there is no such file")
+    chosen = choose(engine, workers)
+    chosen.limit_threads()
+    from ntkexp.records.atomic import to_text
+    from ntkexp.report.validation import read_scores
+    from ntkexp.validation import validate as validation
+
+    with interruptible(lambda: "; the same command goes on"):
+        found = validation(
+            run.expanduser(),
+            {path.stem: read_scores(path) for path in scores or []} or None,
+            again=again,
+            leave_out=shares["leave-out"],
+            trainings=trainings,
+            top=shares["top"] or None,
+            fresh=fresh,
+            queries=queries,
+            split=split,
+            lower_is_better=lower_is_better,
+            engine=chosen,
+            trust=trust or [],
+            quiet=quiet,
+        )
+    place = truth or run.expanduser() / "validation" / "ground_truth.npz"
+    found.truth.write(place)
+    sys.stdout.write(to_text(found.as_json()) if as_json else f"{found}\n{place}\n")
+
+
+def share_of(text: str, option: str) -> float:
+    """A share, or a number of examples.
+
+    >>> share_of("1%", "--top"), share_of("8", "--top"), share_of("0.5", "--top")
+    (0.01, 8.0, 0.5)
+    """
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf") or (number >= 1 and number != int(number)):
+        raise Mistake(f"{option}={text}: it takes a share such as 1% or 0.01, or a number of examples such as 8")
+    return number

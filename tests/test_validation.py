@@ -1,0 +1,199 @@
+"""Scores are held against trainings without the examples that they name, each kept once, whoever carries it out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ntkexp
+import ntkexp.run.execute
+from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+from ntkexp.progress import Silent
+from ntkexp.records.ground_truth import FOLDER, Outputs, TrainingWithout, read_ground_truth
+from ntkexp.report.run import load_run
+from ntkexp.report.validation import linear_datamodeling_score, spearman
+from ntkexp.run.execute import execute
+from ntkexp.validation import RunSubject, asked_points
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import followed, loop
+from tests.run.small import small
+from tests.run.test_execute import stand_in
+
+WORDS = ("data=digits", "threads=1", "model.activation=tanh", "path.effects=derivative", "ladder.machine=[]", "steps=6")
+SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ntkexp.run.execute, "painter", stand_in)
+        return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent())
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_scores_that_add_up_to_what_happens_are_perfect(seed: int) -> None:
+    """LDS = 1 where outputs are an increasing function of Σ τ over who is there, and −1 for −τ."""
+    drawn = np.random.default_rng(seed)
+    scores, left_out = drawn.normal(size=(3, 12)), drawn.random((20, 12)) < 0.3
+    outputs = np.exp((~left_out).astype(float) @ scores.T)
+    assert linear_datamodeling_score(scores, left_out, outputs, 3).by_query == pytest.approx(1.0, abs=1e-12)
+    assert linear_datamodeling_score(-scores, left_out, outputs, 3).by_query == pytest.approx(-1.0, abs=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_ranks_correlate_as_in_a_data_frame(seed: int) -> None:
+    """With ties, which whole numbers have."""
+    import pandas as pd  # noqa: PLC0415  the oracle
+
+    drawn = np.random.default_rng(seed)
+    one, other = (drawn.integers(0, 5, (15, 4)).astype(float) for _ in range(2))
+    expected = pd.DataFrame(one).corrwith(pd.DataFrame(other), method="spearman")
+    assert spearman(one, other) == pytest.approx(expected.to_numpy(), abs=1e-12)
+
+
+def test_the_interval_holds_what_more_trainings_find() -> None:
+    """Of noisy scores, over 40 draws: at a confidence of 95 % more than 31 miss with a chance of 5e-5."""
+    drawn, held = np.random.default_rng(0), 0
+    for _ in range(40):
+        scores, noise = drawn.normal(size=(6, 30)), drawn.normal(size=(6, 30))
+        left_out = drawn.random((2000, 30)) < 0.2
+        outputs = (~left_out).astype(float) @ (scores + noise).T
+        few = linear_datamodeling_score(scores, left_out[:40], outputs[:40], 200)
+        held += few.low <= linear_datamodeling_score(scores, left_out, outputs, 0).value <= few.high
+    assert held >= 32
+
+
+def test_trained_with_everyone_it_is_the_run(finished: Path) -> None:
+    run = load_run(finished)
+    points = asked_points(run, "probe", 5)
+    ((_, outputs),) = RunSubject(finished, tuple(points)).outputs([TrainingWithout(())])
+    known = run.predictions.sel(machine="f_T").to_numpy()[points]
+    assert abs(outputs - known).max() <= 1e-11 * abs(known).max()  # sums of six steps, in another order
+
+
+def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Path) -> None:
+    """And from fresh weights it is another training, of the same data."""
+    from ntkexp.run.execute import without  # noqa: PLC0415  beside its oracle
+
+    points = asked_points(load_run(finished), "probe", 2)
+    subject = RunSubject(finished, tuple(points))
+    found = dict(
+        subject.outputs(
+            [TrainingWithout(()), TrainingWithout((3, 7)), TrainingWithout((), 5), TrainingWithout((3, 7), 5)]
+        )
+    )
+    removal = without(finished, [3, 7], points, Silent())
+    change = found[TrainingWithout((3, 7))] - found[TrainingWithout(())]
+    assert abs(change - removal.actual).max() <= 1e-9 * abs(removal.actual).max()
+    assert abs(found[TrainingWithout((), 5)] - found[TrainingWithout(())]).max() > 1e-3
+    assert abs(found[TrainingWithout((3, 7), 5)] - found[TrainingWithout((), 5)]).max() > 1e-6
+
+
+def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A validation that is broken off goes on; effects of a smooth network foretell it, their opposite does not."""
+    run = shutil.copytree(finished, tmp_path / finished.name)
+    carried = RunSubject.outputs
+
+    def broken_off(self: RunSubject, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
+        for number, each in enumerate(carried(self, trainings)):
+            if number == 4:
+                raise KeyboardInterrupt
+            yield each
+
+    monkeypatch.setattr(RunSubject, "outputs", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        ntkexp.validate(run, **SMALL)
+    kept = {path.name: path.read_bytes() for path in (run / FOLDER).iterdir()}
+    assert len(kept) == 4
+
+    monkeypatch.setattr(RunSubject, "outputs", carried)
+    opposite = -load_run(run).contributions["effect"].to_numpy()
+    points = asked_points(load_run(run), None, 5)
+    found = ntkexp.validate(run, {"opposite": opposite[points]}, **SMALL)
+    assert all((run / FOLDER / name).read_bytes() == content for name, content in kept.items())
+    by_name = {each.name: each.lds.value for each in found.scores}
+    assert by_name["opposite"] == by_name["effect"] > 0.9  # −effect is the score of an effect
+
+    monkeypatch.setattr(RunSubject, "outputs", broken_off)  # nothing is left to do
+    again = ntkexp.validate(run, {"upside down": -opposite[points]}, **{**SMALL, "top": None})
+    assert again.truth.digest == found.truth.digest
+    assert next(each for each in again.scores if each.name == "upside down").lds.value < -0.9
+
+
+def test_what_lies_there_of_another_run_is_trained_again(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / finished.name)
+    first = ntkexp.validate(run, **SMALL)
+    paths = sorted((run / FOLDER).iterdir())
+    paths[0].write_bytes(paths[1].read_bytes())  # a training of other examples, whole and sealed
+    paths[2].write_bytes(paths[2].read_bytes()[:-9])
+    outputs = ntkexp.validate(run, **SMALL).truth.outputs  # sums of six steps, among other trainings
+    assert abs(outputs - first.truth.outputs).max() < 1e-11 * abs(outputs).max()
+
+
+@pytest.mark.slow
+def test_workers_find_the_same_bytes(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(finished, tmp_path / finished.name)
+    words = ["--trainings=9", "--leave-out=4", "--top=2", "--queries=5", "--workers=1"]
+    assert command(["validate", str(run), *words]) == 0
+    assert "LDS" in capfd.readouterr().out
+    truth = read_ground_truth(run / FOLDER / "ground_truth.npz")
+    other = shutil.copytree(finished, tmp_path / "elsewhere" / finished.name)
+    assert ntkexp.validate(other, **SMALL).truth.digest == truth.digest
+
+
+def test_a_followed_loop_is_carried_out_without_examples() -> None:
+    """By a loop in which every mean is taken by hand."""
+
+    def train() -> None:
+        kept.append(followed(loop(loops.adamw), loops.plain))
+
+    kept: list[object] = []
+    train()
+    trace = kept[0]
+    assert isinstance(trace, Trace)
+    found = ntkexp.validate(trace, again=train, leave_out=2, top=1, trainings=3, quiet=True)
+    places, names = found.truth.left_out[0].nonzero()[0], list(trace.examples)
+    given_loop = loop(loops.adamw)
+    x = given_loop.x
+    gone = [k for k, name in enumerate(digests(x)) if name in {names[place] for place in places}]
+    weights = torch.ones(len(x), dtype=torch.float64)
+    weights[gone] = 0.0
+    for _, batch in zip(range(loops.STEPS), loops.batches(), strict=False):
+        given_loop.zero()
+        losses = torch.nn.functional.cross_entropy(given_loop.model(x[batch]), given_loop.y[batch], reduction="none")
+        ((weights[batch] * losses).sum() / weights[batch].sum()).backward()  # type: ignore[no-untyped-call]
+        given_loop.step()
+    expected = given_loop.model(given_loop.queries).detach().numpy()
+    assert abs(found.truth.outputs[0] - expected).max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"leave_out": 0}, "leave_out=0 of 24 examples: it takes a share below 1, or from 1 to 23"),
+        ({"leave_out": 24}, "leave_out=24 of 24"),
+        ({"trainings": 2}, "trainings=2: ranks of fewer than 3 say nothing"),
+        ({"fresh": -1}, "fresh=-1"),
+        ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*turn it around"),
+        ({"scores": np.full((5, 24), np.nan)}, "not finite"),
+        ({"scores": np.array(["a"])}, "not numbers"),
+        ({"split": "tset"}, "test"),
+        ({"again": print}, "is an experiment, trained as it is"),
+    ],
+)
+def test_what_cannot_be_is_refused(finished: Path, words: dict[str, Any], told: str) -> None:
+    validate = partial(ntkexp.validate, finished, **{**SMALL, **words})
+    with pytest.raises(Mistake, match=told):
+        validate()
