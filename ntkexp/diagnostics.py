@@ -117,7 +117,7 @@ def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
     return Spectrum(values.flip(0), modes.flip(1))
 
 
-def largest(kernel: Float[Tensor, "train out train out_"]) -> float:
+def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
     """λ_max: from all eigenvalues of a matrix that is small enough, from below by products with a larger one."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= DENSE:

@@ -16,7 +16,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from ntkexp.closed_form import DescentGain, Ensemble, Kernels, modes_of
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.problem import draw_network, kernels
+from ntkexp.experiment.problem import draw_network, infinite_kernels
 from ntkexp.init import NTK
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
@@ -338,7 +338,7 @@ def ensemble(
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
-    limit, everywhere = kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
+    limit, everywhere = infinite_kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
     whole = BlockSlices(everywhere, everywhere, same=True)
     own = experiment.init.alpha**2 * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp  # α²𝒢(x, x′)
     prior = Kernels(limit.start[: given.train], limit.start)

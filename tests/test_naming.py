@@ -16,7 +16,7 @@ import ntkexp.model
 from ntkexp.component import Component
 from ntkexp.config.choices import NO_CHOICES, shipped
 from ntkexp.config.compose import compose
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.naming import class_path, module_of_class, option_name
@@ -41,7 +41,7 @@ def imports(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_a_component_is_called_as_its_yaml(file: Path) -> None:
-    path = read(file)["_target_"]
+    path = read_yaml(file)["_target_"]
     package, _, name = path.rpartition(".")
     kind = getattr(import_module(package), name)
     assert class_path(kind) == path

@@ -19,7 +19,8 @@
 3. The looks. Where the control comes out supported too, the claim's own look decides nothing. The second look is judged
    by itself, and shown beside the first.
 
-4. All claims together. Verdicts are counted with Holm's correction over their p (`ntkexp.report.claims.standing`).
+4. All claims together. Verdicts are counted with Holm's correction over their p, by
+   `ntkexp.report.claims.holm_rejections`.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Tried:
         }
 
 
-def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
+def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
     """Judge tables whose truth is at each place."""
     generator = np.random.default_rng(seed)
     rates: dict[float, list[str]] = {

@@ -144,7 +144,7 @@ class JudgedRows(AbstractPicture):
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        heading(figure, title(judged.record))
+        heading(figure, exhibit_title(judged.record))
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
@@ -159,7 +159,7 @@ def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]
     return sorted(pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
 
 
-def title(record: ClaimRecord) -> str:
+def exhibit_title(record: ClaimRecord) -> str:
     main = record.main
     figure = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
     return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({figure})"

@@ -84,10 +84,10 @@ class Column(AbstractQuantity):
         describe(self.column)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=numbers(measured, self.column))
+        return measured.table.assign(value=column_numbers(measured, self.column))
 
 
-def numbers(measured: Measured, name: str) -> pd.Series[float]:
+def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
     columns = measured.numbers
     if name not in columns:
         raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}")
@@ -118,7 +118,9 @@ class Columns(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         table = measured.table
-        return stacked({name: table.assign(quantity=name, value=numbers(measured, name)) for name in self.columns})
+        return stacked(
+            {name: table.assign(quantity=name, value=column_numbers(measured, name)) for name in self.columns}
+        )
 
 
 class Together(AbstractQuantity):
@@ -166,7 +168,7 @@ class Crossing(AbstractQuantity):
         for key, name in (("along", self.along), ("by", self.by)):
             if name not in table:
                 raise Mistake(f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}")
-        figures = table.assign(figure=numbers(measured, self.column))
+        figures = table.assign(figure=column_numbers(measured, self.column))
         figures = figures[figures[self.along].notna()]
         rows = [
             {"runs": runs, "seed": seed, self.by: by, "value": self.place(group)}

@@ -42,7 +42,7 @@ from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import split
 from ntkexp.config.field_types import refusal
-from ntkexp.config.plain_yaml import read, spelled
+from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 
@@ -67,7 +67,7 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
         raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(names)}{nearest(name, names)}")
     file = builder.choices.file("claim", name)
     try:
-        return claim_of(name, read(file), builder, size)
+        return claim_of(name, read_yaml(file), builder, size)
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
 
@@ -118,7 +118,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     ['steps=9', 'data=moons']
     """
     if not isinstance(change, Mapping):
-        raise Mistake(f"{name}={spelled(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
+        raise Mistake(f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
     for key in change:
         if key not in CHANGES:
             keys = ", ".join(CHANGES)
@@ -212,7 +212,7 @@ def mistakes_in(name: str) -> Iterator[None]:
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
     """Read runs of a claim as a sweep, of one thread each: their bytes are the same however many are at work."""
     if not isinstance(fields, Mapping):
-        raise Mistake(f"runs.{name}={spelled(fields)}: it takes axes and base, as a sweep does")
+        raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")
     base = list(fields.get("base") or [])
     if not any(split(str(text)).key == "threads" for text in base):
         base.append("threads=1")
@@ -222,5 +222,7 @@ def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
 def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Any:
     """Build a part of a claim: its trial, quantity, picture, or what it expects."""
     if not isinstance(given, Mapping):
-        raise Mistake(f"{key}={spelled(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}")
+        raise Mistake(
+            f"{key}={spell_value(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}"
+        )
     return builder.component(given, (kind,), key)

@@ -80,12 +80,12 @@ def claims(
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
     from ntkexp.config.compose import composer
-    from ntkexp.sweep.jobs import listener
+    from ntkexp.sweep.jobs import sweep_listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-        workshop = Workshop(chosen, listener(quiet), trusted(trust), retry_failed)
+        workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
         outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
     show(records, quiet=quiet, as_json=as_json)
@@ -136,12 +136,12 @@ def judged(
 
 def show(records: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
-    from ntkexp.report.claims import format_claims, summary
+    from ntkexp.report.claims import format_claims, summarise_claims
 
     if as_json:
         sys.stdout.write(to_text([record.json_fields for record in records]))
     elif not quiet:
-        sys.stdout.write(f"{format_claims(records)}\n\n{notes(records)}{summary(records)}\n")
+        sys.stdout.write(f"{format_claims(records)}\n\n{notes(records)}{summarise_claims(records)}\n")
 
 
 def line(record: ClaimRecord) -> str:
@@ -168,13 +168,13 @@ def notes(records: Sequence[ClaimRecord]) -> str:
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     """Show every claim with its statement and its source."""
-    from ntkexp.config.choices import Choices, folders
-    from ntkexp.config.plain_yaml import read
+    from ntkexp.config.choices import Choices, config_folders
+    from ntkexp.config.plain_yaml import read_yaml
     from ntkexp.records.atomic import to_text
 
-    choices, rows = Choices(folders(config_dir)), []
+    choices, rows = Choices(config_folders(config_dir)), []
     for name in choices.options("claim"):
-        tree = read(choices.file("claim", name))
+        tree = read_yaml(choices.file("claim", name))
         source = tree.get("source")
         paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
         rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
@@ -186,10 +186,10 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import RULES, try_rule
+    from ntkexp.claim.judge import RULES, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [try_rule(rule) for rule in RULES]
+    tried = [try_judging(rule) for rule in RULES]
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return

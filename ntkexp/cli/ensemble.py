@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def ensemble(
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), listener(common.quiet)
+    given, listening = problem(experiment), progress_listener(common.quiet)
     listening.start("networks", 2 * networks, 0)
     before = {"all layers": 0, "readout": networks}
     try:

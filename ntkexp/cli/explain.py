@@ -13,7 +13,7 @@ import typer
 
 from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible
 from ntkexp.mistake import Mistake
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,7 @@ def explain(
         raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
     loaded = load_run(run.expanduser())
     chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    chosen_points = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    chosen_points = list(numbers) or explanations.worst_points(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
     if without is not None and not page:
         leave_out(loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust)
         return
@@ -187,13 +187,13 @@ def removal(
     run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
 ) -> tuple[list[LedgerEntry], Removal]:
     """Find what leaving out a group changes, and put it in words of the run."""
-    from ntkexp.report.examples import group
-    from ntkexp.report.explain import numbered
-    from ntkexp.report.ledger import entries
+    from ntkexp.report.examples import choose_group
+    from ntkexp.report.explain import point_index
+    from ntkexp.report.ledger import ledger_entries
 
-    points = [numbered(run, split, number) for number in numbers]
-    progress = listener(quiet=quiet)
-    chosen = group(run, text, lambda: influences(run, points, progress))
+    points = [point_index(run, split, number) for number in numbers]
+    progress = progress_listener(quiet=quiet)
+    chosen = choose_group(run, text, lambda: influences(run, points, progress))
     with interruptible(lambda: "; nothing was kept of it"):
         if "follow" in run.config:
             found = without_of_loop(run, chosen, points, again, trust, progress)
@@ -205,10 +205,10 @@ def removal(
             from ntkexp.config.build import admit
 
             admitted = admit(trust)
-            from ntkexp.run.execute import without
+            from ntkexp.run.execute import remove_group
 
-            found = without(run.path, chosen, points, progress, admitted)
-    return entries(run, split, numbers, found), found
+            found = remove_group(run.path, chosen, points, progress, admitted)
+    return ledger_entries(run, split, numbers, found), found
 
 
 def without_of_loop(
@@ -238,9 +238,9 @@ def without_of_loop(
 def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
     """How much each training example matters at these points: by its effects, or by what it added; which is said."""
     from ntkexp.records.contributions import explained_rule
-    from ntkexp.report.explain import effects, influence
+    from ntkexp.report.explain import effects_of_run, influence
 
-    parts = effects(run)
+    parts = effects_of_run(run)
     if parts is None:
         rule = explained_rule(run.rules)
         if rule is None:
@@ -254,9 +254,9 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 def order_of(run: Run) -> str:
     """By what examples are at the top, in words that follow 'examples'."""
-    from ntkexp.report.explain import effects
+    from ntkexp.report.explain import effects_of_run
 
-    if effects(run) is None:
+    if effects_of_run(run) is None:
         return "that added most, as this run has no effects (path.effects=true)"
     return "of the largest effects"
 
@@ -311,7 +311,7 @@ def attribute(
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.report.run import load_run
-    from ntkexp.report.sentence import sentence
+    from ntkexp.report.sentence import ladder_sentence
 
     files = find_trace(folder)
     trust = trust or []
@@ -352,4 +352,4 @@ def attribute(
     words = None if decode is None else load_function(decode, "decode", trust)
     trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
-    sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
+    sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{run.path}\n")

@@ -15,7 +15,7 @@ import typer
 
 from ntkexp.cli.options import AGAIN, CommonOptions, Engine, Overrides, interruptible, polite_kill, trusted
 from ntkexp.mistake import Mistake
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
@@ -147,7 +147,7 @@ class Filling:
         """Fill the kernel file, and finish it."""
         from ntkexp.kernel_file.fill import LONG, fill
 
-        progress = listener(quiet, AGAIN)
+        progress = progress_listener(quiet, AGAIN)
         if self.estimate.seconds >= LONG:
             progress.say(f"{self.path.name}: {self.estimate.sentence(self.at_once)}")
         with polite_kill(), interruptible(lambda: f"; the same command goes on with {self.path}"):
@@ -223,21 +223,21 @@ def tangent(
     engine = choose(options.engine, options.workers)
     if run is None:
         experiment = compose_for_tiles(overrides, common)
-        from ntkexp.sweep.definition import values, whole_numbers
+        from ntkexp.sweep.definition import read_values, whole_numbers
 
-        seed_list = (experiment.seed,) if seeds is None else tuple(whole_numbers(values("--seeds", seeds)))
+        seed_list = (experiment.seed,) if seeds is None else tuple(whole_numbers(read_values("--seeds", seeds)))
         weights = ""
     else:  # the weights of a run that is finished, as they were written
         from ntkexp.config.build import admit
         from ntkexp.records.folder import RunFolder
         from ntkexp.run.environment import fix_circumstances
-        from ntkexp.run.execute import rebuilt
+        from ntkexp.run.execute import rebuild_experiment
 
         written = RunFolder(run.expanduser())
         if written.state in {"running", "interrupted", "dead"}:
             raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
         written.check("weights.pt")
-        experiment = rebuilt(written, admit(common.trusted))
+        experiment = rebuild_experiment(written, admit(common.trusted))
         fix_circumstances(experiment, experiment.threads or 1)
         seed_list, weights = (), str((written.path / "weights.pt").absolute())
     from ntkexp.kernel_file.kernel import EmpiricalKernel

@@ -79,7 +79,7 @@ def predict(
     from ntkexp.kernel_file.predict import Entries, Question
     from ntkexp.kernel_file.predict import predict as predict_from
     from ntkexp.records.kernel_file import open_matrix
-    from ntkexp.report.progress import listener
+    from ntkexp.report.progress import progress_listener
 
     if time and steps is not None:
         raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
@@ -101,7 +101,7 @@ def predict(
                 f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
             )
     entries = Entries(matrix)
-    answers = list(predict_from(entries, question, listener(common.quiet).say))
+    answers = list(predict_from(entries, question, progress_listener(common.quiet).say))
     scores = [score for answer in answers for score in answer.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]
@@ -197,13 +197,12 @@ def study(
     common: CommonOptions,
 ) -> None:
     """Compare several kernels of infinite width in one table of accuracies."""
-    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.choices import Choices, config_folders
     from ntkexp.engine.base import choose
     from ntkexp.kernel_file.kernel import InfiniteKernel
-    from ntkexp.kernel_file.predict import Entries, Question, predict
-    from ntkexp.kernel_file.predict import study as read_study
+    from ntkexp.kernel_file.predict import Entries, Question, predict, read_study
 
-    definition = read_study(name, Choices(folders(common.config_dir)))
+    definition = read_study(name, Choices(config_folders(common.config_dir)))
     question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
     chosen, rows = choose(engine, workers), list[list[str | float | None]]()
     for each, words in definition.overrides(overrides or []).items():

@@ -26,7 +26,7 @@ from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
 from ntkexp.cli.validate import validate
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
+from ntkexp.engine.base import DENIED, FAULTS, exhausted, fault_in_words
 from ntkexp.mistake import Mistake, without_secrets
 
 # --- The command line, put together: each command is a function, listed here in the order of the help.
@@ -194,7 +194,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
                 sys.stdout.flush()
             except OSError:  # Python would try to write it once more at its end, and fail in its own words
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return in_words(error), 2 if error.errno in DENIED else 1
+            return fault_in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
         case RuntimeError() | MemoryError() if lacking := exhausted(error):

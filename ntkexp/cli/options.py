@@ -44,10 +44,10 @@ MOST_THREADS = 1024
 
 
 def choices_of(context: typer.Context) -> Choices:
-    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.choices import Choices, config_folders
 
     given = context.params.get("config_dir")
-    return Choices(folders(given and Path(given)))
+    return Choices(config_folders(given and Path(given)))
 
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:

@@ -89,7 +89,7 @@ def format_runs(material: Material, form: Format) -> str:
     from ntkexp.report.material import tabulate_fits
     from ntkexp.report.page.build import markdown
     from ntkexp.report.run import combined
-    from ntkexp.report.tables import format_csv, format_text, json_rows, of_frame
+    from ntkexp.report.tables import format_csv, format_text, json_rows, table_of_frame
 
     match form:
         case Format.md:
@@ -97,13 +97,13 @@ def format_runs(material: Material, form: Format) -> str:
         case Format.csv:
             return format_csv(combined(material.runs))
         case Format.json:
-            return to_text(json_rows(of_frame(combined(material.runs))))
+            return to_text(json_rows(table_of_frame(combined(material.runs))))
     laws = [
-        f"{summary(one.laws, one.draws)}\n{format_text(of_frame(tabulate_fits(one))).rstrip()}\n\n"
+        f"{summary(one.laws, one.draws)}\n{format_text(table_of_frame(tabulate_fits(one))).rstrip()}\n\n"
         for one in material.analyses
         if one.laws
     ]
-    return "".join(laws) + format_text(of_frame(combined(material.runs))).rstrip("\n") + "\n"
+    return "".join(laws) + format_text(table_of_frame(combined(material.runs))).rstrip("\n") + "\n"
 
 
 def runs(
@@ -189,15 +189,15 @@ def gathered(name: str, out: Path) -> Material:
 
 def compare_runs(first: Run, second: Run) -> None:
     from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
-    from ntkexp.report.tables import format_text, of_frame
+    from ntkexp.report.tables import format_text, table_of_frame
 
     sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = compare_configs(first, second)
     sys.stdout.write(
-        f"{format_text(of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
+        f"{format_text(table_of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
     )
     differences = compare_results(first, second)
-    sys.stdout.write(f"{format_text(of_frame(differences))}\n" if len(differences) else "they share no number\n")
+    sys.stdout.write(f"{format_text(table_of_frame(differences))}\n" if len(differences) else "they share no number\n")
     for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
         if run.diverged:
             sys.stdout.write(f"{name} diverged, so it has no numbers\n")
@@ -207,9 +207,9 @@ def compare_runs(first: Run, second: Run) -> None:
 
 def compare_sweeps(one: Material, other: Material) -> None:
     from ntkexp.report.analysis.tables import compare
-    from ntkexp.report.tables import format_text, of_frame
+    from ntkexp.report.tables import format_text, table_of_frame
 
     for material in (one, other):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    sys.stdout.write(f"{format_text(of_frame(compare(one.analyses[0], other.analyses[0])))}\n")
+    sys.stdout.write(f"{format_text(table_of_frame(compare(one.analyses[0], other.analyses[0])))}\n")

@@ -30,7 +30,7 @@ from ntkexp.cli.options import (
     write_events,
 )
 from ntkexp.records.folder import BEGUN, RunFolder
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 from ntkexp.report.tables import Column, Table, format_text
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def train(
     advice = f"the same command, or {resume_command(folder, common.trusted)}, goes on from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
         repeat = options(out, common.trusted, common.config_dir)
-        folder = execute(experiment, overrides or [], place, force, listener(common.quiet, AGAIN), repeat)
+        folder = execute(experiment, overrides or [], place, force, progress_listener(common.quiet, AGAIN), repeat)
     write_events(folder, tensorboard)
     show(folder, quiet=common.quiet, as_json=common.as_json)
 
@@ -93,11 +93,11 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
         return
     from ntkexp.records.results import of_machines, read_timings
-    from ntkexp.report.sentence import format_ladder, sentence
+    from ntkexp.report.sentence import format_ladder, ladder_sentence
 
     # the ladder with the seconds that each machine took, and what it means
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
-    meaning = sentence(ladder, diverged=bool(facts["diverged"]))
+    meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
     sys.stdout.write(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
 
 
@@ -116,7 +116,7 @@ def resume(
     from ntkexp.run.execute import resume as resume_run
 
     with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
-        folder = resume_run(run.expanduser(), listener(quiet), admitted, options(trust=trust))
+        folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust))
     write_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
@@ -132,9 +132,9 @@ def config(
 ) -> None:
     """Show what would run, as YAML."""
     if everything:
-        from ntkexp.config.choices import Choices, folders, tree
+        from ntkexp.config.choices import Choices, config_folders, tree
 
-        text = tree(Choices(folders(config_dir)))
+        text = tree(Choices(config_folders(config_dir)))
     elif cost:
         from ntkexp.config.compose import compose
 

@@ -32,13 +32,13 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component, can_be_built
-from ntkexp.config.choices import Choices, folders
-from ntkexp.config.field_types import KEYS, bases, is_list, kinds, refusal, takes
-from ntkexp.config.plain_yaml import read, spelled
+from ntkexp.config.choices import Choices, config_folders
+from ntkexp.config.field_types import KEYS, accepted_values, component_bases, is_list, plain_types, refusal
+from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.layer.spec import layer, names_layer
+from ntkexp.layer.spec import names_layer, parse_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
-from ntkexp.model.foreign import load
+from ntkexp.model.foreign import load_module
 from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
         hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))  # a lazy package says it by itself
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
-        raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example(base)}")
+        raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example_path(base)}")
     return kind
 
 
@@ -93,7 +93,7 @@ def import_named(name: str, given: str) -> ModuleType:
         raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def example(base: type[Component]) -> str:
+def example_path(base: type[Component]) -> str:
     """Some component of a kind, to be named in advice."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
     return class_path(concrete[0])
@@ -135,7 +135,7 @@ def admit_file(file: Path) -> str:
             f"{given}: '{PACKAGE}' cannot be the name of a new module; call the file otherwise", "trust"
         )
     try:
-        return load(file, given).__name__
+        return load_module(file, given).__name__
     except Mistake as mistake:
         raise WrongArgument(str(mistake), "trust") from mistake
 
@@ -152,11 +152,11 @@ def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -
 
 def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
     """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
-    from ntkexp.model.libraries import Module, file_and_function, function  # noqa: PLC0415  few commands need them
+    from ntkexp.model.libraries import Module, file_and_function, find_function  # noqa: PLC0415  few commands need them
 
     place = Module(path=path)
     refuse_untrusted(place, key, admit(trust))
-    return function(load(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
+    return find_function(load_module(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
 
 
 # --- Components, built from the leaves up.
@@ -171,7 +171,7 @@ class Builder:
     """A builder knows the components of this package and the trusted ones; names of options stand for their files."""
 
     trusted: tuple[str, ...] = ()
-    choices: Choices = dataclasses_field(default_factory=lambda: Choices(folders(None)))
+    choices: Choices = dataclasses_field(default_factory=lambda: Choices(config_folders(None)))
     files: dict[tuple[str, str], dict[str, Any]] = dataclasses_field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -205,16 +205,16 @@ class Builder:
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
-            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example(base)}")
+            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example_path(base)}")
         return base
 
     def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
         """What goes into a field; pydantic refuses whatever has no field."""
         if field is None:
             return value
-        plain, wanted = set(kinds(field.annotation)), bases(field.annotation)
+        plain, wanted = set(plain_types(field.annotation)), component_bases(field.annotation)
         if isinstance(value, bool) and plain & {int, float} and bool not in plain:  # to Python, true is a number
-            raise Mistake(f"{key}={spelled(value)}: it takes {takes(field)}")
+            raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
         if not wanted:
             return value
         if isinstance(value, str | Mapping) and is_list(field.annotation):
@@ -224,7 +224,7 @@ class Builder:
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
         """Put components in place of their descriptions or names; the file of an option is read once."""
         if isinstance(value, Mapping):
-            return layer(value, key) if names_layer(value) else self.component(value, bases, key)
+            return parse_layer(value, key) if names_layer(value) else self.component(value, bases, key)
         if isinstance(value, list | tuple):
             return tuple(self.components(item, bases, key) for item in value)
         group = class_path(bases[0]).split(".")[-2]  # the package, whose options are files of the group
@@ -232,7 +232,7 @@ class Builder:
             return value
         try:
             if (group, value) not in self.files:
-                self.files[group, value] = read(self.choices.file(group, value))
+                self.files[group, value] = read_yaml(self.choices.file(group, value))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
         return self.component(self.files[group, value], bases, key)
@@ -241,25 +241,25 @@ class Builder:
 # --- Which keys there are, given what is chosen, and what an unknown one was probably meant to be.
 
 
-def keys(
+def config_keys(
     tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
     """Every dotted key under the chosen components, with its field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
-        child, wanted = tree.get(name), bases(field.annotation)
+        child, wanted = tree.get(name), component_bases(field.annotation)
         if isinstance(child, Mapping) and wanted:
             key = f"{prefix}{name}"
             yield f"{key}._target_", FieldInfo(annotation=str)
-            yield from keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
+            yield from config_keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
 
 
-def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
+def unknown_key(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
     """Advice for a key that there is not: where else a key of its name is, or the nearest spelling."""
     given, (parent, _, last) = key, key.rpartition(".")
 
     # Known in another group: of two the one in fewer groups is meant.
-    named = sorted((other for other in known if other.split(".")[-1] == last), key=depth)
+    named = sorted((other for other in known if other.split(".")[-1] == last), key=nesting_depth)
     if named:
         return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
 
@@ -286,7 +286,9 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
 
     # The nearest: beside it if its group exists, by the last part if it names no group, else in full.
     beside = [other for other in known if other.rpartition(".")[0] == parent]
-    candidates = {other.split(".")[-1]: other for other in sorted(beside if parent else known, key=depth, reverse=True)}
+    candidates = {
+        other.split(".")[-1]: other for other in sorted(beside if parent else known, key=nesting_depth, reverse=True)
+    }
     if near := get_close_matches(last, candidates, n=1, cutoff=0.5):
         hint = f"; did you mean '{candidates[near[0]]}'?"
     else:
@@ -295,6 +297,6 @@ def unknown(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str],
     return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
 
 
-def depth(key: str) -> int:
+def nesting_depth(key: str) -> int:
     """How many groups a key lies in; of two that fit, the shallower is meant."""
     return key.count(".")

@@ -13,7 +13,7 @@ yaml.constructor.ConstructorError: '1x' is no int
 
 A value as it would be written on the command line.
 
->>> spelled([1, None, "a"]), spelled(True), spelled("x")
+>>> spell_value([1, None, "a"]), spell_value(True), spell_value("x")
 ('[1, null, a]', 'true', 'x')
 """
 
@@ -158,13 +158,13 @@ class Extent:
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.tree, self.level = tree, 0
         self.known: dict[Place, tuple[int, int]] = {}
-        self.texts = [place for place, node in leaves(tree, ()) if refers(node)]
+        self.texts = [place for place, node in leaves(tree, ()) if has_references(node)]
 
     def __call__(self, place: Place) -> tuple[int, int]:
         if place not in self.known:
             self.known[place] = 0, 0  # until it is known: who follows a circle says so by himself
             node = self.node(place)
-            if refers(node):
+            if has_references(node):
                 self.known[place] = self.of_references(place, node)
             else:
                 parts = [self((*place, key)) for key, _ in children(node)]
@@ -196,7 +196,7 @@ class Extent:
         up = len(key) - len(key.lstrip("."))
         target = place[: len(place) - up] if up else ()
         for part in re.findall(r"[^.\[\]]+", key):
-            if refers(self.node(target)):
+            if has_references(self.node(target)):
                 return target
             if child(self.node(target), part) is None:
                 return None
@@ -210,7 +210,7 @@ class Extent:
         return node
 
 
-def refers(node: object) -> bool:
+def has_references(node: object) -> bool:
     return isinstance(node, str) and "${" in node
 
 
@@ -245,14 +245,14 @@ LARGEST = 1 << 24
 """Bytes of a YAML file."""
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         refuse_special(file, str(file), LARGEST)
         tree = deepcopy(parse_cached(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise unparsed(error, file) from None
+        raise yaml_mistake(error, file) from None
     if not isinstance(tree, dict | None):
         raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
     return tree or {}
@@ -264,7 +264,7 @@ def parse_cached(text: str) -> Any:
     return parsed(text)
 
 
-def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
+def yaml_mistake(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
     """What is wrong with a YAML file, and where."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
@@ -276,7 +276,7 @@ def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
 # --- Plain data as YAML.
 
 
-def spelled(value: object) -> str:
+def spell_value(value: object) -> str:
     """Spell a value as YAML on one line, and text as it stands."""
     if isinstance(value, str):
         return value

@@ -109,12 +109,12 @@ class Pairs:
 # around. A window moves along one axis after the other, and changes no offset.
 
 
-def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
+def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
     """The mean over a window at every pair.
 
     >>> import torch
     >>> pairs = Pairs.all((3,))
-    >>> box(torch.ones(3, 3), pairs, [3], circular=False) * 3
+    >>> window_mean(torch.ones(3, 3), pairs, [3], circular=False) * 3
     tensor([[2., 3., 2.],
             [2., 2., 1.],
             [1., 2., 2.]])
@@ -219,26 +219,26 @@ class Coarse:
         return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
 
 
-def needed(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
+def pairs_before(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
     offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
-def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
+def pairs_after(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
     """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(before, n) for one, before, n in each)
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
 
 
-def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
+def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
     return all(one.trivial(n) for one, n in zip(coarse, pairs.pixels, strict=True))
 
 
-def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
+def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """Apply the map, axis by axis."""
-    after = reached(coarse, pairs)
+    after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
         dim = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
         lead, rest = values.shape[:dim], values.shape[dim + 2 :]
@@ -265,14 +265,14 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
 LARGEST_ERROR = 1e-4
 
 
-def resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
+def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
     """The variances at which a layer's kernel is known in their precision; others are refused.
 
     Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
     1/b². The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near
     neighbours.
 
-    >>> resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
+    >>> require_resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, ...
     """
@@ -356,7 +356,7 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
     return Operation(COARSEN, register, coarse=(*missing, *coarse))
 
 
-def roots(q: Tensor) -> tuple[Tensor, Tensor]:
+def root_and_inverse(q: Tensor) -> tuple[Tensor, Tensor]:
     """The roots √q and 1/√q, zero where q is."""
     root = q.sqrt()
     return root, torch.where(root > 0, 1 / root, 0.0)

@@ -1,4 +1,4 @@
-"""Data: what is learned, and where the network is read; and files of a user's, by their paths.
+"""Data: what is learned, and where the network is read.
 
 A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
 of the examples and their noise come from the source's seed, each from a stream of its own; inputs, and real targets,
@@ -32,7 +32,7 @@ LARGEST = 1 << 34
 """Bytes of a file of data, all of which are read into memory."""
 
 
-def expanded(path: Path) -> Path:
+def expand_home(path: Path) -> Path:
     """`~` as the shell means it."""
     try:
         return path.expanduser()
@@ -40,7 +40,7 @@ def expanded(path: Path) -> Path:
         raise Mistake(f"{quoted(path)}: there is no such home folder") from error
 
 
-UserPath = Annotated[Path, AfterValidator(expanded)]
+UserPath = Annotated[Path, AfterValidator(expand_home)]
 """A path on the command line or in YAML."""
 
 
@@ -56,7 +56,7 @@ def is_there(path: Path) -> bool:
         raise unreadable(path, error) from error
 
 
-def existing(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     try:
         folder, exists = path.is_dir(), path.exists()
         beside = path.parent.iterdir() if path.parent.is_dir() and not exists else ()
@@ -71,10 +71,10 @@ def existing(path: Path) -> Path:
     return path
 
 
-def contents(path: Path) -> bytes:
+def read_contents(path: Path) -> bytes:
     """Read the bytes of a file, as many as it says: of those in /proc, which say 0, some never end."""
     try:
-        with existing(path).open("rb") as file:
+        with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -117,10 +117,10 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
-def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
+def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
     """The mean of each feature over the examples that have it, which is put where it is missing (NaN).
 
-    >>> means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
+    >>> column_means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
     [2.0, 7.0]
     """
     mean = train.nanmean(0)
@@ -133,7 +133,7 @@ def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
     return mean
 
 
-def noisy(
+def add_label_noise(
     target: Int[Tensor, " example"] | Float[Tensor, "example value"],
     classes: int,
     share: float,
@@ -145,7 +145,7 @@ def noisy(
     Real targets get Gaussian noise whose standard deviation is the given share of theirs.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
-    >>> noisy(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
+    >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
     2
     """
     if not classes:  # y + share · deviation · N(0, 1)
@@ -169,12 +169,12 @@ def share(count: int, number: int, phases: int) -> int:
     return count // phases + (number < count % phases)
 
 
-def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
+def phase_positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
     """Where the examples of each phase are, of `count` in all.
 
-    >>> [place.tolist() for place in positions(torch.tensor([0, 1, 0]), 2, 3)]
+    >>> [place.tolist() for place in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
-    >>> [place.tolist() for place in positions(None, 1, 3)]
+    >>> [place.tolist() for place in phase_positions(None, 1, 3)]
     [[0, 1, 2]]
     """
     if phase is None:
@@ -182,16 +182,16 @@ def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) ->
     return [(phase == number).nonzero()[:, 0] for number in range(phases)]
 
 
-def leaked(
+def find_leak(
     learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
     """Find two phases of which one learns what the other reads, given examples and their phases.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
-    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
+    >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
     (1, 0)
-    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
+    >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
     """
     seen: dict[bytes, set[int]] = {}
     for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
@@ -303,14 +303,16 @@ class AbstractSource(Component):
                 refuse_leaks(train, others)
                 refuse_constant(train)  # before the noise, which would hide it, and after, lest it is the noise's doing
                 noise = stream("noise", seed)
-                train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
+                train = replace(
+                    train, target=add_label_noise(train.target, len(examples.classes), self.label_noise, noise)
+                )
                 refuse_constant(train)
             return self.standardised([train, *others], examples)
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
         """Cut the positions of the examples into the three splits, in random order; of each phase an equal share."""
-        groups = positions(examples.phase, len(examples.phases), len(examples.inputs))
+        groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
             # each phase in an order of its own, the same for every seed of the weights
@@ -339,7 +341,7 @@ class AbstractSource(Component):
     def standardised(self, splits: Sequence[Split], examples: Examples) -> Data:
         """Standardise the splits as the network gets them; every statistic is one of the first."""
         if examples.gaps:
-            fill = means(splits[0].shown)
+            fill = column_means(splits[0].shown)
             splits = [replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown)) for split in splits]
         scale = scale_of(self.standardise, splits[0].shown)
         rescale = scale_of("none" if examples.classes or examples.as_given else "each", splits[0].target)
@@ -375,7 +377,7 @@ def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
     for split in others if train.phase is not None else ():
         assert train.phase is not None
         assert split.phase is not None
-        if (found := leaked((train.shown, train.phase), (split.shown, split.phase))) is not None:
+        if (found := find_leak((train.shown, train.phase), (split.shown, split.phase))) is not None:
             learned, read = found
             raise Mistake(
                 f"data.phases: an example that is learned in phase {learned + 1} is read, but not learned, in phase "
@@ -386,7 +388,7 @@ def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
 def refuse_constant(train: Split) -> None:
     """One class, or one value, leaves nothing to learn and no scale, in whatever phase."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
-    for number, group in enumerate(positions(train.phase, phases, len(train.target))):
+    for number, group in enumerate(phase_positions(train.phase, phases, len(train.target))):
         target = train.target[group]
         if (target == target[:1]).all(0).any():
             of = f" of phase {number + 1}" if phases > 1 else ""

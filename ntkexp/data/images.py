@@ -19,7 +19,7 @@ from jaxtyping import Integer, UInt8
 from torch import Tensor
 
 from ntkexp.component import CountOrNone
-from ntkexp.data.base import AbstractSource, Examples, Standardise, UserPath, contents, is_there, quoted
+from ntkexp.data.base import AbstractSource, Examples, Standardise, UserPath, is_there, quoted, read_contents
 from ntkexp.data.table import read_bundled
 from ntkexp.mistake import Mistake
 
@@ -36,7 +36,7 @@ LABELS = ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte")
 BYTE = 0x08
 
 
-def pair(folder: Path, advice: str) -> tuple[Path, Path]:
+def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
     """Find the files with the training images and their labels, gzipped or not."""
     files = []
     for names in (IMAGES, LABELS):
@@ -47,17 +47,19 @@ def pair(folder: Path, advice: str) -> tuple[Path, Path]:
     return files[0], files[1]
 
 
-def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
+def read_idx_pictures(
+    images: Path, labels: Path
+) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
     """Read images of one channel, with their labels."""
-    shown, classes = array(images, axes=3), array(labels, axes=1)
+    shown, classes = read_idx(images, axes=3), read_idx(labels, axes=1)
     if len(shown) != len(classes):
         raise Mistake(f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels")
     return shown[:, None], classes
 
 
-def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
+def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     """The array of bytes in a file, unzipped if need be; it must be exactly what its header says."""
-    raw = contents(path)
+    raw = read_contents(path)
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (EOFError, OSError, zlib.error) as error:
@@ -86,7 +88,7 @@ def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
 PIXELS = 3 * 32 * 32
 
 
-def batches(folder: Path) -> tuple[Path, ...]:
+def find_batches(folder: Path) -> tuple[Path, ...]:
     """Find the training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
         paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
@@ -98,22 +100,22 @@ def batches(folder: Path) -> tuple[Path, ...]:
     )
 
 
-def pictures(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
+def read_batches(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
     """Read images and labels of all batches, one after the other."""
-    together = torch.from_numpy(np.concatenate([records(path) for path in paths]))
+    together = torch.from_numpy(np.concatenate([read_records(path) for path in paths]))
     return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
 
 
-def records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
+def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
     """Read the records of a file, each a label in front of its image."""
-    raw = contents(path)
+    raw = read_contents(path)
     if path.suffix == ".bin":
         if not raw or len(raw) % (1 + PIXELS):
             whole = f"{len(raw)} bytes are not whole records of {1 + PIXELS}"
             raise Mistake(f"{quoted(path)} is cut short or damaged: {whole}")
         return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
     try:
-        batch: Any = plain(raw)  # one that was written anew may name its parts by texts
+        batch: Any = unpickle_plain(raw)  # one that was written anew may name its parts by texts
         match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
                 if labels and pixels.shape == (len(labels), PIXELS):
@@ -169,7 +171,7 @@ def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> A
     return array
 
 
-def encoded(text: str, encoding: str) -> bytes:
+def encode_latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise Forbidden(f"_codecs.encode to {encoding}")
     return text.encode("latin1")
@@ -182,7 +184,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
     "numpy._core.multiarray._reconstruct": Array,
     "numpy.core.numeric._frombuffer": from_buffer,
     "numpy._core.numeric._frombuffer": from_buffer,
-    "_codecs.encode": encoded,
+    "_codecs.encode": encode_latin1,
 }
 
 
@@ -195,12 +197,12 @@ class Restricted(pickle.Unpickler):
         return STAND_INS[f"{module}.{name}"]
 
 
-def plain(raw: bytes) -> object:
+def unpickle_plain(raw: bytes) -> object:
     """What the pickle holds; texts of Python 2 come as bytes.
 
-    >>> plain(pickle.dumps({"labels": [1, 2]}))
+    >>> unpickle_plain(pickle.dumps({"labels": [1, 2]}))
     {'labels': [1, 2]}
-    >>> plain(pickle.dumps(print))
+    >>> unpickle_plain(pickle.dumps(print))
     Traceback (most recent call last):
     ntkexp.data.images.Forbidden: builtins.print
     """
@@ -283,10 +285,10 @@ class MNIST(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return pair(self.path, ADVICE)
+        return find_idx_files(self.path, ADVICE)
 
     def pictures(self) -> Pictures:
-        return idx_pictures(*pair(self.path, ADVICE))
+        return read_idx_pictures(*find_idx_files(self.path, ADVICE))
 
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -312,10 +314,10 @@ class FashionMnist(AbstractImages):
     path: UserPath | None = None
 
     def files(self) -> tuple[Path, ...]:
-        return pair(self.path or DEBIAN, FASHION_MNIST_ADVICE)
+        return find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE)
 
     def pictures(self) -> Pictures:
-        return idx_pictures(*pair(self.path or DEBIAN, FASHION_MNIST_ADVICE))
+        return read_idx_pictures(*find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE))
 
 
 class CIFAR10(AbstractImages):
@@ -334,7 +336,7 @@ class CIFAR10(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return batches(self.path)
+        return find_batches(self.path)
 
     def pictures(self) -> Pictures:
-        return pictures(batches(self.path))
+        return read_batches(find_batches(self.path))

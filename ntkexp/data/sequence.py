@@ -18,10 +18,10 @@ from ntkexp.data.base import (
     Examples,
     Standardise,
     UserPath,
-    contents,
     examples_stream,
-    existing,
     quoted,
+    read_contents,
+    require_file,
     share,
 )
 from ntkexp.data.images import Digits
@@ -111,10 +111,10 @@ class Text(AbstractTokens):
     context: Count = 16
 
     def files(self) -> tuple[Path, ...]:
-        return (existing(self.path),)
+        return (require_file(self.path),)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        raw = contents(self.path)
+        raw = read_contents(self.path)
         present = sorted(set(raw))
         position = torch.zeros(256, dtype=torch.int64)
         position[present] = torch.arange(len(present))
@@ -131,14 +131,14 @@ class Text(AbstractTokens):
                 f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {count}; "
                 "lower one of them, or take a longer text"
             )
-        names = tuple(name(byte) for byte in present)
+        names = tuple(byte_name(byte) for byte in present)
         return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
 
 
-def name(byte: int) -> str:
+def byte_name(byte: int) -> str:
     """A byte as a person would write it.
 
-    >>> name(97), name(10), name(32), name(200)
+    >>> byte_name(97), byte_name(10), byte_name(32), byte_name(200)
     ('a', '0x0a', '0x20', '0xc8')
     """
     return chr(byte) if 32 < byte < 127 else f"0x{byte:02x}"

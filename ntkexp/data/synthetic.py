@@ -128,14 +128,14 @@ class Parity(AbstractSynthetic):
         if self.order > self.dimension:
             raise Mistake(f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}")
         if self.inputs == "signs":
-            inputs = corners(self.size, self.dimension, generator)
+            inputs = distinct_corners(self.size, self.dimension, generator)
         else:
             inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
         positive = inputs[:, : self.order].sign().prod(1) > 0
         return Examples(inputs, positive.long(), ("odd", "even"))
 
 
-def corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
+def distinct_corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
     """Different corners of the cube, every set of them equally likely."""
     if count > 2**dimension:
         raise Mistake(

@@ -129,12 +129,12 @@ def limit_kernels(
             f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
         )
     try:
-        return kernels(network, inputs, train, experiment)
+        return infinite_kernels(network, inputs, train, experiment)
     except Mistake as mistake:  # of variances that are too large for an activation
         return DoesNotApply(str(mistake))
 
 
-def kernels(
+def infinite_kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
     """Compute the kernels of training examples among themselves, exact where one meets itself, and with all other

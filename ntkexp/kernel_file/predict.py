@@ -37,8 +37,8 @@ from ntkexp.closed_form import (
 from ntkexp.component import Component
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
-from ntkexp.config.plain_yaml import read
-from ntkexp.machine.ladder import label
+from ntkexp.config.plain_yaml import read_yaml
+from ntkexp.machine.ladder import predicted_label
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
@@ -219,7 +219,7 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
     if solver == "eigen":
-        yield from by_modes(entries, kernel, question, ways, targets)
+        yield from solve_by_modes(entries, kernel, question, ways, targets)
         return
     (when,), ridge = ways, question.ridge or 0.0
     if solver == "cholesky":
@@ -245,7 +245,7 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
     yield SolvedKernel(when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}")
 
 
-def by_modes(
+def solve_by_modes(
     entries: Entries,
     kernel: str,
     question: Question,
@@ -326,10 +326,10 @@ class Answer:
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
     for kernel in reversed(entries.matrix.layout.kernels):
         for found in solve(entries, kernel, question, tell):
-            yield answer(entries, kernel, found)
+            yield answer_at_splits(entries, kernel, found)
 
 
-def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
+def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
     splits = entries.matrix.splits
     predicted = {split: predict_at(entries, kernel, solved, points) for split, points in splits.items()}
     if solved.left_out is not None:
@@ -348,7 +348,9 @@ def answer(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
                 ridge=solved.ridge,
                 split=split,
                 points=len(targets),
-                accuracy=float((label(outputs.mean).long() == labels).double().mean()) if classifies else None,
+                accuracy=float((predicted_label(outputs.mean).long() == labels).double().mean())
+                if classifies
+                else None,
                 rmse=float(error.square().mean().sqrt()),
                 r2=1 - float(error.square().sum() / targets.square().sum()),
                 log_loss=None if chances is None else log_loss(chances, labels),
@@ -395,11 +397,11 @@ class Study(Component):
         return {name: [*self.base, *own, *words] for name, own in self.kernels.items()}
 
 
-def study(name: str, choices: Choices) -> Study:
+def read_study(name: str, choices: Choices) -> Study:
     names = choices.options("study")
     if name not in names:
         raise Mistake(f"'{name}' is no study; choose from {', '.join(names)}{nearest(name, names)}")
-    fields = read(choices.file("study", name))
+    fields = read_yaml(choices.file("study", name))
     try:
         return Study.model_validate(fields)
     except ValidationError as error:

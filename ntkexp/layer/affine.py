@@ -14,8 +14,19 @@ from torch import Tensor, nn
 
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import CLEAR, WRAP, Coarse, Operation, Operations, Pairs, box, coarsen, needed, weigh
-from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, number
+from ntkexp.covariance.pairs import (
+    CLEAR,
+    WRAP,
+    Coarse,
+    Operation,
+    Operations,
+    Pairs,
+    coarsen,
+    pairs_before,
+    weigh,
+    window_mean,
+)
+from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
 
 # --- The modules of affine layers: weights as they are drawn, and factors that multiply the inputs or the result.
@@ -123,7 +134,7 @@ class AbstractAffine(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
-        inputs, W_std, b_std = prod(weights[1:]), number(self.W_std), number(self.b_std)
+        inputs, W_std, b_std = prod(weights[1:]), detached_number(self.W_std), detached_number(self.b_std)
         weight = torch.randn(weights, generator=generator, dtype=torch.float64)
         bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if b_std > 0 else None
         if self.param == "standard":
@@ -158,7 +169,7 @@ class AbstractAffine(AbstractLayer):
 
     def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
         """The sum over a window with the weights of a mean."""
-        scale, shift = number(self.W_std) ** 2 / prod(windows), number(self.b_std) ** 2
+        scale, shift = detached_number(self.W_std) ** 2 / prod(windows), detached_number(self.b_std) ** 2
         learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
         deep, down, across = (window // 2 for window in windows)
         return weigh(register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across))
@@ -217,13 +228,13 @@ class Conv(AbstractAffine):
         return (self.features, shape[0], *self.windows(shape))
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        return box(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
+        return window_mean(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
         return [Coarse.every(n, self.stride) for n in shape[1:]]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-        return needed(self.samples(shape), wanted, shape[1:])
+        return pairs_before(self.samples(shape), wanted, shape[1:])
 
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
         return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)

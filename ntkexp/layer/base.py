@@ -31,10 +31,10 @@ LARGEST = 1e150
 # --- Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
 
 
-def single(value: Tensor | float) -> Tensor | float:
+def single_number(value: Tensor | float) -> Tensor | float:
     """A tensor without axes, if it is one.
 
-    >>> single(torch.tensor([2.0]))
+    >>> single_number(torch.tensor([2.0]))
     tensor(2.)
     """
     if not isinstance(value, Tensor):
@@ -44,7 +44,7 @@ def single(value: Tensor | float) -> Tensor | float:
     return value.reshape(())
 
 
-def number(value: Tensor | float) -> float:
+def detached_number(value: Tensor | float) -> float:
     """The number itself, without what it takes for derivatives."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
@@ -53,17 +53,19 @@ def scale(zero: bool) -> AfterValidator:
     """A validator of scales that are more than zero, or may be zero; their squares are numbers as well."""
 
     def check(value: Tensor | float) -> Tensor | float:
-        if not (number(value) >= 0 if zero else number(value) > 0):
-            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {number(value):g}")
-        if number(value) > LARGEST:
-            raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
+        if not (detached_number(value) >= 0 if zero else detached_number(value) > 0):
+            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {detached_number(value):g}")
+        if detached_number(value) > LARGEST:
+            raise Mistake(
+                f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {detached_number(value):g}"
+            )
         return value
 
     return AfterValidator(check)
 
 
-Positive = Annotated[Tensor | float, AfterValidator(single), scale(zero=False)]
-NotNegative = Annotated[Tensor | float, AfterValidator(single), scale(zero=True)]
+Positive = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=False)]
+NotNegative = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=True)]
 
 
 class AbstractLayer(Component):
@@ -337,12 +339,12 @@ class SideBySide(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-def named(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
+def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
     """A validator that puts a layer in place of its name in a configuration, and leaves a layer as it is.
 
-    >>> named("activation", {"relu": "R", "tanh": "T"})("tanh")
+    >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'
-    >>> named("activation", {"relu": "R", "tanh": "T"})("tahn")
+    >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tahn")
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
     """

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
-from ntkexp.covariance.pairs import SERIES, Operation, Operations, roots
+from ntkexp.covariance.pairs import SERIES, Operation, Operations, root_and_inverse
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 
@@ -162,7 +162,7 @@ class AbstractSmooth(AbstractPointwise):
 
         terms = interpolated(both, q).unbind()
         missing = (1 - len(terms)) % TOGETHER
-        return roots(q)[1], *terms, *(torch.zeros_like(q),) * missing
+        return root_and_inverse(q)[1], *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
         """The terms of κ̇ that matter in a precision, for variances up to this one."""
@@ -277,7 +277,7 @@ KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
 """The layers of functions with a kink."""
 
 
-def smooth(name: str) -> str:
+def smooth_function_name(name: str) -> str:
     """The name of a function that has a series."""
     if name in KINKED:
         raise Mistake(f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}")
@@ -295,7 +295,7 @@ class Generic(AbstractSmooth):
     tensor([0.])
     """
 
-    fn: Annotated[str, AfterValidator(smooth)]
+    fn: Annotated[str, AfterValidator(smooth_function_name)]
     deg: CountOrNone = 0
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

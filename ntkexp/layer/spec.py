@@ -1,8 +1,8 @@
 """Layers as plain data, `{"layer": NAME, …}` each: which there are, by name, and lists of them made wider.
 
->>> parse('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
+>>> parse_layers('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
->>> parse([{"layer": "Dence", "features": 8}])
+>>> parse_layers([{"layer": "Dence", "features": 8}])
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dense'?
 """
@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
-from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, named
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.naming import class_path, module_names, option_name
@@ -68,7 +68,7 @@ def activation(name: object) -> object:
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
     """
-    return named("activation", activations())(name)
+    return name_validator("activation", activations())(name)
 
 
 Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]
@@ -78,7 +78,7 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, or the same as JSON."""
 
 
-def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
+def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
     """Parse the layers of a description; `place` is how it is spoken of."""
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
@@ -86,14 +86,14 @@ def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
         raise Mistake(f"{place} is no JSON: {error}") from None
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
         raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
-    return tuple(layer(item, f"{place}[{k}]") for k, item in enumerate(items))
+    return tuple(parse_layer(item, f"{place}[{k}]") for k, item in enumerate(items))
 
 
 def names_layer(node: Mapping[str, Any]) -> bool:
     return "layer" in node and "_target_" not in node
 
 
-def layer(item: object, place: str) -> AbstractLayer:
+def parse_layer(item: object, place: str) -> AbstractLayer:
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
@@ -112,19 +112,19 @@ def layer(item: object, place: str) -> AbstractLayer:
     # layers inside layers: a branch, or several of them
     for key, value in given.items():
         if fields[key].annotation == tuple[AbstractLayer, ...]:
-            given[key] = parse(value, f"{place}.{key}")
+            given[key] = parse_layers(value, f"{place}.{key}")
     for key, value in given.items():
         if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             if not isinstance(value, Sequence) or isinstance(value, str | bytes):
                 raise Mistake(f"{place}.{key} is no list of branches; write [[…], […]], each a list of layers")
-            given[key] = tuple(parse(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
+            given[key] = tuple(parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, kind, f"{place} ({kind.__name__})") from None
+        raise layer_mistake(error, kind, f"{place} ({kind.__name__})") from None
 
 
-def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
+def layer_mistake(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
     """The first thing that is wrong with a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
@@ -145,28 +145,30 @@ def at_width(layers: Layers, width: int) -> Layers:
     [4, 8, 1]
     """
     *hidden, last = layers
-    widest = max((layer.features for layer in affine(tuple(hidden))), default=width)
-    return (*(scaled(layer, width / widest) for layer in hidden), last)
+    widest = max((layer.features for layer in affine_layers(tuple(hidden))), default=width)
+    return (*(scale_features(layer, width / widest) for layer in hidden), last)
 
 
-def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
+def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, Residual):
-        branch, shortcut = (tuple(scaled(one, factor) for one in side) for side in (layer.branch, layer.shortcut))
+        branch, shortcut = (
+            tuple(scale_features(one, factor) for one in side) for side in (layer.branch, layer.shortcut)
+        )
         return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
     if isinstance(layer, Concatenation):
-        branches = tuple(tuple(scaled(one, factor) for one in branch) for branch in layer.branches)
+        branches = tuple(tuple(scale_features(one, factor) for one in branch) for branch in layer.branches)
         return layer.model_copy(update={"branches": branches})
     return layer
 
 
-def affine(layers: Layers) -> Iterator[AbstractAffine]:
+def affine_layers(layers: Layers) -> Iterator[AbstractAffine]:
     """Find the layers with weights, those of branches included."""
     for layer in layers:
         if isinstance(layer, AbstractAffine):
             yield layer
         if isinstance(layer, Residual):
-            yield from affine(layer.branch + layer.shortcut)
+            yield from affine_layers(layer.branch + layer.shortcut)
         if isinstance(layer, Concatenation):
-            yield from affine(tuple(one for branch in layer.branches for one in branch))
+            yield from affine_layers(tuple(one for branch in layer.branches for one in branch))

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ntkexp.covariance.covariance import portions
+from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm
-from ntkexp.layer.spec import Spec, affine, parse
+from ntkexp.layer.spec import Spec, affine_layers, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
@@ -43,7 +43,7 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
     # What the fused engine does not do, whatever the layers are; then whether it knows the layers.
-    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
+    scales = [scale for layer in affine_layers(net.layers) for scale in (layer.W_std, layer.b_std)]
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     elif x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
@@ -177,7 +177,7 @@ def infinite_kernel(
     refuse_unfit(x1, x2, memory_gb)
     if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
         raise Mistake(f"threads={threads!r:.40}: it takes a whole number > 0")
-    net = network(parse(spec), tuple(x1.shape[1:]))
+    net = network(parse_layers(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
     side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
     nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
@@ -208,7 +208,7 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
             )
         # The largest entry of each example, or what is not finite there.
         if x[:1].numel():
-            parts = portions(x.detach().flatten(1), x[0].numel())
+            parts = split_portions(x.detach().flatten(1), x[0].numel())
             sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
         else:
             sizes = x.detach().flatten(1).sum(1)

@@ -168,7 +168,7 @@ def apply_kernel(
     return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
 
 
-def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
+def train_matrix(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
     """Put the kernel among training examples as a matrix."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)

@@ -33,8 +33,8 @@ class Ladder(Component):
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        tried = [rung_of(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
-        sums = [rung_of(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
+        tried = [try_machine(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
+        sums = [try_machine(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
         return tried + sums
 
 
@@ -56,7 +56,9 @@ class Region:
     norms: Float[Tensor, "term point"]
 
 
-def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False) -> Rung:
+def try_machine(
+    name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False
+) -> Rung:
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
@@ -68,15 +70,15 @@ def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evid
     return Rung(name, outcome, time.perf_counter() - start, control)
 
 
-def results(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
+def ladder_rows(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
     return [
-        replace(row(split, rung, region, evidence, classifies), control=rung.control)
+        replace(compare_on_split(split, rung, region, evidence, classifies), control=rung.control)
         for rung in rungs
         for split, region in regions.items()
     ]
 
 
-def row(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
+def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))
@@ -104,12 +106,14 @@ def row(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: 
         relative_error=missed / moved if moved else None,
         floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
         max_error=float(error.abs().max()),
-        agreement=float((label(end + error) == label(end)).double().mean()) if classifies and whole else None,
+        agreement=float((predicted_label(end + error) == predicted_label(end)).double().mean())
+        if classifies and whole
+        else None,
         r2=1 - missed**2 / spread if spread else None,
         note=note if moved else "the network did not move here",
     )
 
 
-def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
+def predicted_label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
     """The class of the largest output, or the sign of a single one."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

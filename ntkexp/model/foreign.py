@@ -46,17 +46,17 @@ class Adapted(nn.Module):
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
         """Whatever the module itself returns."""
-        with making(x.dtype):
+        with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
 
-def adapted(
+def adapt_module(
     make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
 ) -> Adapted:
     """The module that is made, in double precision and evaluation mode, tried; meanwhile torch's own generator starts
     at the seed.
     """
-    with torch.random.fork_rng(devices=[]), making(torch.float64), one_line(given, file):
+    with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(given, file):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
@@ -68,7 +68,7 @@ def adapted(
 
 
 @contextmanager
-def making(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Tensors are made in this dtype where nothing is said of it, such as the first state of a recurrent network."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -157,7 +157,7 @@ VISION = {"timm", "torchvision", "transformers"}
 """Packages that import torchvision, or are it."""
 
 
-def load(file: Path, given: str) -> ModuleType:
+def load_module(file: Path, given: str) -> ModuleType:
     """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
     file = file.resolve()
     loaded = sys.modules.get(file.stem)
@@ -170,7 +170,7 @@ def load(file: Path, given: str) -> ModuleType:
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
-    if not VISION.isdisjoint(imports(file)):
+    if not VISION.isdisjoint(imported_packages(file)):
         load_torchvision()
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
@@ -182,11 +182,11 @@ def load(file: Path, given: str) -> ModuleType:
     return module
 
 
-def files_of(file: Path) -> tuple[Path, ...]:
+def files_imported(file: Path) -> tuple[Path, ...]:
     """The file, and those beside it that it imports, and that these import."""
     files, waiting = {file}, [file]
     while waiting:
-        for name in imports(waiting.pop()):
+        for name in imported_packages(waiting.pop()):
             beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))  # a module or a package
             new = {other for other in beside if other.is_file()} - files
             files |= new
@@ -194,7 +194,7 @@ def files_of(file: Path) -> tuple[Path, ...]:
     return tuple(sorted(files))
 
 
-def imports(file: Path) -> Iterator[str]:
+def imported_packages(file: Path) -> Iterator[str]:
     """The packages whose modules a file imports; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -215,7 +215,7 @@ Option = bool | int | float | str | None
 """What a library's own settings are made of."""
 
 
-def library(package: str, extra: str) -> Any:  # the types of another library are its own
+def import_library(package: str, extra: str) -> Any:  # the types of another library are its own
     """Import the package that an extra of this one installs."""
     if find_spec(package) is None:
         raise Mistake(f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'")
@@ -276,13 +276,13 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; ...
     """
-    for key, value in entries(fields):
+    for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
             raise Mistake(f"{given}: '{key}' would run or read what lies elsewhere, which is never done; remove it")
 
 
-def entries(value: object) -> Iterator[tuple[str, Any]]:
+def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
     waiting = [value]
     while waiting:
         node = waiting.pop()

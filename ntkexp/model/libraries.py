@@ -24,15 +24,15 @@ from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.foreign import (
     Option,
-    adapted,
-    files_of,
-    library,
-    load,
+    adapt_module,
+    files_imported,
+    import_library,
+    load_module,
     refuse_chance,
     refuse_elsewhere,
     refuse_parts_elsewhere,
 )
-from ntkexp.model.transformer import along, dividing, fitting
+from ntkexp.model.transformer import at_each_position, fitting_patch, largest_divisor
 from ntkexp.records.atomic import read_object
 
 
@@ -87,10 +87,10 @@ class Module(AbstractArchitecture):
         return (self.file,)
 
     def files(self) -> tuple[Path, ...]:
-        return files_of(self.file)
+        return files_imported(self.file)
 
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        build = function(load(self.file, self.given), file_and_function(self.path)[2], self.given)
+        build = find_function(load_module(self.file, self.given), file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
         offered = {
             "shape": task.shape,
@@ -115,7 +115,7 @@ class Module(AbstractArchitecture):
                 raise Mistake(f"{self.given} returns a {type(made).__name__}; let it return an nn.Module")
             return made
 
-        module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
+        module, again = (adapt_module(make, task, seed, self.given, self.file) for _ in range(2))
         refuse_chance(self.given, module, again)
         return module
 
@@ -129,7 +129,7 @@ def file_and_function(path: str) -> tuple[str, str, str]:
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
 
 
-def function(module: object, name: str, given: str) -> Callable[..., object]:
+def find_function(module: object, name: str, given: str) -> Callable[..., object]:
     own = getattr(module, "__name__", "")
     functions = [
         key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own
@@ -169,8 +169,8 @@ class Timm(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.description}; choose model=mlp")
-        make = partial(self.build, library("timm", "timm"), task)
-        return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
+        make = partial(self.build, import_library("timm", "timm"), task)
+        return adapt_module(make, task, generator.initial_seed(), f"model.name={self.name}")
 
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
         if not timm.is_model(self.name):
@@ -178,7 +178,7 @@ class Timm(AbstractArchitecture):
             raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
         with torch.device("meta"):  # to look at the class without making the weights of its usual size
             usual = timm.create_model(self.name)
-        names = settings(type(usual))
+        names = constructor_settings(type(usual))
         if strange := [key for key in self.options if key not in names]:
             kind = type(usual).__name__
             raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}")
@@ -198,16 +198,16 @@ class Timm(AbstractArchitecture):
             "embed_dim": self.width,
         }
         if "depth" in names:
-            sizes |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
+            sizes |= {"depth": self.depth, "num_heads": largest_divisor(self.heads, self.width)}
         if "img_size" in names:
-            sizes |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
+            sizes |= {"img_size": task.shape[1:], "patch_size": fitting_patch(4, task.shape)}
         return {key: value for key, value in sizes.items() if key in names}
 
 
-def settings(kind: type[nn.Module]) -> set[str]:
+def constructor_settings(kind: type[nn.Module]) -> set[str]:
     """What a class of timm can be told: its arguments, those it hands on, and entries of the description it is made of.
 
-    >>> sorted(settings(nn.Flatten))
+    >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
     """
     names: set[str] = set()
@@ -246,14 +246,14 @@ class DenseByRow(nn.Module):
         self.dense = dense
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
-        return along(self.dense, x.reshape(len(x), *rows(x.shape[1:])))
+        return at_each_position(self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:])))
 
 
-def rows(shape: tuple[int, ...]) -> tuple[int, int]:
+def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
     """The positions of an example, and the features of each: the rows of images with all channels, else the first
     axis.
 
-    >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
+    >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
     """
     positions = shape[-2] if len(shape) > 2 else shape[0]
@@ -303,10 +303,10 @@ class Huggingface(AbstractArchitecture):
 
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         make = partial(self.build, init, task, generator)
-        return adapted(make, task, generator.initial_seed(), self.given)
+        return adapt_module(make, task, generator.initial_seed(), self.given)
 
     def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        with quiet(library("transformers", "huggingface")) as transformers:
+        with quiet_library(import_library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
         sample = task.sample()
@@ -351,7 +351,7 @@ class Huggingface(AbstractArchitecture):
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
         """Our sizes under the names that configurations have for them."""
-        heads = dividing(self.heads, self.width)
+        heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
             "hidden_size": self.width,
@@ -359,14 +359,14 @@ class Huggingface(AbstractArchitecture):
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "intermediate_size": 4 * self.width,
-            "max_position_embeddings": rows(task.shape)[0],
+            "max_position_embeddings": rows_of_example(task.shape)[0],
             "pad_token_id": None,
             "bos_token_id": None,
             "eos_token_id": None,
             "use_cache": False,
         }
         if len(task.shape) == 3:
-            side = fitting(4, task.shape)
+            side = fitting_patch(4, task.shape)
             sizes |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
         return sizes
 
@@ -379,12 +379,12 @@ class Huggingface(AbstractArchitecture):
             return nn.Identity(), "pixel_values"
         if task.vocabulary:
             return nn.Identity(), "input_ids"
-        features = rows(task.shape)[1]
+        features = rows_of_example(task.shape)[1]
         return DenseByRow(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[Any]:
+def quiet_library(transformers: Any) -> Iterator[Any]:
     """The library is kept from its remarks and progress bars."""
     logging = transformers.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

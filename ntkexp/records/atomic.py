@@ -276,7 +276,7 @@ AGAIN = "the command that wrote it writes it again"
 
 
 def to_text(value: Json) -> str:
-    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -301,14 +301,14 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def finite(value: Json) -> Json:
+def finite_json(value: Json) -> Json:
     """The value with null for every number that JSON cannot write."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value
 
 
@@ -462,14 +462,14 @@ def size_of(path: Path) -> int | None:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_size if S_ISREG(status.st_mode) else in_folder(str(path))
+    return status.st_size if S_ISREG(status.st_mode) else size_of_folder(str(path))
 
 
-def in_folder(path: str) -> int:
+def size_of_folder(path: str) -> int:
     """Add up the files in a folder; a link to a folder is not followed, and counts as the folder itself."""
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # a link to nothing
-                total += in_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+                total += size_of_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
     return total

@@ -6,7 +6,7 @@ metrics.csv: one line per step, written as it happens and cut back to the checkp
 
 Floats are written with as many digits as tell them apart; a quantity that was not measured is an empty cell.
 
->>> cell(0.1), cell(3), cell(None), cell(float("nan"))
+>>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
 results.csv: the ladder of kernel machines, a row per machine and split.
@@ -61,7 +61,7 @@ class MetricsWriter:
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Write one line; columns that the row lacks stay empty."""
-        self.rows.writerow({name: cell(value) for name, value in row.items()})
+        self.rows.writerow({name: format_cell(value) for name, value in row.items()})
         self.flush()
 
     def flush(self) -> None:
@@ -87,7 +87,7 @@ class MetricsWriter:
         self.file.close()
 
 
-def cell(value: float | int | str | None) -> str:
+def format_cell(value: float | int | str | None) -> str:
     """A value as the file holds it; `float` first, because numpy's floats name their type in `repr`."""
     if value is None:
         return ""
@@ -158,7 +158,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | 
     """Write rows under their headings, with every digit."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([cell(value) for value in row] for row in (header, *rows))
+    writer.writerows([format_cell(value) for value in row] for row in (header, *rows))
     return text.getvalue()
 
 

@@ -105,7 +105,7 @@ SHORTEST = 6  # of the beginning of a digest
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
 
-def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
     """The places of the examples that are meant; `influence` is asked for where it decides."""
     count = len(run.data["train_index"])
     chosen: set[int] = set()

@@ -17,7 +17,7 @@ from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, Leave
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_text, json_rows, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text, json_rows
 from ntkexp.text import MISSING, percent, short
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ EFFECT = "effect"
 NOT_COMPUTED = "not computed: path.effects=true"
 
 
-def effects(run: Run) -> Array | None:
+def effects_of_run(run: Run) -> Array | None:
     """Read the predicted change of the outputs that were read if an example were left out, [probe, out, example]."""
     if EFFECT not in run.contributions:
         return None
@@ -61,7 +61,7 @@ class KnownEffects:
 
 
 def known_effects(run: Run) -> KnownEffects | None:
-    predicted = effects(run)
+    predicted = effects_of_run(run)
     if predicted is None:
         return None
     facts = run.contributions[EFFECT].attrs
@@ -171,7 +171,7 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
     return [explain_one(run, split, number, rule) for number in numbers]
 
 
-def worst(run: Run, split: str, count: int) -> list[int]:
+def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Find the points whose targets the network misses most, of those that can be explained, and of these those whose
     effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
     moved most.
@@ -182,7 +182,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
     aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
-    explicable, predicted = np.isfinite(missed), effects(run)
+    explicable, predicted = np.isfinite(missed), effects_of_run(run)
     if rule:
         explicable &= where_read(run.parts(rule).isel(probe=points)).any(axis=1)
     if predicted is not None:
@@ -193,7 +193,7 @@ def worst(run: Run, split: str, count: int) -> list[int]:
 
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
-    k = numbered(run, split, number)
+    k = point_index(run, split, number)
     end = outputs_of(run, "f_T")[k]
     parts = np.asarray(run.parts(rule).isel(probe=k).to_numpy(), dtype=float)
     if not read_at(parts).any():
@@ -246,7 +246,7 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
     return dict(enumerate(map(float, changes))), is_actual, ""
 
 
-def numbered(run: Run, split: str, number: int) -> int:
+def point_index(run: Run, split: str, number: int) -> int:
     """The index of a split's point among all points, if the split has that point."""
     points = slice_of_split(run, split)
     count = points.stop - points.start
@@ -299,7 +299,7 @@ LONGEST = 60  # letters of an example's text on a line
 
 def tabulate_pieces(explanation: Explanation) -> Table:
     """Give what the output is made of; the rows add up to it."""
-    columns = (Column("made of", number=False), Column("value", heading="", spell=signed))
+    columns = (Column("made of", number=False), Column("value", heading="", spell=format_signed))
     return Table(columns, tuple(explanation.pieces.items()))
 
 
@@ -314,10 +314,10 @@ def tabulate_examples(explanation: Explanation) -> Table:
         Column("holds", number=False),
         Column("on a line", heading=named, number=False),  # what it holds, shortened
         Column("phase"),
-        Column("added", spell=signed, adds=True),
+        Column("added", spell=format_signed, adds=True),
         Column("of all parts", spell=percent, adds=True),
         Column("half by", spell=percent, others=MISSING),
-        Column("if left out", spell=signed, others=MISSING),
+        Column("if left out", spell=format_signed, others=MISSING),
     )
     rows = [
         (

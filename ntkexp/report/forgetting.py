@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import BY_PHASE, CHANGE, DECAY_BY_PHASE
 from ntkexp.report.examples import example
 from ntkexp.report.explain import outputs_of
-from ntkexp.report.inventory import flat
+from ntkexp.report.inventory import flatten_config
 from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class LaterPhase:
         # the derivative of its measure, by which outputs count
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
-        slope = slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
+        slope = measure_slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
         names = contributions.phase_name.to_numpy()
         return Forgetting(
             task=task,
@@ -130,8 +130,8 @@ class LaterPhase:
             names=(str(names[task - 1]), str(names[self.during - 1])),
             split=self.split,
             points=len(here),
-            before=level(labels, slope, targets, before),
-            after=level(labels, slope, targets, after),
+            before=mean_measure(labels, slope, targets, before),
+            after=mean_measure(labels, slope, targets, after),
             right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
             by=tuple((self.by_example(here, slope) / len(here)).tolist()),
             decay=float((slope * self.decay[here]).sum()) / len(here),
@@ -169,10 +169,11 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
         )
 
 
-def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
+def measure_slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
     """Find how the measure of each point goes with its outputs.
 
-    >>> slopes(np.array([1]), np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]]), np.zeros((1, 3))).tolist()
+    >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
+    >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
     [[0.0, 1.0, -1.0]]
     """
     if labels is None:
@@ -187,7 +188,7 @@ def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle:
     return derivatives
 
 
-def level(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
+def mean_measure(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
     """Take the mean of the measure over points."""
     if labels is None:
         return -float(np.square(outputs - targets).sum(axis=1).mean()) / 2
@@ -215,10 +216,10 @@ def format_tasks(run: Run, top: int) -> str:
         return ""
     worst = min(losses, key=lambda each: each.change)
     tables = [format_text(tabulate_harm(run, worst).shortened(top))] if worst.worst else []
-    return "\n\n".join([*map(sentence, losses), *tables]) + "\n"
+    return "\n\n".join([*map(forgetting_sentence, losses), *tables]) + "\n"
 
 
-def sentence(forgetting: Forgetting) -> str:
+def forgetting_sentence(forgetting: Forgetting) -> str:
     """Say what happened, and who did it."""
     what, before, after = (
         ("margin", forgetting.before, forgetting.after)
@@ -250,16 +251,15 @@ def describe_causes(forgetting: Forgetting) -> str:
     """Say which examples did how much of it: together all."""
     sign = 1 if forgetting.right else -1
     remembered = {phase: forgetting.of_phase(phase) for phase in sorted({*forgetting.learned_in} - {forgetting.during})}
-    parts = [
-        f"examples of phase {forgetting.during} moved it by {signed(sign * forgetting.of_phase(forgetting.during))}"
-    ]
+    own = format_signed(sign * forgetting.of_phase(forgetting.during))
+    parts = [f"examples of phase {forgetting.during} moved it by {own}"]
     parts += [
-        f"examples of phase {phase}, which the optimizer remembered, by {signed(sign * done)}"
+        f"examples of phase {phase}, which the optimizer remembered, by {format_signed(sign * done)}"
         for phase, done in remembered.items()
         if done
     ]
     if forgetting.decay:
-        parts.append(f"decay of the weights by {signed(sign * forgetting.decay)}")
+        parts.append(f"decay of the weights by {format_signed(sign * forgetting.decay)}")
     if forgetting.halving:
         parts.append(
             f"half of all harm was done by {forgetting.halving} of the {forgetting.acting} examples that acted"
@@ -275,7 +275,7 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
         Column(f"harm to {forgetting.names[0]} by", number=False),
         Column("phase"),
         Column("target", number=False),
-        Column(f"{what} moved by", spell=signed, adds=True),
+        Column(f"{what} moved by", spell=format_signed, adds=True),
         Column("of all harm", spell=percent, adds=True),
     )
     rows = []
@@ -304,7 +304,7 @@ def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
     Nothing where the run was told otherwise, or kept no kernel there. `shift` takes kernels with other examples of the
     phase, so many places on, for those with each.
     """
-    settings = flat(run.config)
+    settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
         return None
     steps = run.metrics[run.metrics["phase"] == during]

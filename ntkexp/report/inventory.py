@@ -29,16 +29,16 @@ from ntkexp.text import MISSING
 # --- Configurations of runs as tables show them: by dotted keys, and only where they differ.
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Name nested configuration by dotted keys, without circumstances; a component goes by its own name.
 
-    >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
+    >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
     """
     leaves: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            leaves |= flat(value, f"{prefix}{key}.")
+            leaves |= flatten_config(value, f"{prefix}{key}.")
         elif key == "_target_":
             leaves |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
@@ -95,7 +95,9 @@ def list_runs(folder: Path) -> list[ListedRun]:
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            runs.append(ListedRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
+            runs.append(
+                ListedRun(path, state, flatten_config(read_object(path / CONFIG)), outcome_in_words(run, state, defect))
+            )
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
     return runs

@@ -81,7 +81,7 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
     known = ~np.isnan(retrained.predicted)
     predicted, actual = (
-        pairs(retrained, known) if np.isfinite(retrained.actual[known]).all() else (np.zeros(0), np.zeros(0))
+        scaled_pairs(retrained, known) if np.isfinite(retrained.actual[known]).all() else (np.zeros(0), np.zeros(0))
     )
     moved = float(predicted.std() * actual.std()) if len(actual) else 0.0
     if not 0 < moved < inf:
@@ -91,7 +91,7 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     return Agreement(len(retrained.removals), correlation, size, growth)
 
 
-def pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def scaled_pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
     predicted, actual = [np.zeros(0)], [np.zeros(0)]
     for one_predicted, one_actual, here in zip(retrained.predicted, retrained.actual, known, strict=True):

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import Removal
 from ntkexp.report.examples import Example, example, example_names, output_name
-from ntkexp.report.explain import NOT_COMPUTED, effects, fitting, outputs_of
+from ntkexp.report.explain import NOT_COMPUTED, effects_of_run, fitting, outputs_of
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.run import Run
-from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text
 from ntkexp.text import counted, percent, short
 
 # --- The ledger of a removal as a reader sees it: for every point and output what was predicted, what came, and
@@ -62,9 +62,9 @@ class LedgerEntry:
         }
 
 
-def entries(run: Run, split: str, numbers: list[int], removal: Removal) -> list[LedgerEntry]:
+def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -> list[LedgerEntry]:
     """Put the removal in words of the run: an entry for each point, and each output there."""
-    known, names, before = effects(run), example_names(run), outputs_of(run, "f_T")
+    known, names, before = effects_of_run(run), example_names(run), outputs_of(run, "f_T")
     group = list(removal.example)
     made = []
     for row, (number, k) in enumerate(zip(numbers, removal.probe, strict=True)):
@@ -111,10 +111,12 @@ def format_ledger(
             "a group do not add, so this is not the effect of the group, however well those of single examples are "
             "predicted; actual is"
         )
-    return "\n\n".join([head(removal, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
+    return (
+        "\n\n".join([ledger_heading(removal, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
+    )
 
 
-def head(removal: Removal, order: str = "") -> str:
+def ledger_heading(removal: Removal, order: str = "") -> str:
     """Say what was done, and how well it is known."""
     group = counted(len(removal.example), "example") + f" (at the top: those {order})" * bool(order)
     clauses = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
@@ -142,7 +144,7 @@ def format_entry(entry: LedgerEntry, top: int) -> str:
 def tabulate_changes(entry: LedgerEntry) -> Table:
     """Give the change of the output that was predicted, and the one that came."""
     has_prediction = entry.predicted is not None
-    columns = (Column("change", number=False), Column("value", heading="", number=has_prediction, spell=signed))
+    columns = (Column("change", number=False), Column("value", heading="", number=has_prediction, spell=format_signed))
     rows = (
         ("predicted", entry.predicted if has_prediction else NOT_COMPUTED),
         ("actual", entry.actual),
@@ -157,7 +159,7 @@ def tabulate_shares(entry: LedgerEntry) -> Table:
     columns = (
         Column("left out", number=False),
         Column("target" if entry.examples[0].text is None else "holds", number=False),
-        Column("share", spell=signed, adds=True),
+        Column("share", spell=format_signed, adds=True),
         Column("of all shares", spell=percent, adds=True),
     )
     rows = []
@@ -174,4 +176,4 @@ def tabulate_steps(entry: LedgerEntry) -> Table:
     count = len(entry.by_step)
     edges = sorted({round(k * count / STRETCHES) for k in range(STRETCHES + 1)})
     rows = [(f"{first}–{last - 1}", float(entry.by_step[first:last].sum())) for first, last in pairwise(edges)]
-    return Table((Column("steps", number=False), Column("share", spell=signed)), tuple(rows))
+    return Table((Column("steps", number=False), Column("share", spell=format_signed)), tuple(rows))

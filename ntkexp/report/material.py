@@ -18,19 +18,19 @@ from ntkexp.records.sweep import Sweep, read_sweep
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, describe, load_runs
-from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
+from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
 from ntkexp.text import listed, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
 
 
-def extent(sweep: Sweep) -> str:
+def sweep_extent(sweep: Sweep) -> str:
     """Say how far the axes of a sweep go.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
-    >>> extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
+    >>> sweep_extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
     'model.width 3 values from 32 to 128'
     """
     parts = []
@@ -105,7 +105,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
     none.
     """
-    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(inside(outputs))
+    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(results_inside(outputs))
     left_out: list[str] = []
     sweeps: list[Sweep] = []
     for path in dict.fromkeys(paths):
@@ -139,10 +139,10 @@ def paths_of_name(name: str, outputs: Path) -> list[Path]:
     for usual in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and usual.exists():
             return [usual]
-    return [path] if is_run_folder(path) else list(inside(path)) or [path]
+    return [path] if is_run_folder(path) else list(results_inside(path)) or [path]
 
 
-def inside(folder: Path) -> Iterator[Path]:
+def results_inside(folder: Path) -> Iterator[Path]:
     yield from sorted((folder / "sweeps").glob("*.json"))
     for parent in (folder / "runs", folder):
         if parent.is_dir():
@@ -161,14 +161,14 @@ def what_was_run(material: Material) -> str:
     swept = {run.folder for analysis in material.analyses for run in analysis.sweep.runs}
     part = len(swept & material.by_folder.keys())
     some = f", {part} of them in" if part < len(material.runs) else ", in"
-    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
+    names = listed([f"{analysis.sweep.name} ({sweep_extent(analysis.sweep)})" for analysis in material.analyses])
     return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
     """The second sentence: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
-        return sentence(runs[0].ladder, diverged=runs[0].diverged)
+        return ladder_sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
     text = (
         "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"

@@ -21,7 +21,7 @@ KNOWN, LONG = 0.5, 10.0
 """Seconds after which a task's duration is estimated; and seconds from which a task counts as long."""
 
 
-def listener(quiet: bool, again: str = "") -> AbstractProgress:
+def progress_listener(quiet: bool, again: str = "") -> AbstractProgress:
     """Choose the listener that suits the place; `again` says how what is finished is computed again."""
     if quiet:
         return Quiet()

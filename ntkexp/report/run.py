@@ -48,7 +48,7 @@ from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
-from ntkexp.report.inventory import differing, flat
+from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.sentence import main_split
 from ntkexp.text import spoken
 
@@ -324,7 +324,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
     """Tabulate a row per run: its name, where its configuration differs from the others', and each machine's relative
     error.
     """
-    configs = [flat(run.config) for run in runs]
+    configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
     for run, config in zip(runs, configs, strict=True):
@@ -338,7 +338,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
     """Tabulate a row for each key whose value differs; a key that one of them lacks has none there."""
-    one, other = flat(first.config), flat(second.config)
+    one, other = flatten_config(first.config), flatten_config(second.config)
     rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 

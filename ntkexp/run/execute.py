@@ -42,7 +42,7 @@ from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
-from ntkexp.run.folder_listener import arrays, listen, write
+from ntkexp.run.folder_listener import data_arrays, listen, write_outcome
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, setting_of, survey
@@ -129,7 +129,7 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
         folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
-        write_data(folder.path / "data.npz", arrays(setting))
+        write_data(folder.path / "data.npz", data_arrays(setting))
         folder.begin(BEGINNING, of)
 
     # room for the kernels; those of a checkpoint stay
@@ -141,7 +141,7 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
     with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock) as listener:
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
-        write(folder, setting, outcome)
+        write_outcome(folder, setting, outcome)
         reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
         folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
     return setting, outcome
@@ -221,7 +221,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
             raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
-        experiment = rebuilt(folder, trusted)
+        experiment = rebuild_experiment(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
         request = RunRequest(
@@ -239,7 +239,7 @@ def begun_by(folder: RunFolder) -> str:
         return ""
 
 
-def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
+def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     """The experiment of a run, if it is the same today: with other data, or other code, numbers would be others."""
     folder.check(CONFIG)
     if strange := folder.misnamed:
@@ -285,7 +285,7 @@ REPEATED = 0.01
 """The training as it was must end where it did, to this share of what the removal changed."""
 
 
-def without(
+def remove_group(
     run: Path, group: Sequence[int], points: Sequence[int], progress: AbstractProgress, trusted: tuple[str, ...] = ()
 ) -> Removal:
     """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
@@ -293,7 +293,7 @@ def without(
     if recorded is not None:
         return recorded
     folder = RunFolder(run)
-    experiment = rebuilt(folder, trusted)
+    experiment = rebuild_experiment(folder, trusted)
     fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
     with folder.claim():
         removal = train_without(folder, experiment, sorted(group), points, progress)
@@ -318,11 +318,11 @@ def train_without(
     memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
     ledger = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress).closed()
-    ended = repeated(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
+    ended = repetition_error(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
     return removal_of(ledger, group, points, outs, ended)
 
 
-def repeated(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
+def repetition_error(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
     """How far the training as it was ended from where the run did, as a share of what the removal changed."""
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]

@@ -90,7 +90,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 # --- What came out of a run, written down file by file: the same bytes each time, but for the weights' container.
 
 
-def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
+def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
     path, evidence, read = folder.path, outcome.evidence, setting.domain.read
     # 𝒦 of each rule, behind the snapshots that were written on the way
@@ -99,11 +99,11 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
             attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
-            write_path_kernel(kernels, name, array(integral.kernel), attributed, evidence.integrated)
+            write_path_kernel(kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated)
     # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
-        name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
+        name: contributions_by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
@@ -111,13 +111,13 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     if outcome.phases is not None:
         add_phases(path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:
-        add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
+        add_effect(path / "contributions.zarr", to_numpy(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
     # f_0, f_T and f̂ of each machine, and the ladder
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
-    write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
+    write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
         torch.save(end_weights(setting.problem.weights, outcome.weights), file)
@@ -130,13 +130,13 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
-def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
+def contributions_by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
-        decay=array(integral.decay) if decays else None,
-        half_by=None if integral.half_by is None else array(integral.half_by),
-        by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        decay=to_numpy(integral.decay) if decays else None,
+        half_by=None if integral.half_by is None else to_numpy(integral.half_by),
+        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
         facts=integral.facts,
     )
 
@@ -151,16 +151,16 @@ def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: 
         names=problem.data.phases,
         examples=points[: problem.train],
         points=points[read],
-        change=array(phases.change[:, read]),
+        change=to_numpy(phases.change[:, read]),
         parts={rule: [share.contributions for share in shares] for rule, shares in phases.shares.items()},
         decay={
-            rule: array(torch.stack([share.decay for share in shares]))
+            rule: to_numpy(torch.stack([share.decay for share in shares]))
             for rule, shares in (phases.shares.items() if decays else ())
         },
     )
 
 
-def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
+def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
     found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
@@ -177,7 +177,7 @@ def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().cpu().numpy()
 
 
@@ -213,7 +213,7 @@ class FolderListener(AbstractListener):
     def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
-        read, gradient = array(kernel[self.setting.domain.read]), array(output_gradient)
+        read, gradient = to_numpy(kernel[self.setting.domain.read]), to_numpy(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
         self.snapshots |= sealed(self.folder.path, snapshot_chunks(self.folder.path, self.taken))
         self.taken += 1

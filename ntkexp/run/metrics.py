@@ -18,13 +18,13 @@ from ntkexp.diagnostics import (
     alignment,
     drift,
     label_alignment,
-    largest,
+    largest_kernel_eigenvalue,
     pattern,
     selectivity,
     spectrum,
 )
 from ntkexp.machine.base import DoesNotApply
-from ntkexp.machine.ladder import label
+from ntkexp.machine.ladder import predicted_label
 from ntkexp.model.functional import called
 from ntkexp.path.integrals import Tally, fetched
 from ntkexp.path.points import NetworkView, Points
@@ -76,7 +76,7 @@ class KernelObserver:
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
         """The activation pattern on the training examples at the start."""
-        return pattern_at(self.setting.points, self.setting.problem.weights)
+        return activation_pattern(self.setting.points, self.setting.problem.weights)
 
     def row(
         self,
@@ -93,7 +93,7 @@ class KernelObserver:
         train = points.train
         here, start, targets = kernel[:train], setting.start.kernel[:train], setting.problem.targets[:train]
         # how far K_s has moved from K_0, and from the kernel of infinite width
-        changed = pattern_at(points, view.weights) != self.pattern
+        changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
             "alignment": alignment(here, start),
@@ -114,7 +114,9 @@ class KernelObserver:
             if setting.domain.switches:
                 phase = descent.phase(step)
                 weight, own = descent.weight(phase.count), here[phase.examples, :, phase.examples]
-                top = largest(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+                top = (
+                    largest_kernel_eigenvalue(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+                )
             row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
@@ -126,7 +128,7 @@ class KernelObserver:
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
         if entries > DENSE:
-            return {"lambda_max": largest(kernel)}
+            return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {
             "lambda_max": float(modes.values[0]),
@@ -137,7 +139,7 @@ class KernelObserver:
         return row | {f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k) for k in RESIDUAL_TOPS}
 
 
-def pattern_at(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
+def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
     return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
 
 
@@ -253,8 +255,10 @@ class Observer:
         start, targets, splits = self.setting.problem.weights, self.setting.problem.targets, self.splits(step)
         numbers = {"loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()}
         for name, points in splits.items() if self.setting.problem.data.classes else ():
-            numbers["accuracy" + name] = (label(outputs[points]) == label(targets[points])).double().mean()
-        differences = squares({name: weights[name] - start[name] for name in start})
+            numbers["accuracy" + name] = (
+                (predicted_label(outputs[points]) == predicted_label(targets[points])).double().mean()
+            )
+        differences = squared_norms({name: weights[name] - start[name] for name in start})
         values = iter(fetched(*numbers.values(), *differences.values()))
         seen = {name: next(values) for name in numbers}
         seen |= {"loss" + name: self.objective(seen["loss" + name], points) for name, points in splits.items()}
@@ -263,13 +267,13 @@ class Observer:
             row["phase"] = self.phase(step)
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
         moved = dict(zip(differences, values, strict=True))
-        row |= seen | {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
-        return row | {f"weights_moved.{name}": ratio(moved[name], self.sizes[name]) for name in moved}
+        row |= seen | {"weights_moved": root_ratio(sum(moved.values()), sum(self.sizes.values()))}
+        return row | {f"weights_moved.{name}": root_ratio(moved[name], self.sizes[name]) for name in moved}
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """‖θ_0‖², parameter by parameter."""
-        found = squares(self.setting.problem.weights)
+        found = squared_norms(self.setting.problem.weights)
         return dict(zip(found, fetched(*found.values()), strict=True))
 
 
@@ -286,15 +290,15 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
     }
 
 
-def squares(weights: Weights) -> dict[str, Float[Tensor, ""]]:
+def squared_norms(weights: Weights) -> dict[str, Float[Tensor, ""]]:
     """‖·‖² of every parameter.
 
     >>> import torch
-    >>> squares({"w": torch.tensor([3.0, 4.0])})
+    >>> squared_norms({"w": torch.tensor([3.0, 4.0])})
     {'w': tensor(25.)}
     """
     return {name: part.square().sum() for name, part in weights.items()}
 
 
-def ratio(above: float, below: float) -> float | None:
+def root_ratio(above: float, below: float) -> float | None:
     return (above / below) ** 0.5 if below else None

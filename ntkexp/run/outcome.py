@@ -18,7 +18,7 @@ from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
-from ntkexp.machine.ladder import Region, Rung, results
+from ntkexp.machine.ladder import Region, Rung, ladder_rows
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import Share, StepTotals, Sums, by_phase
@@ -49,30 +49,32 @@ def ending_before(setting: Setting, loss: float, first: float, step: int) -> End
     """Why the run ends before this step, if it does."""
     target = setting.experiment.stop_at_loss
     if target is not None and loss <= target:
-        return Ending(f"{count(step)}, to a loss of {loss:.3g}")
+        return Ending(f"{steps_in_words(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
-    sentence = advice(setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step)
+    sentence = step_size_advice(
+        setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step
+    )
     return Ending(f"diverged at step {step}{sentence}", diverged=True)
 
 
-def count(steps: int) -> str:
+def steps_in_words(steps: int) -> str:
     """A number of steps in words.
 
-    >>> count(1), count(2)
+    >>> steps_in_words(1), steps_in_words(2)
     ('trained for 1 step', 'trained for 2 steps')
     """
     return f"trained for {counted(steps, 'step')}"
 
 
-def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
+def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
     or, if this one was, a tenth of it.
 
     >>> from ntkexp.optimizer.descent import GD
-    >>> advice(GD(), 1.0, 2.0)
+    >>> step_size_advice(GD(), 1.0, 2.0)
     ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
-    >>> advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
+    >>> step_size_advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
     'try optimizer.step_size=1'
     """
     if not isinstance(optimizer, AbstractStable):
@@ -224,7 +226,7 @@ def outcome_of(
     return Outcome(
         evidence=evidence,
         rungs=rungs,
-        ladder=results(rungs, regions(state), evidence, bool(state.setting.problem.data.classes)),
+        ladder=ladder_rows(rungs, split_regions(state), evidence, bool(state.setting.problem.data.classes)),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
@@ -248,18 +250,20 @@ def evidence_of(
         end=outputs,
         targets=setting.descent.targets,
         paths=path_kernels(state),
-        kernel_start=of_pairs(setting.start.kernel, setting),
-        kernel_end=of_pairs(kernel, setting),
+        kernel_start=kernel_of_pairs(setting.start.kernel, setting),
+        kernel_end=kernel_of_pairs(kernel, setting),
         start_pull=start_pull(setting),
         read=setting.domain.read,
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
-        training=training(state),
+        training=summarise_training(state),
     )
 
 
-def of_pairs(kernel: Float[Tensor, "point kept train kept_"], setting: Setting) -> Float[Tensor, "point out some out_"]:
+def kernel_of_pairs(
+    kernel: Float[Tensor, "point kept train kept_"], setting: Setting
+) -> Float[Tensor, "point out some out_"]:
     """The kernel, if it is one for every pair of outputs, as machines need it; else one without training examples."""
     if setting.points.makes_kernels:
         return kernel
@@ -294,13 +298,13 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
             contributions=contributions,
             decay=decay,
             detail=details[name],
-            facts=facts(state, name),
+            facts=contribution_facts(state, name),
             half_by=accumulator.half_by(name),
         )
     return found
 
 
-def training(state: RunState) -> Training:
+def summarise_training(state: RunState) -> Training:
     setting, optimizer = state.setting, state.setting.experiment.optimizer
     time = state.time
     return Training(
@@ -329,7 +333,7 @@ def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
     return torch.cat([points.reader.tangent(tape).applied(weights) for tape in tapes])
 
 
-def regions(state: RunState) -> dict[str, Region]:
+def split_regions(state: RunState) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
     problem, regions_of_splits = state.setting.problem, {}
     for name, points in problem.places.items():
@@ -338,7 +342,7 @@ def regions(state: RunState) -> dict[str, Region]:
     return regions_of_splits
 
 
-def facts(state: RunState, rule: str) -> dict[str, float]:
+def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known.
 
     Of those by sketches nothing is said but their sum: how far parts exceed it would be off by as much as the parts.
@@ -354,9 +358,9 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
     if error is not None and setting.points.sketch is None:  # which would be off by more than what it measures
-        found["error_bar"] = relative(error.parts, contributions)
+        found["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = relative(error.sums, summed(contributions) + decay)
+            found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
 
 
@@ -365,7 +369,7 @@ def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:
     return part if len(rows) == len(part) else part[rows]
 
 
-def relative(error: float, whole: Tensor) -> float:
+def relative_error(error: float, whole: Tensor) -> float:
     """An error relative to the norm of what it is the error of."""
     size = hypot(*(float(block.norm()) for block in blocks(whole)))
     return error / size if size else float("nan")

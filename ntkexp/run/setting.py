@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics import kinks, largest
+from ntkexp.diagnostics import kinks, largest_kernel_eigenvalue
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
@@ -58,7 +58,7 @@ def refuse_vast(experiment: Experiment) -> None:
         )
 
 
-def effort(experiment: Experiment, budget: Budget) -> float:
+def run_seconds(experiment: Experiment, budget: Budget) -> float:
     """How many seconds a core takes for it."""
     return core_seconds(budget, experiment.steps, experiment.integration.passes)
 
@@ -175,7 +175,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     """The sweep that an experiment asks for, or trainings in its place where these take less."""
     optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
     splits, train = list(survey.problem.places.values()), survey.problem.train
-    points = first_of(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
+    points = first_points(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
     # what a reverse pass takes
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
@@ -210,10 +210,10 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     return sweep
 
 
-def first_of(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
+def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
     """The first points of each place, so many of each.
 
-    >>> first_of([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
+    >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
     """
     return torch.cat([torch.arange(split.start, split.start + n) for split, n in zip(splits, counts, strict=True)])
@@ -258,7 +258,7 @@ def prepare(experiment: Experiment) -> Setting:
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     """Look once at what was drawn, unless training would outlast its user."""
     if experiment.stop_at_loss is None:
-        refuse_endless(effort(experiment, survey.budget), experiment.steps, experiment.device)
+        refuse_endless(run_seconds(experiment, survey.budget), experiment.steps, experiment.device)
     problem, points = survey.problem, survey.points
     # what is learned when; most data have one phase, of all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
@@ -271,7 +271,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         points=points,
         targets=problem.targets[: points.train],
         loss=experiment.loss,
-        scale=scale(experiment),
+        scale=loss_scale(experiment),
         optimizer=experiment.optimizer,
         factors=experiment.optimizer.factors(problem.weights),
         schedule=experiment.schedule,
@@ -289,7 +289,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         domain=domain,
         sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=survey.tape.eps),
-        remarks=remarks(experiment, survey, start),
+        remarks=setting_remarks(experiment, survey, start),
     )
 
 
@@ -311,7 +311,9 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
     kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
     exact = keeps and points.sketch is None
     tops = [
-        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_eigenvalue(phase.examples)
+        largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
+        if exact
+        else view.largest_eigenvalue(phase.examples)
         for phase in phases
     ]
     moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
@@ -321,7 +323,7 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
         )
 
     # the curvature of the objective is at most w λ_max ℓ″
-    weights = [experiment.loss.weight(phase.count) * scale(experiment) for phase in phases]
+    weights = [experiment.loss.weight(phase.count) * loss_scale(experiment) for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
@@ -331,7 +333,7 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
     )
 
 
-def scale(experiment: Experiment) -> float:
+def loss_scale(experiment: Experiment) -> float:
     """What the loss is multiplied with."""
     return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
@@ -344,7 +346,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     problem, path = survey.problem, experiment.path
     splits = [part for name, split in problem.places.items() for part in problem.phases.get(name, (split,))]
     sizes, backwards = [split.stop - split.start for split in splits], experiment.integration.passes > 1
-    attributed = first_of(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
+    attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=survey.points,
         reads_train="train" in problem.places,
@@ -359,7 +361,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     )
 
 
-def remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
+def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
     """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
     sketched kernels, how far they are from kernels, and what they are good for.
     """

@@ -66,16 +66,16 @@ class NoListener(AbstractSweepListener):
         pass
 
 
-def about(seconds: float | None, then: str = "") -> str:
+def about_duration(seconds: float | None, then: str = "") -> str:
     """How long something takes, if that is known.
 
-    >>> about(200.0), about(60.0, " to go"), about(None)
+    >>> about_duration(200.0), about_duration(60.0, " to go"), about_duration(None)
     ('about 3.3 min', 'about 60 s to go', '')
     """
     return "" if seconds is None else f"about {duration(seconds)}{then}"
 
 
-def listener(quiet: bool) -> AbstractSweepListener:
+def sweep_listener(quiet: bool) -> AbstractSweepListener:
     """The listener that suits the output: a terminal, a file, or none."""
     if quiet:
         return NoListener()
@@ -98,14 +98,14 @@ class Lines(AbstractSweepListener):
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         self.runs, self.ended = runs, done
         done_already = f", {done} of them done" if done else ""
-        takes = [about(seconds), f"with {counted(workers, 'worker')}"]
+        takes = [about_duration(seconds), f"with {counted(workers, 'worker')}"]
         self.say(f"{name}: {counted(runs, 'run')}{done_already}; {' '.join(filter(None, takes))}")
 
     def see(self, event: Event, ahead: float | None) -> None:
         if isinstance(event, Ended) and event.how != "held":
             self.ended += 1
             how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            words = [f"{self.ended}/{self.runs}  {event.name} is {how}", about(ahead, " to go")]
+            words = [f"{self.ended}/{self.runs}  {event.name} is {how}", about_duration(ahead, " to go")]
             self.say("; ".join(filter(None, words)))
 
     def say(self, text: str) -> None:
@@ -136,7 +136,7 @@ class Board(AbstractSweepListener):
             TextColumn("{task.fields[now]}"),
         )
         self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.whole = self.bars.add_task(name, total=runs, completed=done, now=about(seconds))
+        self.whole = self.bars.add_task(name, total=runs, completed=done, now=about_duration(seconds))
         self.bars.start()
 
     def see(self, event: Event, ahead: float | None) -> None:
@@ -151,7 +151,7 @@ class Board(AbstractSweepListener):
                 if event.name in self.running:
                     self.bars.remove_task(self.running.pop(event.name))
                 self.bars.advance(self.whole, event.how != "held")
-        self.bars.update(self.whole, now=about(ahead, " to go"))
+        self.bars.update(self.whole, now=about_duration(ahead, " to go"))
 
     def say(self, text: str) -> None:
         if self.bars is not None:

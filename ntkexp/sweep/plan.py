@@ -21,7 +21,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
-from ntkexp.run.setting import effort, survey
+from ntkexp.run.setting import run_seconds, survey
 from ntkexp.sweep.definition import MOST, Definition, Point
 
 # --- journal.jsonl: what happened to runs under any sweep, a line an event, appended as it happens.
@@ -217,7 +217,7 @@ class Estimator:
                 budget = survey(here).budget
                 tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
                 size = budget.fixed + budget.block * budget.per_point + tapes
-                self.known[key] = RunCost(effort(here, budget), size)
+                self.known[key] = RunCost(run_seconds(here, budget), size)
             except Mistake as mistake:
                 self.known[key] = RunCost(0.0, 0.0, str(mistake))
         return self.known[key]

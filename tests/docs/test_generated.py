@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from tests.docs import pages as commands
 from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
@@ -59,7 +59,7 @@ def test_every_key_has_a_meaning(group: str) -> None:
     for name in CHOICES.options(group):
         file = CHOICES.file(group, name)
         told = comments(file)
-        assert [key for key in component(read(file)).model_fields if not told.get(key)] == []
+        assert [key for key in component(read_yaml(file)).model_fields if not told.get(key)] == []
 
 
 def test_every_key_that_belongs_to_no_group_has_a_meaning() -> None:

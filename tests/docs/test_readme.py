@@ -11,7 +11,7 @@ from io import StringIO
 import pytest
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import resolve
 from tests.docs.pages import ALL, options
 from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
@@ -46,7 +46,7 @@ def test_every_option_exists() -> None:
 
 
 def test_every_key_exists() -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     known = set(choices.common()) | {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }
@@ -58,7 +58,7 @@ def test_every_key_exists() -> None:
 
 
 def test_machines_are_named_as_they_are() -> None:
-    machines = set(Choices(folders(None)).options("machine"))
+    machines = set(Choices(config_folders(None)).options("machine"))
     ladder = TEXT.partition("## The ladder")[2].partition("## ")[0]
     assert set(re.findall(r"`(\w+)`", ladder)) <= machines
 

@@ -15,7 +15,7 @@ import ntkexp
 from ntkexp.cli import main
 from ntkexp.cli.main import run as command
 from ntkexp.config.choices import complete, tree
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
@@ -28,7 +28,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.results import Result
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.tables import analyse
-from ntkexp.report.inventory import flat
+from ntkexp.report.inventory import flatten_config
 from ntkexp.report.plots import figures, run_plots, together
 from ntkexp.report.plots.run_plots import exhibition, gallery, save
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
@@ -123,7 +123,7 @@ def test_a_part_is_offered_shown_described_and_called_by_its_name(known: Outside
 
 def told(known: Outside, group: str, name: str) -> dict[str, object]:
     """What the YAML of a part says."""
-    return read(known.choices.file(group, name))
+    return read_yaml(known.choices.file(group, name))
 
 
 @pytest.mark.parametrize(("group", "name"), ADDED)
@@ -232,7 +232,7 @@ def test_its_pictures_and_its_page_tell_of_them_without_torch(outside: Outside, 
     assert ended.stdout.splitlines()[-1] == "0 False"
     page = (tmp_path / "report" / "index.html").read_text()
     assert all(name in page for name in ("thirds", "frozen middle"))
-    config = flat(load_tables(folder).config)
+    config = flatten_config(load_tables(folder).config)
     assert (config["data"], config["loss"], config["optimizer"]) == ("corners", "doubled", "averaged")
 
 

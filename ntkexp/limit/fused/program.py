@@ -33,7 +33,6 @@ from ntkexp.covariance.pairs import (
     Operations,
     Pairs,
     coarsen,
-    needed,
 )
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
@@ -307,18 +306,18 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         for one in levels((*operations, Operation(CLEAR, 0)), sizes)
     ]
     last, end, rest, rest_shape = layers[known], None, layers[known:], before
-    pairs_before = base.need(rest, Pairs((), ()), before)
+    end_pairs = base.need(rest, Pairs((), ()), before)
     if last.averages and base.says_itself(last, "averages"):
-        pairs_before = last.need(Pairs((), ()), before)
+        end_pairs = last.need(Pairs((), ()), before)
         end, rest, rest_shape = last, layers[known + 1 :], last.shape(before)
     else:  # the tiles of the last level are kept
         whole = coarsen(0, [Coarse.every(n, 1) for n in found[-1].sizes])
         found[-1] = replace(found[-1], coarsenings=(whole,))
     # The pairs that each level needs, of those wanted at the end, in an image of three axes.
-    missing = 3 - len(pairs_before.pixels)
-    pairs = Pairs((1,) * missing + pairs_before.pixels, ((0,),) * missing + pairs_before.offsets)
+    missing = 3 - len(end_pairs.pixels)
+    pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
     found[-1] = replace(found[-1], pairs=pairs)
     for k in range(len(found) - 2, -1, -1):
-        finer = (needed(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].coarsenings)
+        finer = (pairs_before(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].coarsenings)
         found[k] = replace(found[k], pairs=reduce(Pairs.union, finer))
     return TileProgram(tuple(found), shape[0], end, rest, rest_shape)

@@ -31,7 +31,7 @@ MARGIN = 64
 
 
 @compiled
-def vectors(
+def apply_to_vectors(
     operations: Array,
     weights: Array,
     registers: int,
@@ -62,14 +62,18 @@ def vectors(
         size, rows = columns - begin, (left[i], inputs[i], nngp[i], ntk[i])
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
-        found = max(found, piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows))
+        found = max(
+            found, apply_to_piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows)
+        )
         if same:  # an example and itself: the correlation is one
-            found = max(found, piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows))
+            found = max(
+                found, apply_to_piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows)
+            )
     return found
 
 
 @compiled
-def piece(
+def apply_to_piece(
     operations: Array,
     weights: Array,
     work: Array,
@@ -169,7 +173,7 @@ ROWS = 128
 """Left vectors of a strip for every thread: enough for a quick matrix product."""
 
 
-def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def kernels_of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
     """The kernels by the recursion on every number of a matrix."""
     whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
     nngp, ntk = whole[0].numpy(), whole[1].numpy()
@@ -182,7 +186,7 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
         row, column = block
         one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
         inputs = products.numpy()[row.start % len(products) :, column]
-        found: int = vectors(
+        found: int = apply_to_vectors(
             *(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding),
             *(inputs, nngp[block], ntk[block]),
         )
@@ -224,14 +228,14 @@ def kernels(
 ) -> Kernels:
     """Both kernels of a block."""
     if len(net.shape) == 1:
-        return of_vectors(program, left, right, same, threads)
+        return kernels_of_vectors(program, left, right, same, threads)
     numbers = left.x[0].numel() + sum(field_count(one, left, right) * prod(one.sizes) for one in program.levels)
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
     if max(len(left.x), len(right.x)) <= most:
-        nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
+        nngp, ntk = kernels_of_images(program, left, right, same, threads, memory_gb / threads)
         if same:
             nngp, ntk = symmetric(nngp), symmetric(ntk)
-        return finite(rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
+        return finite(through_rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
     # Part by part, of no more examples a side than there is room for in tables.
     whole = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, most, same):
@@ -244,7 +248,9 @@ def kernels(
     return whole[0], whole[1]
 
 
-def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
+def kernels_of_images(
+    program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+) -> Kernels:
     """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
     sub-block after the other.
     """
@@ -260,13 +266,13 @@ def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads
 
     def tiles(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
-        kept = through(program, levels, coarse, same and block[0] == block[1], block, sums)
+        kept = through_levels(program, levels, coarse, same and block[0] == block[1], block, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
     for (row, column), ends in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
         sides, itself = (left.part(row), right.part(column)), same and row == column
-        nngp[row, column], ntk[row, column] = ends if program.end else rest(program, *sides, ends, itself)
+        nngp[row, column], ntk[row, column] = ends if program.end else through_rest(program, *sides, ends, itself)
     return nngp, ntk
 
 
@@ -283,7 +289,7 @@ def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: fl
     return max(1, min(size, isqrt(2 * numbers // max(1, *numbers_left))))
 
 
-def through(
+def through_levels(
     program: TileProgram,
     levels: Sequence[Tables],
     coarse: Sequence[Coarsenings],
@@ -333,7 +339,7 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
     return first, second
 
 
-def rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
+def through_rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
     pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
     met = sum(operation.ends is not None for level in program.levels for operation in level.operations)

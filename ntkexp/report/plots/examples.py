@@ -50,7 +50,7 @@ class Explained:
 
 def draw(rows: list[Explained]) -> Figure:
     """Draw points and examples as images if they are some, else as bars."""
-    return pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
+    return pictures(rows) if image_pixels(rows[0].point.shown) is not None else bars(rows)
 
 
 def fitting(name: str, longest: int = LONGEST) -> str:
@@ -62,7 +62,7 @@ def fitting(name: str, longest: int = LONGEST) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
+def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
     """Give [height, width] or [height, width, colour], if this is an image."""
     if shown.ndim == 2:
         return shown
@@ -106,7 +106,7 @@ def remark(figure: Figure, x: int, text: str) -> None:
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     """Draw an example on whole pixels, each of its own as a square, in a frame."""
-    pixels = picture(shown)
+    pixels = image_pixels(shown)
     assert pixels is not None
     times = max(1, CELL // max(pixels.shape[:2]))
     tall, wide = times * pixels.shape[0], times * pixels.shape[1]
@@ -211,7 +211,7 @@ BARS = 12  # examples that have bars
 Array = NDArray[np.float64]
 
 
-def beside(explanation: Explanation) -> Picture:
+def picture_beside(explanation: Explanation) -> Picture:
     """Draw what each of the first examples added, and by how much the output would change without it, if known."""
     parts = explanation.parts[:BARS]
     tells = any(part.left_out is not None for part in parts)

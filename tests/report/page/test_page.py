@@ -22,7 +22,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
 from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
-from ntkexp.report.claims import outlook, standing, summary
+from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, markdown, write, write_claims
@@ -345,12 +345,12 @@ def test_what_is_damaged_is_left_to_its_command(tmp_path: Path) -> None:
 def test_the_correction_is_holms(chances: tuple[float, ...]) -> None:
     ordered = sorted(chances)
     kept = [all(2 * p <= 0.05 / (len(ordered) - j) for j, p in enumerate(ordered[: k + 1])) for k in range(4)]
-    assert standing(chances) == [kept[ordered.index(p)] for p in chances]
-    assert standing([*chances, None])[-1]
+    assert holm_rejections(chances) == [kept[ordered.index(p)] for p in chances]
+    assert holm_rejections([*chances, None])[-1]
 
 
 def test_one_claim_needs_no_correction(tmp_path: Path) -> None:
-    assert summary([record(tmp_path, "one", p=0.02)]) == "1 claim: 1 supported."
+    assert summarise_claims([record(tmp_path, "one", p=0.02)]) == "1 claim: 1 supported."
 
 
 # The page of explanations: every point can be chosen, and shows both answers and what they rest on.
