@@ -33,6 +33,7 @@ from ntkexp.covariance.pairs import (
     Operations,
     Pairs,
     coarsen,
+    pairs_before,
 )
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
