@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
     unwrapped_optimizers,
 )
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
@@ -55,6 +56,7 @@ def follow(
     to: Path | str | None = None,
     every: int | None = None,
     memory_gb: float = 4.0,
+    batch_norm: BatchNormMode = "exact",
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
@@ -70,6 +72,8 @@ def follow(
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
+
+    `batch_norm` says how examples share a batch whose BatchNorm is in training mode, as `attribute` has it.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
@@ -90,6 +94,8 @@ def follow(
     """
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
+    if batch_norm not in MODES:
+        raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
     refuse_followed(optimizers)
     inner = unwrapped_model(model)
@@ -120,7 +126,7 @@ def follow(
         try:
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb)
+            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb, batch_norm=batch_norm)
             if altered is not None:
                 altered.traces.append(trace)
             with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
@@ -147,7 +153,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
-    last = {**named_tensors(trace.module), **watch.latest.weights}
+    last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
         write(trace.ends.start, evaluate_at_queries(model, trace.output, trace.queries), watch.store.count)
 

@@ -78,6 +78,7 @@ def trained_twice(
     second = trained_again(again, without, place)
     first = load_trace(files, deepcopy(second.module))
     first.refuse_outside()
+    first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [

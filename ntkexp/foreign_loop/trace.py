@@ -22,6 +22,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.outside import outside_sentence
@@ -71,6 +72,7 @@ class Trace:
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
+    batch_norm: BatchNormMode = "exact"
 
     def __repr__(self) -> str:
         self.refresh()
@@ -100,7 +102,8 @@ class Trace:
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside
-        return left.change(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+        end = self.steps.end | self.steps.statistics(len(self.steps))
+        return left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
 
     def refuse_outside(self) -> None:
         """Refuse effects on a model that changed after the last step."""
@@ -116,6 +119,14 @@ class Trace:
         """The examples that were seen, in order of their first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
+    def refuse_coupled(self) -> None:
+        """Refuse effects of examples whose batch statistics coupled them."""
+        if self.steps.statistics(0):
+            raise Mistake(
+                "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
+                "was in training mode; put these layers in eval(), or ask only what examples added"
+            )
+
     def refuse_empty(self) -> None:
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
@@ -130,6 +141,7 @@ class Trace:
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
+        batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
@@ -144,6 +156,10 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
+        example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
+        `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -169,16 +185,20 @@ class Trace:
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
         self.memory_gb = memory_gb or self.memory_gb
+        self.batch_norm = batch_norm or self.batch_norm
+        if self.batch_norm not in MODES:
+            raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
         if effects:
             self.refuse_empty()
             self.refuse_outside()
+            self.refuse_coupled()
         gallery = Gallery()
         found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for sentence in (rounding_sentence(found), outside_sentence(found)):
+        for sentence in (rounding_sentence(found), batch_norm_sentence(found), outside_sentence(found)):
             if self.folder is None and sentence:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
@@ -206,12 +226,21 @@ class Trace:
 
         self.refuse_empty()
         steps, end = self.steps, self.steps.end
+        first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache())
+        end = end | last_ones
         last = reader.record(end, self.queries)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
-        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
+        back = Backwards(
+            reader,
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            self.queries,
+            last,
+            self.examples,
+            sums,
+        )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             back.take(step, later, steps)
@@ -223,11 +252,15 @@ class Trace:
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        self.ends.hold(self.replayed(steps.start(0), start), self.replayed(end, last.outputs), len(steps))
+        self.ends.hold(self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs), len(steps))
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
-        arrays, change, outside = sums.arrays(cast=cast), last.outputs - start, self.outside()
+        arrays, change, outside = (
+            sums.arrays(cast=cast, batch_norm=self.batch_norm if first else None),
+            last.outputs - start,
+            self.outside(),
+        )
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
