@@ -200,7 +200,7 @@ class LoopSubject(AbstractSubject):
 def loop_subject(path: Path, loop: Again, probe: tuple[int, ...]) -> LoopSubject:
     """The loop whose trace lies in a folder; the module is the one that the loop itself follows."""
     first = trained_again(loop, Weighing())
-    trace = load_trace(find_trace(path), first.module)
+    trace = load_trace(find_trace(path), first.module, first.measure, [each.rule for each in first.steps.known])
     trace.loss = first.loss
     return LoopSubject(trace, loop, probe)
 

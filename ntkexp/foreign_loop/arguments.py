@@ -17,7 +17,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ntkexp.foreign_loop.calls import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
+from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
@@ -197,6 +199,8 @@ def refuse_unusable(
     every: int | None,
     to: object = None,
     memory_gb: object = 4.0,
+    measure: object = None,
+    rules: object = (),
 ) -> None:
     """Refuse what nothing can be followed with.
 
@@ -214,10 +218,17 @@ def refuse_unusable(
         raise Mistake(f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names")
     if not (loss is None or callable(loss)):
         raise Mistake(f"loss= is a {type(loss).__name__}; give a function of outputs and call")
+    if not (measure is None or callable(measure)):
+        raise Mistake(
+            f"measure= is a {type(measure).__name__}; give a function of outputs and call that gives a number for each "
+            "query"
+        )
     if not (to is None or isinstance(to, str | Path)):
         raise Mistake(f"to= is a {type(to).__name__}; give the path of a folder")
     if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
         raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
+    if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
+        raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")
     if every is not None and not (isinstance(every, int) and every > 0):
         raise Mistake(f"every={every!r}: weights are kept after so many steps; give 1 or more")
 
@@ -232,8 +243,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     each = queries if isinstance(queries, tuple | list) else [queries]
     if any(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in each):
         raise Mistake("queries=: there is a nested tensor among them; give a plain one")
-    inputs = as_inputs(queries)
-    if not examples(inputs):
+    if not examples(inputs := as_inputs(queries)):
         raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:
@@ -248,25 +258,38 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     return inputs
 
 
+def measured_queries(
+    measure: Measure, queries: Inputs, sizes: tuple[int, ...], ids: Ids, module: nn.Module, output: str | int | None
+) -> MeasuredQueries:
+    """The measure of these queries, which a module in evaluation has answered."""
+    found = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
+    weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    with beginning_at(generator_states(module)), left_alone(module):
+        found.out_names(CalledModule(module, output).outputs, weights, queries)
+    return found
+
+
 def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
     """Refuse operations between weights and outputs of which no secant is known, and a model that mixes examples.
 
-    >>> class Products(nn.Linear):
+    >>> class Digamma(nn.Linear):
     ...     def forward(self, x):
-    ...         return super().forward(x).cumprod(1)
-    >>> refuse_without_rules(CalledModule(Products(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    ...         return (2 + super().forward(x).tanh()).digamma()
+    >>> refuse_without_rules(CalledModule(Digamma(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: no difference rule for the operation aten.cumprod.default; follow a model without that
+    ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
     """
     weights = {name: weight.detach() for name, weight in called.module.named_parameters() if name in trained}
     if not weights:
         return
-    reader = Reader(without_casts(called.function), frozenset(weights))
+    reader = Reader(without_casts(called.outputs), frozenset(weights))
     tape = reader.record(weights, part(queries, slice(FEW)))
     try:
         reader.secant(tape, tape, (0,))
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
+    if called.measured is not None:
+        called.measured.refuse_unexplained(without_casts(called.outputs), weights, queries)
 
 
 def common_submodule(names: Sequence[str]) -> str:

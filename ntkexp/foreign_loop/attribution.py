@@ -161,7 +161,7 @@ class Backwards:
         # proof (a); and what the optimizer took in beside that gradient, which casts did to it, or rounding: where
         # gradients cancel, Adam divides what that left by its own size, and it moves weights as far as they do
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
-        cast, divides = self.is_cast(step), any(isinstance(each.scale, Tensor) for each in step.linear.values())
+        cast, divides = self.is_cast(step), any(each.divides for each in step.linear.values())
         beside = dict[str, Tensor]()
         if cast or divides:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}

@@ -93,8 +93,14 @@ def sweep_over(
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
         return trace.function(flat.weights(weights), query).reshape(-1)
 
+    def asked(weights: Tensor) -> Tensor:
+        return trace.function(flat.weights(weights), trace.queries)
+
     def end_gradients(points: slice) -> Tensor:
         with plain_kernels():
+            if trace.measured is not None:  # which is asked of all queries at once
+                found: Tensor = jacrev(lambda weights: asked(weights)[points].flatten())(end)
+                return found
             queries = (part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop))
             return torch.cat([jacrev(partial(outputs, query=query))(end) for query in queries])
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.arguments import (
     checked_queries,
+    measured_queries,
     moved_names,
     refuse_unusable,
     refuse_without_rules,
@@ -28,13 +30,16 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
+from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
@@ -49,24 +54,32 @@ def follow(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
-    queries: Inputs,
+    queries: Inputs | DataLoader[Any],
     output: str | int | None = None,
+    measure: Measure | None = None,
     ids: Ids = None,
     loss: ExampleLoss | None = None,
     to: Path | str | None = None,
     every: int | None = None,
     memory_gb: float = 4.0,
     batch_norm: BatchNormMode = "exact",
+    rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
-    `queries` are inputs at which the model is asked, `output` names the tensor that is read of a model which gives
-    several. Examples go by what they hold, or by `ids`: the keyword of the model that holds their names, a function of
-    the call (its `args` and `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All
-    steps are held in memory, up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed
-    training leaves there what it has done, and goes on there when it is resumed. Weights are kept `every` so many
-    steps, by itself 8 in memory and as often as there is room on disk; those between are replayed. Of several processes
-    that train one model, each follows, into the same folder; the first attributes.
+    `queries` are inputs at which the model is asked, or a DataLoader that gives them in batches; `output` names the
+    tensor that is read of a model which gives several. `measure` is a function of the outputs of a call of the queries
+    and of the call (its `args`, `kwargs` and `ids`) that gives what is explained in place of the outputs, such as a
+    loss, a log-probability or a margin: a number for each query, several, or a dict of them by name. Examples go by
+    what they hold, or by `ids`: the keyword of the model that holds their names, a function of the call (its `args` and
+    `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All steps are held in memory,
+    up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed training leaves there what
+    it has done, and goes on there when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and
+    as often as there is room on disk; those between are replayed. Of several processes that train one model, each
+    follows, into the same folder; the first attributes.
+
+    Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
+    held against (`ntkexp.AbstractOptimizerRule`).
 
     The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
@@ -96,37 +109,42 @@ def follow(
     optimizers = unwrapped_optimizers(optimizer)
     if batch_norm not in MODES:
         raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
     refuse_followed(optimizers)
+    known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
-    queries = checked_queries(queries, module, output)
+    inputs, sizes = gathered_queries(queries)
+    inputs = checked_queries(inputs, module, output)
+    measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
 
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
-    store = choose_store(to, processes, altered, inner, optimizers, queries, output, every, memory_gb)
+    store = choose_store(to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured)
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
-    called = CalledModule(module, output, same_kernels=same_kernels)
+    called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
     if altered is None:
-        refuse_without_rules(called, moved, queries)
+        refuse_without_rules(called, moved, inputs)
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
         watch = Watch(
             model,
             optimizers,
+            known,
             output,
             ids if loading is None else loading.names,
             store,
             FrozenTensors(inner, module),
             None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
-            FirstStepProof(called, queries) if altered is None and processes.world == 1 else None,
+            FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
         )
         whole = False
         try:
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, queries, loss, store.folder, rank, memory_gb, batch_norm=batch_norm)
+            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, measured=measured)
+            trace.batch_norm = batch_norm
             if altered is not None:
                 altered.traces.append(trace)
             with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
@@ -147,15 +165,18 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
             files = TraceFolder(trace.folder)
             files.write(files.outputs_at_ends, vars(trace.ends))
 
+    def asked() -> torch.Tensor | None:
+        return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
+
     # f_0, which a trace that is gone on with holds
     known = outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
-    write(evaluate_at_queries(model, trace.output, trace.queries) if known is None else known.start)
+    write(asked() if known is None else known.start)
     yield
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
-        write(trace.ends.start, evaluate_at_queries(model, trace.output, trace.queries), watch.store.count)
+        write(trace.ends.start, asked(), watch.store.count)
 
 
 def choose_store(
@@ -164,10 +185,12 @@ def choose_store(
     altered: AlteredLoop | None,
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
+    known: Sequence[KnownOptimizer],
     queries: Inputs,
     output: str | int | None,
     every: int | None,
     memory_gb: float,
+    measured: MeasuredQueries | None,
 ) -> AbstractStore:
     """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
     `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
@@ -185,23 +208,24 @@ def choose_store(
             )
     place = to if altered is None else altered.place
     if place is None:
-        return MemoryStore(output, every, memory_gb) if altered is None else EndpointStore()
-    config: dict[str, Json] = {
-        "follow": {  # decides whether two traces can be one
-            "model": f"{type(model).__module__}.{type(model).__qualname__}",
-            "parameters": sum(weight.numel() for weight in model.parameters()),
-            "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
-            "processes": processes.world,
-            "output": output,
-            "queries": digest(tensors(queries)).hex()[:16],
-        },
-        "path": {"probes": ["probe"]},  # as a run says where the network was read
+        return MemoryStore(known, output, every, memory_gb) if altered is None else EndpointStore(known)
+    followed: dict[str, Json] = {  # decides whether two traces can be one
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "optimizers": [each.name for each in known],
+        "processes": processes.world,
+        "output": output,
+        "queries": digest(tensors(queries)).hex()[:16],
     }
     moved = moved_names(model, optimizers)
     still = {name: part for name, part in model.state_dict().items() if name not in moved}
     start = {"queries": queries, "output": output, "still": still}
+    if measured is not None:
+        followed |= {"measure": measured.described, "calls": list(measured.calls.sizes)}
+        start["calls"] = measured.calls.content
+    config: dict[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}  # where the network was read
     files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
-    return DiskStore(files, processes, config, start, output, every, memory_gb)
+    return DiskStore(files, processes, config, start, known, output, every, memory_gb)
 
 
 class FollowSession:

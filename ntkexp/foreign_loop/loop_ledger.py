@@ -29,7 +29,6 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
-from ntkexp.shapes import Function, Inputs
 
 AT_ONCE = 2**28 // 12
 """How many numbers of adjoints are gone back with at once; each has a dozen beside it on its way."""
@@ -51,8 +50,8 @@ def loop_without(
             progress.say(f"carrying the loop out again without {len(group)} of its examples")
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, Path(folder) / "trace")
             # as many queries together as there is memory for what their outputs feel
-            flat, queries = pair.first.flat, [part(first.queries, slice(k, k + 1)) for k in points]
-            each = [partial(outputs_at, first.function, flat, query) for query in queries]
+            flat = pair.first.flat
+            each = [partial(outputs_at, first, flat, k) for k in points]
             outs = len(each[0](pair.first.end))
             chunk = max(1, AT_ONCE // (outs * flat.size))
             outputs = [OutputsAt(each[begun : begun + chunk]) for begun in range(0, len(each), chunk)]
@@ -62,11 +61,11 @@ def loop_without(
     return removal_of(found, group, points, range(outs), repeated=0.0)  # what was followed is the training as it was
 
 
-def outputs_at(
-    function: Function, flat: FlatWeights, query: Inputs, weights: Float[Tensor, " weight"]
-) -> Float[Tensor, " out"]:
-    """The outputs at a query, one after another."""
-    return function(flat.weights(weights), query).reshape(-1)
+def outputs_at(trace: Trace, flat: FlatWeights, place: int, weights: Float[Tensor, " weight"]) -> Float[Tensor, " out"]:
+    """The outputs at a query, one after another; a measure is asked of all queries at once."""
+    if trace.measured is not None:
+        return trace.function(flat.weights(weights), trace.queries)[place]
+    return trace.function(flat.weights(weights), part(trace.queries, slice(place, place + 1))).reshape(-1)
 
 
 def trained_twice(
@@ -76,7 +75,7 @@ def trained_twice(
     names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    first = load_trace(files, deepcopy(second.module))
+    first = load_trace(files, deepcopy(second.module), second.measure, [each.rule for each in second.steps.known])
     first.refuse_outside()
     first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)

@@ -211,7 +211,7 @@ class Outside:
         after = deepcopy(called.module)
         for name, tensor in named_tensors(after).items():
             tensor.data = self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
-        left = CalledModule(after, called.output, casts).function
+        left = CalledModule(after, called.output, casts, measured=called.measured).function
         weights = {name: tensor.detach() for name, tensor in after.named_parameters() if name in end}
         with torch.no_grad():
             return columns(left, weights, queries) - columns(called.function, end, queries)

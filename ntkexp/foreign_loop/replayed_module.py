@@ -44,6 +44,7 @@ from ntkexp.foreign_loop.calls import (
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -146,28 +147,31 @@ CHANGED = (
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of what the model itself gave at the queries, in evaluation, when following began, and after the last
-    of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
+    """Signatures of what the model itself gave at the queries, or a measure of it, in evaluation, when following began,
+    and after the last of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
 
     start: Tensor | None = None
     end: Tensor | None = None
     steps: int = -1
 
-    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int) -> None:
-        """Refuse outputs at the queries that are none of those that the model may have given itself."""
+    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int, *, measured: bool = False) -> None:
+        """Refuse outputs at the queries, or a measure of them, that are none of those that the model may have given."""
+        perhaps = "is measure= the one that was followed? Or " if measured else ""
         for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
             if signed is None or (signed is self.end and steps != self.steps):
                 continue
             if missed := min(each.other(signed) for each in found):
                 raise Mistake(
                     f"when following {when}, the model gave other outputs at the queries than it does now at the same "
-                    f"weights, off by {missed:.2g} of them; {CHANGED}"
+                    f"weights, off by {missed:.2g} of them; {perhaps}{CHANGED}"
                 )
 
 
-def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inputs) -> Tensor | None:
-    """The signature of what a model gives now in evaluation; it is left as it was, and so are generators. A model with
-    short frozen weights may need autocast to take them."""
+def evaluate_at_queries(
+    model: nn.Module, output: str | int | None, queries: Inputs, measured: MeasuredQueries | None = None
+) -> Tensor | None:
+    """The signature of what a model gives now in evaluation, or of a measure of it; the model is left as it was, and so
+    are generators. A model with short frozen weights may need autocast to take them."""
     device = next((weight.device for weight in model.parameters()), None)
     kind, short = "cpu" if device is None else device.type, shortest(model)
     off = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
@@ -182,8 +186,9 @@ def evaluate_at_queries(model: nn.Module, output: str | int | None, queries: Inp
                 model.eval()
                 for some in chunks(map_tensors(lambda tensor: tensor.to(device), queries)):
                     placed, named = arguments(some)
-                    found.append(signature(choose_output(model(*placed, **named), output)))
-            return torch.cat(found)
+                    given = choose_output(model(*placed, **named), output)
+                    found.append(signature(given) if measured is None else given)
+            return torch.cat(found) if measured is None else signature(measured.values(torch.cat(found), queries))
         except Exception as error:  # the model's own, and no reason to lose a training
             if casts is ways[-1]:
                 LOG.warning(
@@ -196,6 +201,15 @@ def chunks(queries: Inputs) -> Iterator[Inputs]:
     """As many queries at a time as a model is asked."""
     for begun in range(0, examples(queries), AT_ONCE):
         yield part(queries, slice(begun, begun + AT_ONCE))
+
+
+def in_chunks(function: Function) -> Function:
+    """A function that is asked of so many queries at a time."""
+
+    def asked(weights: Weights, queries: Inputs) -> Tensor:
+        return torch.cat([function(weights, some) for some in chunks(queries)])
+
+    return asked
 
 
 @contextmanager
@@ -236,6 +250,7 @@ class CalledModule:
     same_kernels: bool = False
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # short tensors in longer numbers
+    measured: MeasuredQueries | None = None  # what is asked of its outputs at the queries
 
     @cached_property
     def short(self) -> torch.dtype | None:
@@ -244,6 +259,11 @@ class CalledModule:
 
     @cached_property
     def function(self) -> Function:
+        """The module in evaluation, and what is asked of its outputs."""
+        return self.asked(self.outputs)
+
+    @cached_property
+    def outputs(self) -> Function:
         """The module in evaluation."""
         return self.without_casts(EVALUATION, self.casts is not None, function_of)
 
@@ -270,6 +290,10 @@ class CalledModule:
         """Whether a call rounds to shorter numbers than those of the weights that move."""
         return how.autocast is not None or self.short is not None
 
+    def asked(self, function: Function) -> Function:
+        """What is asked of the outputs that a function gives at the queries: themselves, or a measure of them."""
+        return function if self.measured is None else self.measured.of(function)
+
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
         kinds = (None if how.autocast is None else how.autocast.dtype, self.short)
@@ -288,7 +312,7 @@ class CalledModule:
             with nullcontext() if self.casts is None else self.casts.again():
                 return function(weights, inputs)
 
-        return cast
+        return self.asked(cast)
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
@@ -299,7 +323,7 @@ class CalledModule:
             device = next(self.module.parameters()).device.type
             ways.append(Autocast(device, str(self.short).removeprefix("torch."), cached=True))
         for casts in dict.fromkeys(ways):
-            yield replace(self, casts=casts).under_casts
+            yield self.asked(in_chunks(replace(self, casts=casts, measured=None).under_casts))
 
     def at(self, call: ModelCall) -> Function:
         """The module as a call had it, with the running statistics that it began with."""

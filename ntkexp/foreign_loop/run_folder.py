@@ -26,6 +26,7 @@ from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (
+    MEASURE,
     OUTSIDE,
     STORE,
     ByStep,
@@ -224,6 +225,8 @@ def examples(
     """The examples that were seen, and the queries, as a person looks at them."""
     names = [str(name) for name in found["example"].to_numpy()]
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
+    if MEASURE in found.attrs and found["out"].dtype.kind == "U":
+        arrays["out_name"] = found["out"].to_numpy()
     for split, called, rows in (
         ("train", names, gallery.of(names)),
         ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),

@@ -13,6 +13,7 @@ from torch import nn
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
@@ -61,6 +62,7 @@ class AbstractSteps(ABC):
     """The steps of a loop, which can be gone through in both directions."""
 
     same_kernels: bool = False  # whether they were taken by the kernels that we have, for all that is known
+    known: Sequence[KnownOptimizer] = ()  # the optimizers that took them, and their rules
 
     def refresh(self) -> None:
         """Look again at what is stored, to which steps may have come."""
@@ -184,6 +186,7 @@ class ForgottenSteps(AbstractSteps):
 
 @dataclass
 class EndpointStore(AbstractStore):
+    known: Sequence[KnownOptimizer]
     steps: ForgottenSteps = field(default_factory=ForgottenSteps)
     moved: frozenset[str] = frozenset()
 
@@ -192,6 +195,7 @@ class EndpointStore(AbstractStore):
         return len(self.steps)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.steps.known = self.known
         self.steps.first = self.steps.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 

@@ -8,6 +8,7 @@ On the way back over the steps (`attribution.Backwards`) each is replayed and pr
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,20 +26,22 @@ from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
+from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
     CallReaders,
     OutputsAtEnds,
     Replayed,
-    chunks,
     rounding_sentence,
 )
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
+from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
@@ -46,7 +49,7 @@ from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
-from ntkexp.records.contributions import OUTSIDE
+from ntkexp.records.contributions import MEASURE, OUTSIDE
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place
 from ntkexp.shapes import Function, Inputs, Weights
@@ -73,6 +76,7 @@ class Trace:
     memory_gb: float = 4.0  # that may be taken
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
+    measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
 
     def __repr__(self) -> str:
         self.refresh()
@@ -92,12 +96,18 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        return CalledModule(self.module, self.output, self.steps.autocast, self.steps.same_kernels)
+        steps = self.steps
+        return CalledModule(self.module, self.output, steps.autocast, steps.same_kernels, measured=self.measured)
 
     @property
     def function(self) -> Function:
         """The one that is evaluated at the queries."""
         return self.called.function
+
+    @property
+    def measure(self) -> Measure | None:
+        """What is asked of the outputs, if not they themselves."""
+        return None if self.measured is None else self.measured.measure
 
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
@@ -215,7 +225,7 @@ class Trace:
         room, found = self.called.room(how), list[Replayed]()
         for function in self.called.as_evaluated:
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):  # of numbers that do not fit each other
-                given = torch.cat([columns(function, weights, some) for some in chunks(self.queries)])
+                given = columns(function, weights, self.queries)
                 # casts step: what noise does is found without them; and they are held to the eps of these outputs
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
@@ -229,7 +239,7 @@ class Trace:
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
         # back over the steps: each is replayed, proved, and added
-        reader = Reader(self.function, frozenset(end), programs=ProgramCache())
+        reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
         end = end | last_ones
         last = reader.record(end, self.queries)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
@@ -252,7 +262,8 @@ class Trace:
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        self.ends.hold(self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs), len(steps))
+        began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
+        self.ends.hold(began, ended, len(steps), measured=self.measured is not None)
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
@@ -273,9 +284,13 @@ class Trace:
             facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
+        named = {}
+        if self.measured is not None:
+            facts[MEASURE] = self.measured.name
+            named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)},
+            coords={"example": list(self.examples)} | named,
             attrs=facts,
         )
 
@@ -292,9 +307,20 @@ def find_trace(folder: Path) -> TraceFolder:
     return files
 
 
-def load_trace(files: TraceFolder, module: nn.Module) -> Trace:
-    """The trace, with a module that is given all that the followed one held, if it is of that kind."""
+def load_trace(
+    files: TraceFolder,
+    module: nn.Module,
+    measure: Measure | None = None,
+    rules: Sequence[AbstractOptimizerRule] = (),
+) -> Trace:
+    """The trace, with a module that is given all that the followed one held, if it is of that kind; with its measure,
+    of which the folder holds the name alone; and with the rules of optimizers that are not PyTorch's."""
     start = files.read(files.path / START)
+    if (measure is None) != (measure_name(files) is None):
+        raise Mistake(
+            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow anew"
+        )
+    measured = None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
     weights: Weights = files.read(files.weights_at(0))["weights"]
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
     known = state.keys() | module.state_dict().keys()
@@ -309,9 +335,15 @@ def load_trace(files: TraceFolder, module: nn.Module) -> Trace:
         for name in given.keys() & state.keys():
             state[name].data = given[name].clone().to(state[name].device)
     module.eval()
-    kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
-    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds), outputs_at_ends(files.folder)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends)
+    optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
+    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
+    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends, measured=measured)
+
+
+def measure_name(files: TraceFolder) -> str | None:
+    """What a trace explains: the name of a measure, or none, if that is the outputs."""
+    asked = read_object(files.folder.path / CONFIG)["follow"].get("measure")
+    return None if asked is None else str(asked).split()[0]
 
 
 def example_names_in(files: TraceFolder) -> list[str]:

@@ -47,6 +47,8 @@ from ntkexp.shapes import Weights
 #     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
 #     decay      −V_s·λθ_s − J̄(s)·dθ_s
 #
+# V is formed where α or N differ between the weights of a parameter; else its two terms are multiplied one by one.
+#
 # where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
 # decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
 
@@ -84,7 +86,10 @@ class BackwardSum:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
-        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
+        ahead = {name: each.ahead for name, each in linear.items()}  # N
+        intake = {name: each.intake for name, each in linear.items()}  # α
+        forms_v = any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         factor = step.factor or {}
@@ -101,37 +106,38 @@ class BackwardSum:
             carry = 1.0
             pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
             decay = decay - weight * jacobian.applied(lost) if lost else decay
-            if any(ahead.values()):
-                part = jacobian.scaled(ahead)
-                into = part
-                if step.factor is not None:
-                    into = jacobian.scaled({name: each * factor[name] for name, each in ahead.items()})
+            if forms_v:
+                straight = straight or zero_adjoint(jacobian)
+                numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
+                straight.accumulate(jacobian, numbers, 1.0)
+            elif any(ahead.values()):
+                part = jacobian.scaled(in_numbers(ahead))
+                into = part if step.factor is None else part.scaled(factor)
                 kernel = kernel + weight * side_by_side([gram(into, each) for each in step.right], pushed)
                 decay = decay - weight * part.applied(coupled) if coupled else decay
                 beside = beside - weight * part.applied(step.beside) if step.beside else beside
         self.carry = {name: each.carry for name, each in linear.items()}
         assert self.adjoint is not None
 
+        # V = α U + N ⊙ J̄, or U, which α multiplies below
+        felt, numbers_in = self.adjoint, in_numbers(intake)
+        if straight is not None:
+            felt = felt.scaled({name: spread(each, step.start[name]) for name, each in intake.items()})
+            felt.add(straight)
+            numbers_in = dict.fromkeys(intake, 1.0)
+
         # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
-        intake = {name: each.intake for name, each in linear.items()}  # α
-        scales = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
+        scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        kernels = [self.adjoint.kernel(each if alike is not None else each.scaled(scales)) for each in step.right]
+        kernels = [felt.kernel(each if alike is not None else each.scaled(scales)) for each in step.right]
         kernel = kernel + (1.0 if alike is None else alike) * side_by_side(kernels, pushed)
 
         # −⟨α U, λθ⟩, and the same of what was taken in beside
         if coupled:
-            decay = decay - self.through(coupled, intake)
+            decay = decay - through(felt, coupled, numbers_in)
         if step.beside:
-            beside = beside - self.through(step.beside, intake)
+            beside = beside - through(felt, step.beside, numbers_in)
         return TakenBack(kernel, decay.expand_as(pushed), pushed, beside.expand_as(pushed))
-
-    def through(self, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
-        """⟨αU, v⟩."""
-        assert self.adjoint is not None
-        if (alike := common(intake)) is not None:
-            return alike * self.adjoint.applied(vector)
-        return self.adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
     def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
@@ -152,6 +158,18 @@ def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
+    """Those of the coefficients that are one number for their parameter."""
+    return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
+
+
+def through(adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+    """⟨αU, v⟩."""
+    if (alike := common(intake)) is not None:
+        return alike * adjoint.applied(vector)
+    return adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
 
 def common(numbers: Mapping[str, float]) -> float | None:

@@ -41,6 +41,8 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 OUTSIDE = "outside"
+MEASURE = "measure"
+"""The attribute that names what was asked of the outputs, if not they themselves; and the name of one number of it."""
 STEP, LAST_STEP = "step", "last_step"
 EFFECT = "effect"
 RETRAINED = "retrained"

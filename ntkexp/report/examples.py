@@ -40,7 +40,9 @@ class Example:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Name the output that is explained: f, that of a class, as its phase calls it, or one of several by its place."""
+    """Name the output that is explained: as a measure does, f, that of a class in its phase, or by its place."""
+    if "out_name" in run.data:
+        return str(run.data["out_name"][out])
     classes = run.data["classes"]
     if not 1 < outputs == len(classes):
         return f"f[{out}]" if outputs > 1 else "f"

@@ -21,7 +21,6 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
-from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
@@ -103,8 +102,7 @@ def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     )
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
-    queries = [part(first.queries, slice(k, k + 1)) for k in range(3)]
-    return pair, OutputsAt([partial(outputs_at, first.function, one.flat, query) for query in queries]), first
+    return pair, OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)]), first
 
 
 def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,17 @@ def attribute(
         str | None,
         typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
     ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure", metavar="FILE.py:FUNCTION", help="What is asked of the outputs at the queries, as for follow."
+        ),
+    ] = None,
     again: Again = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", metavar="FILE.py:CLASS", help="The rule of an optimizer that is not PyTorch's."),
+    ] = None,
     decode: Annotated[
         str | None,
         typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
@@ -40,7 +50,8 @@ def attribute(
 
     from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.again import Weighing, trained_again
-    from ntkexp.foreign_loop.trace import find_trace, load_trace
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+    from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
 
@@ -58,11 +69,26 @@ def attribute(
     module = None if model is None else load_function(model, "model", trust)()
     if not (module is None or isinstance(module, nn.Module)):
         raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
-    first = None if loop is None or (model and loss) else trained_again(loop, Weighing())
+    named = measure_name(files)
+    if named is not None and measure is None and again is None:
+        raise Mistake(
+            f"{folder}: what it explains is a measure of the outputs, '{named}', whose code is not in it; give that "
+            "function, --measure=FILE.py:FUNCTION"
+        )
+    if named is None and measure is not None:
+        raise Mistake(f"--measure={measure}: {folder} explains outputs; leave it out, or follow anew with it")
+    first = None if loop is None or (model and loss and (measure or not named)) else trained_again(loop, Weighing())
     if module is None:
         assert first is not None  # one of the two functions was given
         module = first.module
-    trace = load_trace(files, module)
+    rules = list[Any]()
+    for path in rule or []:
+        rules.append(load_function(path, "rule", trust)())
+        if not isinstance(rules[-1], AbstractOptimizerRule):
+            raise Mistake(f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule")
+    rules += () if first is None else [each.rule for each in first.steps.known]
+    asked = None if measure is None else load_function(measure, "measure", trust)
+    trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)
     given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else load_function(decode, "decode", trust)

@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.store.replay import (
     states_at_end,
 )
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
@@ -57,9 +58,11 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     stored, wanted = (each.get("follow") for each in (read_object(path / CONFIG), config))
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(f"to={path}: it holds a run that is no trace; give another folder")
-    for key, value in wanted.items():
-        if stored.get(key) != value:
-            raise Mistake(f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {value}")
+    for key in {**wanted, **stored}:
+        if stored.get(key) != wanted.get(key):
+            raise Mistake(
+                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {wanted.get(key)}"
+            )
     files.refuse_lost()
     if not len(files.log):
         if any(files.checkpoints) or files.ended.exists():
@@ -133,6 +136,7 @@ class DiskStore(AbstractStore):
     processes: Processes
     config: Mapping[str, Json]
     start: Mapping[str, object]
+    known: Sequence[KnownOptimizer]
     output: str | int | None
     every: int | None
     memory_gb: float
@@ -155,9 +159,8 @@ class DiskStore(AbstractStore):
         self.folder: RunFolder = self.files.folder
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        kinds = [type(each).__name__ for each in self.optimizers]
         loop = LoopOnDisk(TraceFolder(self.files.folder))
-        return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
+        return ReplayedSteps(loop, module, self.output, self.known, same_kernels)
 
     @property
     def count(self) -> int:

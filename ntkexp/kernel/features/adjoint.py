@@ -10,7 +10,7 @@ either as it stands there or with the gradients multiplied out, whichever takes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -46,6 +46,9 @@ class Matrix:
         for view, part in zip((self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True):
             if view is not None:
                 part.mul_(factors[view.name])
+
+    def scaled(self, factors: Weights) -> Matrix:
+        return replace(self, total=self.total * self.in_order(factors))
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return self.total.flatten(2) @ self.in_order(weights).flatten()
@@ -90,6 +93,9 @@ class Vector:
     def shrink(self, factors: Mapping[str, float]) -> None:
         self.total.mul_(factors[self.name])
 
+    def scaled(self, factors: Weights) -> Vector:
+        return replace(self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]])
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
 
@@ -126,6 +132,15 @@ class Adjoint:
         """U ← factor · U, each parameter by its own."""
         for part in self.parts.values():
             part.shrink(factors)
+
+    def scaled(self, factors: Weights) -> Adjoint:
+        """Another one, factors ⊙ U."""
+        return Adjoint({key: part.scaled(factors) for key, part in self.parts.items()})
+
+    def add(self, other: Adjoint) -> None:
+        """U ← U + U′, of the same parts."""
+        for key, part in self.parts.items():
+            part.total.add_(other.parts[key].total)
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""

@@ -161,7 +161,8 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
 
     try:
         both = tree_map(doubled, (weights, tape.given))
-        longer = record(function, *both, differentiable=tape[tape.output].requires_grad, known=bool(tape.drawn))
+        differentiable = tape[tape.output].requires_grad
+        longer = record(function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole)
     except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
         if is_out_of_memory(error):
             raise

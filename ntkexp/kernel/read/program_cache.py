@@ -175,13 +175,13 @@ class ProgramCache:
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
     once: Answers[bool] = field(default_factory=Answers)  # what was read of what values route
 
-    def record(self, function: Function, weights: Weights, inputs: Inputs) -> Tape:
+    def record(self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False) -> Tape:
         """The tape of the function, by its program."""
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
         if (found := self.tapes.run(key, fed)) is not None:
             return found
-        tape = record(function, weights, inputs).pruned()
+        tape = record(function, weights, inputs, whole=whole).pruned()
         if key not in self.tapes.latest.kept:
             self.tapes.latest.keep(key, write_tape(tape))
         return self.tapes.compare(key, fed, tape)

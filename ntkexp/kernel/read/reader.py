@@ -45,13 +45,15 @@ class Reading:
 @dataclass(frozen=True)
 class Reader:
     """Reads a function of weights; `trained` names those whose gradients make the kernel. A function that draws random
-    numbers is read where they are `known`: the same whenever it runs on a batch."""
+    numbers is read where they are `known`: the same whenever it runs on a batch. One of the batch as a `whole` is never
+    asked for a part of it."""
 
     function: Function
     trained: frozenset[str]
     findings: Findings = field(default_factory=Findings, repr=False)
     programs: ProgramCache | None = field(default=None, repr=False)
     known: bool = False
+    whole: bool = False
 
     @cached_property
     def checks(self) -> Checks:
@@ -61,10 +63,10 @@ class Reader:
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
         if self.programs is None:
-            return record(self.function, weights, inputs, differentiable=True, known=self.known)
+            return record(self.function, weights, inputs, differentiable=True, known=self.known, whole=self.whole)
         if self.known:  # what is drawn follows from no input
-            return record(self.function, weights, inputs, known=True).pruned()
-        return self.programs.record(self.function, weights, inputs)
+            return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
+        return self.programs.record(self.function, weights, inputs, whole=self.whole)
 
     # --- The tangent, J(θ; x).
 
@@ -176,8 +178,8 @@ def jacobian_one_by_one(
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
-            whole = columns(function, weights, tape.given if tape.drawn else part(tape.given, this))
-        output = whole[this] if tape.drawn else whole
+            whole = columns(function, weights, tape.given if tape.keeps_places else part(tape.given, this))
+        output = whole[this] if tape.keeps_places else whole
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")

@@ -88,12 +88,12 @@ class Trial:
     outputs: Float[Tensor, "example out"]
 
     def run(self, rows: Sequence[int]) -> None:
-        """Examples in an order give what they gave among all. Where random numbers are drawn for a batch as a whole,
-        all stay where they are, and the first of these stands in the place of each other.
+        """Examples in an order give what they gave among all. Where a batch is taken as a whole, as random numbers are
+        drawn for it, all stay where they are, and the first of these stands in the place of each other.
         """
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
-        if self.tape.drawn:
+        if self.tape.keeps_places:
             places, first = sorted({*rows}), rows[0]
             rows = [k if k in places else first for k in everyone]
         try:
@@ -121,7 +121,7 @@ class Trial:
         ):
             return
         everyone = range(len(self.outputs))
-        rows = list(everyone) if self.tape.drawn else shuffled(everyone)[:FEW]
+        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW]
         copies = selected(self.tape.given, [rows[place - place % 2] for place in range(len(rows))])
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))

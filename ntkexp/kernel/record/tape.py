@@ -184,9 +184,15 @@ class Tape:
     output: Slot
     overwrites: bool  # torch wrote in place, so that autograd cannot differentiate at every slot
     drawn: tuple[Slot, ...] = ()  # random numbers of the whole batch
+    whole: bool = False  # the function takes this batch alone, with each example in its place
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether the function may be asked of all examples only, each in its place."""
+        return self.whole or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:

@@ -50,10 +50,17 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
 
 
 def record(
-    function: Function, weights: Weights, inputs: Inputs, *, differentiable: bool = False, known: bool = False
+    function: Function,
+    weights: Weights,
+    inputs: Inputs,
+    *,
+    differentiable: bool = False,
+    known: bool = False,
+    whole: bool = False,
 ) -> Tape:
     """Run the function once and return its tape, with autograd's graph if it is to be differentiated. It may draw
-    random numbers if it is `known` from which state: the same whenever it runs on a batch."""
+    random numbers if it is `known` from which state: the same whenever it runs on a batch. Of a batch that is taken
+    as a `whole`, no part is ever asked for by itself."""
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
@@ -65,15 +72,15 @@ def record(
         """A pure program, where torch can make one of the function."""
         run = partial(columns, function)
         with suppress(NotPure), PureOnly():
-            return run_on_tape(run, weights, inputs, differentiable, known, rewrites=False)
+            return run_on_tape(run, weights, inputs, differentiable, known, rewrites=False, whole=whole)
         try:
             with NoteReads(in_memory=False):
-                return run_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known)
+                return run_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known, whole=whole)
         except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, no list or array
             if is_out_of_memory(error):
                 raise
             with NoteReads(in_memory=True):
-                return run_on_tape(run, weights, inputs, differentiable, known)
+                return run_on_tape(run, weights, inputs, differentiable, known, whole=whole)
 
     tape = taped()
     operations = {entry.op for entry in tape.entries}
@@ -91,6 +98,7 @@ def run_on_tape(
     known: bool,
     *,
     rewrites: bool = True,
+    whole: bool = False,
 ) -> Tape:
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
     given = as_inputs(inputs)
@@ -103,7 +111,7 @@ def run_on_tape(
             raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
         entries, values = tuple(recorder.entries), tuple(recorder.values)
         overwrites, drawn = bool(recorder.flats), tuple(recorder.drawn)
-        return Tape(entries, values, named, arguments, output, overwrites, drawn)
+        return Tape(entries, values, named, arguments, output, overwrites, drawn, whole)
 
 
 # --- By which kernels of torch a function runs while it is recorded.
