@@ -28,9 +28,11 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
-from ntkexp.path.backward_sum import BackwardSum, StepBack
+from ntkexp.path.backward_sum import BackwardSum, ComponentShare, StepBack
+from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
 from ntkexp.shapes import Inputs, Weights
+from ntkexp.text import counted
 
 LOG = logging.getLogger("ntkexp.follow")
 
@@ -40,8 +42,48 @@ MASSES = 2**27
 LONG = 10.0
 """Seconds, beyond which is said beforehand what takes them."""
 
+SAID_GB = 0.5
+"""What contributions by components take is said beforehand from here on."""
+
 NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 """Arrays with the names of their axes."""
+
+
+@dataclass
+class LoopComponents:
+    """The shares of components in what the steps added, which add up to it."""
+
+    components: Components
+    parts: Float[Tensor, "component probe out example"]
+    decay: Float[Tensor, "component probe out"]
+    casts: Float[Tensor, "component probe out"]
+    coupling: Float[Tensor, "component probe out"]
+    by_step: Float[Tensor, "component probe out step"]
+
+    def add(
+        self, step: int, rows: Int[Tensor, " row"], shares: Sequence[ComponentShare], coupling: Sequence[Tensor]
+    ) -> None:
+        """Add a step, with the place of the example of each of its rows."""
+        for k, (share, between) in enumerate(zip(shares, coupling, strict=True)):
+            parts = share.kernel.squeeze(3).neg()
+            self.parts[k].index_add_(2, rows, parts)
+            self.decay[k] += share.decay
+            self.casts[k] += share.beside
+            self.coupling[k] += between
+            self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside + between
+
+    def arrays(self) -> NamedArrays:
+        """All of it, components last."""
+        return {
+            name: ((*axes, "component"), value.movedim(0, -1))
+            for name, axes, value in (
+                ("by_component", ("probe", "out", "example"), self.parts),
+                ("decay_by_component", ("probe", "out"), self.decay),
+                ("casts_by_component", ("probe", "out"), self.casts),
+                ("coupling_by_component", ("probe", "out"), self.coupling),
+                ("by_component_step", ("probe", "out", "step"), self.by_step),
+            )
+        }
 
 
 @dataclass
@@ -56,6 +98,7 @@ class LoopSums:
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
+    by_component: LoopComponents | None = None
 
     def add(
         self,
@@ -67,6 +110,8 @@ class LoopSums:
         statistics: Float[Tensor, "probe out"],
         coupling: Float[Tensor, "probe out"],
         proofs: tuple[float, ...],
+        shares: Sequence[ComponentShare] = (),
+        coupled: Sequence[Float[Tensor, "probe out"]] = (),
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
         self.parts.index_add_(2, rows, parts)
@@ -78,6 +123,8 @@ class LoopSums:
         self.coupling += coupling
         self.by_step[:, :, step] = parts.sum(2) + decay + casts + statistics + coupling
         self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
+        if self.by_component is not None:
+            self.by_component.add(step, rows, shares, coupled)
 
     def arrays(self, *, cast: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
         """All of it; what casts did only where there were some, and beside running statistics, which by themselves are
@@ -94,29 +141,50 @@ class LoopSums:
         }
         if self.halves is not None:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
+        if self.by_component is not None:
+            found |= self.by_component.arrays()
         left_out = set() if cast else {CASTS}
+        if batch_norm is None and not cast:
+            left_out |= {"casts", "casts_by_component"}
         if batch_norm is None:
-            left_out |= {"statistics", "coupling"} | (set() if cast else {"casts"})
-        elif batch_norm == "exact":
-            left_out |= {"coupling"}
+            left_out.add("statistics")
+        if batch_norm != "constant":
+            left_out |= {"coupling", "coupling_by_component"}
         return {name: each for name, each in found.items() if name not in left_out}
 
 
-def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int, memory_gb: float) -> LoopSums:
+def sums_at_zero(
+    outputs: Float[Tensor, "probe out"],
+    examples: int,
+    steps: int,
+    memory_gb: float,
+    components: Components | None = None,
+) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
     parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
     needed = parts_gb + outputs.numel() * steps * size / 1e9
+    by, fewer = "", "ask at fewer queries"
+    if components is not None:
+        needed *= 1 + len(components)
+        by, fewer = f" by {counted(len(components), 'component')}", f"{fewer}, by fewer components"
     if needed > memory_gb:
         raise Mistake(
-            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries takes "
-            f"{needed:.2g} GB; ask at fewer queries, or attribute(memory_gb={1.1 * needed:.2g})"
+            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries{by} "
+            f"takes {needed:.2g} GB; {fewer}, or attribute(memory_gb={1.1 * needed:.2g})"
         )
     with_halves = STRETCHES * outputs.numel() * examples <= MASSES
     if with_halves and needed + halves_gb > memory_gb:
         with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
+    by_component = None
+    if components is not None:
+        if needed > SAID_GB:
+            LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
+        shape = (len(components), *outputs.shape)
+        axes = ((examples,), (), (), (), (steps,))
+        by_component = LoopComponents(components, *(outputs.new_zeros(*shape, *each) for each in axes))
     return LoopSums(
         parts=parts,
         decay=torch.zeros_like(outputs),
@@ -126,6 +194,7 @@ def sums_at_zero(outputs: Float[Tensor, "probe out"], examples: int, steps: int,
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
+        by_component=by_component,
     )
 
 
@@ -182,21 +251,17 @@ class Backwards:
             beside=nothing | beside,
         )
         taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved))])
-        parts, change = taken.kernel.squeeze(3).neg_(), moved.outputs - tape.outputs
+        change = moved.outputs - tape.outputs
         closure, statistics = (taken.pushed - change).norm(), self.later.outputs - moved.outputs
         self.later = tape
 
         # what examples' own gradients lack of that of a batch which norms coupled: rounding, or what these did
-        lacks, casts = torch.zeros_like(change), taken.beside
-        if any(each.whole is not None for each in calls):
-            coupled = [each.whole is not None for each, call in zip(calls, step.calls, strict=True) for _ in call.names]
-            own, whole = parts[:, :, :-1], parts[:, :, -1]
-            lacks, parts = whole - own[:, :, torch.tensor(coupled, device=own.device)].sum(2), own
-            for each in calls:
-                if isinstance(each.features, TermGradients) and each.whole is not None:
-                    each.features.refuse_other_sum(each.whole, step.index)
-            if self.calls.batch_norm == "exact":
-                lacks, casts = torch.zeros_like(lacks), casts + lacks
+        whole = ComponentShare(taken.kernel, taken.decay, taken.beside)
+        (own, lacks), *of_components = (self.told_apart(share, step, calls) for share in (whole, *taken.shares))
+        parts, casts = own.kernel.squeeze(3).neg(), own.beside
+        for each in calls:
+            if isinstance(each.features, TermGradients) and each.whole is not None:
+                each.features.refuse_other_sum(each.whole, step.index)
 
         # added up by example and by step
         proofs = (
@@ -208,7 +273,8 @@ class Backwards:
         )
         places = [self.places[name] for call in step.calls for name in call.names]
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-        self.added.add(step.index, rows, parts, taken.decay, casts, statistics, lacks, proofs)
+        shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
+        self.added.add(step.index, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]
@@ -236,6 +302,21 @@ class Backwards:
                 )
         factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
         return dict.fromkeys(step.start, 0.0) | factors, missed
+
+    def told_apart(
+        self, share: ComponentShare, step: FollowedStep, calls: Sequence[CallGradients]
+    ) -> tuple[ComponentShare, Float[Tensor, "probe out"]]:
+        """What came of the examples of a step, and what their own gradients lack of that of the batches which norms
+        coupled: rounding, which is beside them, or what they did to one another."""
+        nothing = torch.zeros_like(share.beside)
+        if all(each.whole is None for each in calls):
+            return share, nothing
+        coupled = [each.whole is not None for each, call in zip(calls, step.calls, strict=True) for _ in call.names]
+        own, whole = share.kernel[:, :, :-1], share.kernel[:, :, -1]
+        lacks = (own[:, :, torch.tensor(coupled, device=own.device)].sum(2) - whole).squeeze(2)
+        if self.calls.batch_norm == "exact":
+            return share._replace(kernel=own, beside=share.beside + lacks), nothing
+        return share._replace(kernel=own), lacks
 
     def announce(self, calls: Sequence[CallGradients], steps: AbstractSteps) -> None:
         """Say once what it takes to go through batches that norms couple, if it takes long."""

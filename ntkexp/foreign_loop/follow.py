@@ -44,6 +44,7 @@ from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Inputs
@@ -61,6 +62,7 @@ def follow(
     loss: ExampleLoss | None = None,
     to: Path | str | None = None,
     every: int | None = None,
+    by: By | None = None,
     memory_gb: float = 4.0,
     batch_norm: BatchNormMode = "exact",
     rules: Sequence[AbstractOptimizerRule] = (),
@@ -92,6 +94,9 @@ def follow(
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
+    `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
+    patterns of parameters.
+
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
     >>> optimizer, before = torch.optim.AdamW(model.parameters()), model(x).detach()
@@ -115,13 +120,17 @@ def follow(
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
+    if by is not None:
+        components_of(by, sorted(moved))  # or a mistake, before anybody trains
     inputs, sizes = gathered_queries(queries)
     inputs = checked_queries(inputs, module, output)
     measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
 
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
-    store = choose_store(to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured)
+    store = choose_store(
+        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by
+    )
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
@@ -143,7 +152,7 @@ def follow(
         try:
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, measured=measured)
+            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
             trace.batch_norm = batch_norm
             if altered is not None:
                 altered.traces.append(trace)
@@ -191,6 +200,7 @@ def choose_store(
     every: int | None,
     memory_gb: float,
     measured: MeasuredQueries | None,
+    by: By | None,
 ) -> AbstractStore:
     """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
     `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
@@ -219,7 +229,7 @@ def choose_store(
     }
     moved = moved_names(model, optimizers)
     still = {name: part for name, part in model.state_dict().items() if name not in moved}
-    start = {"queries": queries, "output": output, "still": still}
+    start = {"queries": queries, "output": output, "still": still} | ({} if by is None else {"by": by})
     if measured is not None:
         followed |= {"measure": measured.described, "calls": list(measured.calls.sizes)}
         start["calls"] = measured.calls.content

@@ -26,9 +26,14 @@ from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (
+    BY_COMPONENT,
+    BY_COMPONENT_STEP,
+    COMPONENT,
+    DECAY_BY_COMPONENT,
     MEASURE,
     OUTSIDE,
     STORE,
+    ByComponent,
     ByStep,
     ContributionsByRule,
     LeaveOut,
@@ -158,6 +163,7 @@ def write_run(
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
+            by_component=shares_of_components(found) if BY_COMPONENT in found else None,
         )
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
@@ -178,6 +184,12 @@ def write_run(
         written = [*WRITTEN, *checked, *sorted(pictures)]
         folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
         (path / BEGUN).unlink()
+
+
+def shares_of_components(found: xr.Dataset) -> ByComponent:
+    """What was told apart by component."""
+    parts = (found[name].to_numpy() for name in (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP))
+    return ByComponent(found[COMPONENT].to_numpy().tolist(), *parts)
 
 
 def identity_of(files: TraceFolder) -> str:

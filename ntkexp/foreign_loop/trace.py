@@ -47,6 +47,8 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
+from ntkexp.path.backward_sum import BackwardSum
+from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
@@ -74,6 +76,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
+    by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
@@ -148,6 +151,7 @@ class Trace:
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
+        by: By | None = None,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
@@ -170,6 +174,10 @@ class Trace:
         Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
         example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
         `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
+
+        `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
+        names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
+        `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -194,7 +202,7 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb = memory_gb or self.memory_gb
+        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
         self.batch_norm = batch_norm or self.batch_norm
         if self.batch_norm not in MODES:
             raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
@@ -242,7 +250,8 @@ class Trace:
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
         end = end | last_ones
         last = reader.record(end, self.queries)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
+        components = None if self.by is None else components_of(self.by, steps.end)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
@@ -250,6 +259,7 @@ class Trace:
             last,
             self.examples,
             sums,
+            BackwardSum(components=tuple((components or {}).values())),
         )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
@@ -290,7 +300,7 @@ class Trace:
             named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)} | named,
+            coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
 
@@ -337,7 +347,8 @@ def load_trace(
     module.eval()
     optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
     steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends, measured=measured)
+    output, asked, by = start["output"], start["queries"], start.get("by")
+    return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
 
 
 def measure_name(files: TraceFolder) -> str | None:

@@ -138,6 +138,17 @@ def test_parts_and_statistics_add_up(
     assert "running statistics of BatchNorm did" in batch_norm_sentence(found)
 
 
+@pytest.mark.parametrize("mode", ["exact", "constant"])
+def test_components_add_up_through_a_batch(mode: BatchNormMode) -> None:
+    net = of_rows()
+    found = followed(net, nesterov(net), in_parts)[0].attribute(by="module", batch_norm=mode, quiet=True)
+    names = {"by_component": "contribution", "decay_by_component": "decay"}
+    names |= {"coupling_by_component": "coupling"} if mode == "constant" else {}
+    for name, whole in names.items():
+        assert found[name].sizes["component"] == 3
+        assert np.abs((found[name].sum("component") - found[whole]).to_numpy()).max() < ROUNDING
+
+
 def first_numbers(call: SeenCall) -> list[float]:
     """Names of examples."""
     (x,) = call.args
