@@ -20,11 +20,12 @@ from torch import Tensor
 
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.on_disk import RowsOfArray
-from ntkexp.path.integrals import StepTotals
+from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, being_written, sealed
 from ntkexp.records.contributions import (
     STORE,
+    ByComponent,
     ByStep,
     ContributionsByPhase,
     ContributionsByRule,
@@ -103,7 +104,9 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
-        name: contributions_by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
+        name: contributions_by_rule(
+            integral, outcome.by_step[name], outcome.by_component.get(name), outcome.steps, decays=decays
+        )
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
@@ -130,15 +133,24 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
-def contributions_by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
+def contributions_by_rule(
+    integral: PathKernel, totals: StepTotals, shares: ComponentSums | None, steps: int, *, decays: bool
+) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=to_numpy(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
         by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        by_component=None if shares is None else shares_of_components(shares),
         facts=integral.facts,
     )
+
+
+def shares_of_components(sums: ComponentSums) -> ByComponent:
+    """What was told apart by component."""
+    by_step = sums.totals.stacked().movedim(0, 2)
+    return ByComponent(list(sums.components), to_numpy(sums.parts), to_numpy(sums.decay), to_numpy(by_step))
 
 
 def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool) -> ContributionsByPhase:
