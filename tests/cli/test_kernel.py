@@ -238,7 +238,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "k.zarr"
-    monkeypatch.setattr(fill, "timed", lambda kernel: 10.0)
+    monkeypatch.setattr(fill, "time_pair", lambda kernel: 10.0)
     monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
     check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
@@ -246,7 +246,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
 
 
 def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "timed", lambda kernel: 1.0)
+    monkeypatch.setattr(fill, "time_pair", lambda kernel: 1.0)
     monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2")
     assert ended.status == 0

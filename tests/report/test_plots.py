@@ -270,7 +270,7 @@ def drawn(finished: dict[str, Path]) -> dict[str, str]:
 def test_another_process_draws_the_same(
     finished: dict[str, Path], drawn: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(painter, "here", lambda folder: pytest.fail("it did not come to its end"))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: pytest.fail("it did not come to its end"))
     with another_process() as process:
         assert process is not None
         found = list(draw_beside(process, finished["ten classes"]))
@@ -283,7 +283,7 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
     finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its second half, which outlives it, keeps nobody waiting."""
-    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
         drawing = draw_beside(process, finished["ten classes"])
@@ -295,7 +295,7 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
 @pytest.mark.parametrize("how", FAILING)
 def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", FAILING[how]])
-    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
         assert dict(draw_beside(process, Path("run"))) == {"ladder.svg": "whole"}
