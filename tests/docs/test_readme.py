@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import stat
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,18 +11,10 @@ import pytest
 
 from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, folders
-from ntkexp.config.compose import resolve
 from tests.docs.pages import ALL, options
 from tests.docs.readme import COMMANDS, GUIDE, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
 CI = ROOT / ".ci" / "run"
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line.split()[1] in {"train", "config"}])
-def test_every_experiment_is_one(line: str) -> None:
-    overrides = [word for word in shlex.split(line)[2:] if not word.startswith("--")]
-    resolve(overrides, None, ())
 
 
 @pytest.mark.parametrize("command", ALL)
