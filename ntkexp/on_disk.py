@@ -113,7 +113,7 @@ def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
     """Copy numbers to where another tensor lies: into a file beside its own, or onto its device.
 
-    >>> placed(torch.ones(2), like=torch.zeros(3))
+    >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])
     """
     whole = numbers[:0]

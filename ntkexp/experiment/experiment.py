@@ -4,7 +4,7 @@ The default memory of a run: on a GPU most of its own, which is the same in each
 
 What is free there would be another number each time, and with it the blocks in which points are read, and rounding.
 
->>> room_of("cpu")
+>>> memory_limit("cpu")
 4.0
 """
 

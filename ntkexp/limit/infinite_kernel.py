@@ -98,7 +98,7 @@ def block_slices(net: Network, rows: int, columns: int | None, side: int | None 
 
     >>> from ntkexp.layer.affine import Dense
     >>> net = network((Dense(features=1),), (2,))
-    >>> [(place.rows, place.columns) for place in places(net, 5, None, side=3)][:2]
+    >>> [(place.rows, place.columns) for place in block_slices(net, 5, None, side=3)][:2]
     [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
     # What is done once per example costs little beside a block, and little is lost with a block.
