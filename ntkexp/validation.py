@@ -290,7 +290,8 @@ class ValidationCase:
         """Ask of scores of other methods as well."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
-        return replace(self, scores={**self.scores, **{n: checked_scores(s, shape, n) for n, s in given.items()}})
+        others = {name: checked_scores(each, shape, f"scores {name}") for name, each in given.items()}
+        return replace(self, scores={**self.scores, **others})
 
 
 def case_of_run(

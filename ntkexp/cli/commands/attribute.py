@@ -42,6 +42,14 @@ def attribute(
         str | None,
         typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
+            help="Tell contributions apart by the parameters through which they came.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     trust: Trust = None,
 ) -> None:
@@ -49,6 +57,7 @@ def attribute(
     from torch import nn
 
     from ntkexp.config.build import load_function
+    from ntkexp.config.plain_yaml import parsed
     from ntkexp.foreign_loop.again import Weighing, trained_again
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
@@ -92,6 +101,7 @@ def attribute(
     given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else load_function(decode, "decode", trust)
-    trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
+    components = None if by is None else parsed(by)
+    trace.attribute(effects=effects, by=components, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")
