@@ -17,7 +17,7 @@ from tests.bench.__main__ import parser_of
 from tests.docs import orders
 from tests.docs.follow import PAGE, table
 from tests.docs.follow import page as rewritten_page
-from tests.docs.pages import PAGES, Page, options, printed
+from tests.docs.pages import PAGES, Page, options, printed, told
 from tests.docs.readme import COMMANDS, GUIDE, MORE_COMMANDS, ROOT, SETUPS, blocks
 
 NAMES = [path.name for path in PAGES]
@@ -141,19 +141,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def shell(line: str, folder: Path) -> str:
-    """What a line prints on stdout."""
-    return printed(["bash", "-c", line], folder)
-
-
 @pytest.mark.slow
 def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
     (_, _, command) = SETUPS[0].split(" && ")
-    printed, shown = rows(shell(command, folder)), rows(blocks("text", GUIDE)[0])
-    assert list(printed) == list(shown)
+    found, shown = rows(printed(["bash", "-c", command], folder)), rows(blocks("text", GUIDE)[0])
+    assert list(found) == list(shown)
     for machine, errors in shown.items():
         # processors round differently, and kinks amplify that: errors at rounding agree in kind, others to 5 %
-        for error, other in zip(errors, printed[machine], strict=True):
+        for error, other in zip(errors, found[machine], strict=True):
             assert other == pytest.approx(error, rel=0.05, abs=1e-12, nan_ok=True), machine
 
 
@@ -166,6 +161,6 @@ def rows(text: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*COMMANDS, *MORE_COMMANDS])
+@pytest.mark.parametrize("line", dict.fromkeys([*COMMANDS, *MORE_COMMANDS]))
 def test_every_command_runs(line: str, folder: Path) -> None:
-    assert shell(line, folder)
+    assert told(line, folder)
