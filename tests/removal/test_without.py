@@ -55,7 +55,7 @@ def asked(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = remove_group(finished, GROUP, [1, 5], Silent())
-    monkeypatch.setattr(ntkexp.run.execute, "carry_out", None)
+    monkeypatch.setattr(ntkexp.run.execute, "train_without", None)
     again = remove_group(finished, [20, 3, 7], [1, 5], Silent())
     assert np.array_equal(again.shares, found.shares)
     assert found.closure < 1e-12
