@@ -107,6 +107,10 @@ class BackwardSum:
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         factor = step.factor or {}
 
+        def right_of(names: Collection[str] | None) -> Iterator[Jacobian]:
+            """J of examples, of some parameters; one after another, as all at once may be more than memory holds."""
+            return (each.of(names) for each in step.right)
+
         # U ← S ⊙ J̄ + β U, piece by piece; and what comes of J̄ itself: J̄Δθ, −J̄·dθ, and the part of N ⊙ J̄ in V
         carry = common(self.carry)
         if carry is None and self.adjoint is not None:
@@ -114,7 +118,6 @@ class BackwardSum:
         pushed = next(iter(step.start.values())).new_zeros(())
         parts = self.components or (None,)  # one, of all parameters, where they are not told apart
         kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
-        right = [[each.of(names) for each in step.right] for names in parts]
         for weight, jacobian in pieces:
             self.adjoint = self.adjoint or self.begun(jacobian)
             scaled = {name: weight * each for name, each in scale.items()}
@@ -125,12 +128,12 @@ class BackwardSum:
                 straight = straight or zero_adjoint(jacobian)
                 numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
                 straight.accumulate(jacobian, numbers, 1.0)
-            for k, some in enumerate(jacobian.of(names) for names in parts):
+            for k, (names, some) in enumerate((names, jacobian.of(names)) for names in parts):
                 decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
-                    kernel[k] = kernel[k] + weight * products(into, right[k], pushed)
+                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
         self.carry = {name: each.carry for name, each in linear.items()}
@@ -146,8 +149,8 @@ class BackwardSum:
         # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        for k, some_felt in enumerate(felt.of(names) for names in parts):
-            into_v = right[k] if alike is not None else [each.scaled(scales) for each in right[k]]
+        for k, (names, some_felt) in enumerate((names, felt.of(names)) for names in parts):
+            into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
 
             # −⟨α U, λθ⟩, and the same of what was taken in beside

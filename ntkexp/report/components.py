@@ -16,7 +16,7 @@ from ntkexp.records.contributions import (
 )
 from ntkexp.report.examples import Movement
 from ntkexp.report.run import Run
-from ntkexp.report.tables import Column, Table, signed
+from ntkexp.report.tables import Column, Table, format_signed
 from ntkexp.text import MISSING, percent
 
 
@@ -65,9 +65,9 @@ def tabulate_components(parts: tuple[ComponentPart, ...]) -> Table:
     mass = sum(part.mass for part in parts) or 1.0
     columns = (
         Column("component", number=False),
-        Column("added", spell=signed, adds=True),
-        Column("decay", spell=signed, adds=True),
-        Column("in all", spell=signed, adds=True),
+        Column("added", spell=format_signed, adds=True),
+        Column("decay", spell=format_signed, adds=True),
+        Column("in all", spell=format_signed, adds=True),
         Column("of all parts", spell=percent, adds=True),
         Column("most by step", others=MISSING),
     )

@@ -190,8 +190,10 @@ PAIRED: dict[str, Sample] = {
     "logaddexp": lambda h, k: torch.logaddexp(h, k[:, :1]) + torch.logaddexp(k, torch.tensor(50.0, dtype=h.dtype)),
     "logaddexp2": lambda h, k: torch.logaddexp2(h, k[:, :1]),
     "mse_loss": lambda h, k: losses(functional.mse_loss, h, k),
-    "nll_loss2d_forward": lambda h, k: functional.nll_loss(
-        h.view(len(h), 3, 1, 2), torch.tensor([[2, 0]]).repeat(len(h), 1, 1), reduction="none"
+    "nll_loss2d_forward": lambda h, k: functional.cross_entropy(
+        h.view(len(h), 1, 2, 3).movedim(3, 1),  # as the logits of a text lie
+        torch.tensor([[2, 0]]).repeat(len(h), 1, 1),
+        reduction="none",
     ),
     "nll_loss_forward": lambda h, k: (
         functional.cross_entropy(h, torch.full((len(h),), 2), reduction="none")[:, None] * k
