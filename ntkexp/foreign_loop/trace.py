@@ -217,6 +217,7 @@ class Trace:
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
         last = reader.record(end, self.queries)
+        named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
         back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
@@ -248,10 +249,8 @@ class Trace:
             facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
-        named = {}
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-            named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named,
