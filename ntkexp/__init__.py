@@ -9,6 +9,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
+    AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
     validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
 
@@ -21,13 +22,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
+    from ntkexp.optimizer.base import LinearStep
     from ntkexp.report.run import load_run
     from ntkexp.validation import validate
 
 __all__ = [
+    "AbstractOptimizerRule",
     "KernelMachine",
+    "LinearStep",
     "Mistake",
     "TangentKernel",
     "follow",
@@ -39,9 +44,11 @@ __all__ = [
 ]
 
 HOMES = {
+    "AbstractOptimizerRule": "ntkexp.foreign_loop.rule",
     "KernelMachine": "ntkexp.library",
-    "TangentKernel": "ntkexp.library",
+    "LinearStep": "ntkexp.optimizer.base",
     "Mistake": "ntkexp.mistake",
+    "TangentKernel": "ntkexp.library",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
     "load_run": "ntkexp.report.run",

@@ -36,6 +36,7 @@ Purpose: TypeAlias = Literal[
     "signature",  # by which a tensor is recognised
     "outputs",  # random sums of outputs, which a replay is held against, and noise in what it is given
     "removals",  # examples that are left out to see what changes
+    "monte carlo",  # networks whose kernels are averaged
     "process",  # draws with which networks are compared
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
 ]

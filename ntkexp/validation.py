@@ -200,7 +200,7 @@ class LoopSubject(AbstractSubject):
 def loop_subject(path: Path, loop: Again, probe: tuple[int, ...]) -> LoopSubject:
     """The loop whose trace lies in a folder; the module is the one that the loop itself follows."""
     first = trained_again(loop, Weighing())
-    trace = load_trace(find_trace(path), first.module, first.measure)
+    trace = load_trace(find_trace(path), first.module, first.measure, [each.rule for each in first.steps.known])
     trace.loss = first.loss
     return LoopSubject(trace, loop, probe)
 
@@ -290,7 +290,8 @@ class ValidationCase:
         """Ask of scores of other methods as well."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
-        return replace(self, scores={**self.scores, **{n: checked_scores(s, shape, n) for n, s in given.items()}})
+        others = {name: checked_scores(each, shape, f"scores {name}") for name, each in given.items()}
+        return replace(self, scores={**self.scores, **others})
 
 
 def case_of_run(

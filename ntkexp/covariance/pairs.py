@@ -173,9 +173,9 @@ class Coarse:
         return cls(tuple(tuple(range(p * window, (p + 1) * window)) for p in range(pixels // window)))
 
     @classmethod
-    def every(cls, pixels: int, stride: int) -> Coarse:
-        """Keep every `stride`-th pixel, from the first."""
-        return cls(tuple((p,) for p in range(0, pixels, stride)))
+    def every(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
+        """Keep every `stride`-th pixel, from the first within margins on both sides."""
+        return cls(tuple((p,) for p in range(margin, pixels - margin, stride)))
 
     @classmethod
     def one(cls, pixels: int, equal: bool) -> Coarse:

@@ -81,12 +81,12 @@ class StateAdjoint:
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
         if not linear.carry and self.memory is None:
-            return pulled.sub_(moved, alpha=linear.intake)
+            return pulled.sub_(moved, alpha=float(linear.intake))
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=linear.intake)
+        pulled.sub_(memory, alpha=float(linear.intake))
         memory *= linear.carry
         return pulled
 

@@ -35,6 +35,8 @@ def identity(experiment: Experiment) -> str:
         del fields["kernel"]  # runs were identified before there was a choice
     if experiment.path.keeps_kernels:
         del fields["path"]["kernels"]
+    if experiment.path.by is None:
+        del fields["path"]["by"]
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
     contents = [digest(file) for file in files_of(experiment)]

@@ -19,6 +19,7 @@ from ntkexp.foreign_loop.calls import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
@@ -199,6 +200,7 @@ def refuse_unusable(
     to: object = None,
     memory_gb: object = 4.0,
     measure: object = None,
+    rules: object = (),
 ) -> None:
     """Refuse what nothing can be followed with.
 
@@ -225,6 +227,8 @@ def refuse_unusable(
         raise Mistake(f"to= is a {type(to).__name__}; give the path of a folder")
     if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
         raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
+    if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
+        raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")
     if every is not None and not (isinstance(every, int) and every > 0):
         raise Mistake(f"every={every!r}: weights are kept after so many steps; give 1 or more")
 
@@ -270,12 +274,12 @@ def measured_queries(
 def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
     """Refuse operations between weights and outputs of which no secant is known, and a model that mixes examples.
 
-    >>> class Products(nn.Linear):
+    >>> class Digamma(nn.Linear):
     ...     def forward(self, x):
-    ...         return super().forward(x).cumprod(1)
-    >>> refuse_without_rules(CalledModule(Products(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    ...         return (2 + super().forward(x).tanh()).digamma()
+    >>> refuse_without_rules(CalledModule(Digamma(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: no difference rule for the operation aten.cumprod.default; follow a model without that
+    ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
     """
     weights = {name: weight.detach() for name, weight in called.module.named_parameters() if name in trained}
     if not weights:

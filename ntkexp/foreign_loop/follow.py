@@ -27,20 +27,24 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
     unwrapped_optimizers,
 )
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
 from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Inputs
@@ -58,7 +62,10 @@ def follow(
     loss: ExampleLoss | None = None,
     to: Path | str | None = None,
     every: int | None = None,
+    by: By | None = None,
     memory_gb: float = 4.0,
+    batch_norm: BatchNormMode = "exact",
+    rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
@@ -73,14 +80,22 @@ def follow(
     as often as there is room on disk; those between are replayed. Of several processes that train one model, each
     follows, into the same folder; the first attributes.
 
+    Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
+    held against (`ntkexp.AbstractOptimizerRule`).
+
     The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
 
+    `batch_norm` says how examples share a batch whose BatchNorm is in training mode, as `attribute` has it.
+
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
+
+    `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
+    patterns of parameters.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -97,18 +112,25 @@ def follow(
     """
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure)
+    if batch_norm not in MODES:
+        raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
     refuse_followed(optimizers)
+    known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
     module = deepcopy(inner).eval()
+    if by is not None:
+        components_of(by, sorted(moved))  # or a mistake, before anybody trains
     inputs, sizes = gathered_queries(queries)
     inputs = checked_queries(inputs, module, output)
     measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
 
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
-    store = choose_store(to, processes, altered, inner, optimizers, inputs, output, every, memory_gb, measured)
+    store = choose_store(
+        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by
+    )
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
@@ -118,6 +140,7 @@ def follow(
         watch = Watch(
             model,
             optimizers,
+            known,
             output,
             ids if loading is None else loading.names,
             store,
@@ -129,7 +152,8 @@ def follow(
         try:
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, measured=measured)
+            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
+            trace.batch_norm = batch_norm
             if altered is not None:
                 altered.traces.append(trace)
             with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
@@ -159,7 +183,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
-    last = {**named_tensors(trace.module), **watch.latest.weights}
+    last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
         write(trace.ends.start, asked(), watch.store.count)
 
@@ -170,11 +194,13 @@ def choose_store(
     altered: AlteredLoop | None,
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
+    known: Sequence[KnownOptimizer],
     queries: Inputs,
     output: str | int | None,
     every: int | None,
     memory_gb: float,
     measured: MeasuredQueries | None,
+    by: By | None,
 ) -> AbstractStore:
     """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
     `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
@@ -192,24 +218,24 @@ def choose_store(
             )
     place = to if altered is None else altered.place
     if place is None:
-        return MemoryStore(output, every, memory_gb) if altered is None else EndpointStore()
+        return MemoryStore(known, output, every, memory_gb) if altered is None else EndpointStore(known)
     followed: dict[str, Json] = {  # decides whether two traces can be one
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "optimizers": [type(optimizer).__name__ for optimizer in optimizers],
+        "optimizers": [each.name for each in known],
         "processes": processes.world,
         "output": output,
         "queries": digest(tensors(queries)).hex()[:16],
     }
     moved = moved_names(model, optimizers)
     still = {name: part for name, part in model.state_dict().items() if name not in moved}
-    start = {"queries": queries, "output": output, "still": still}
+    start = {"queries": queries, "output": output, "still": still} | ({} if by is None else {"by": by})
     if measured is not None:
         followed |= {"measure": measured.described, "calls": list(measured.calls.sizes)}
         start["calls"] = measured.calls.content
     config: dict[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}  # where the network was read
     files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
-    return DiskStore(files, processes, config, start, output, every, memory_gb)
+    return DiskStore(files, processes, config, start, known, output, every, memory_gb)
 
 
 class FollowSession:

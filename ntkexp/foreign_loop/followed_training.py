@@ -265,6 +265,13 @@ class FollowedTraining(AbstractTrajectory):
     norm: float | None = None  # to which gradients were clipped, as far as was seen
     taken: MeanTaken = field(default_factory=MeanTaken)
 
+    def __post_init__(self) -> None:
+        if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
+            raise Mistake(
+                f"effects of a loop with {unknown.kind.__name__} are not known, as they need the derivative of what "
+                "its steps are divided by; train with SGD, Adam or AdamW, or ask only what examples added"
+            )
+
     @property
     def length(self) -> int:
         return len(self.steps)
@@ -318,7 +325,7 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
                 "without, or ask only what examples added"
             )
-        losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
+        losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
         counts, each = share.counts, share.factor / self.steps.processes
         factors = self.weighing.factors(call.names, counts).to(self.end)

@@ -75,8 +75,9 @@ def trained_twice(
     names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    first = load_trace(files, deepcopy(second.module), second.measure)
+    first = load_trace(files, deepcopy(second.module), second.measure, [each.rule for each in second.steps.known])
     first.refuse_outside()
+    first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [

@@ -9,6 +9,7 @@ When that changes, so do outputs, and gradients often by one factor alone, as if
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -23,6 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.batch_norm import (
+    BatchNormMode,
+    TermGradients,
+    at_constants,
+    beginning_with,
+    constants_of,
+    couples,
+    differentiated,
+    numbers_of,
+)
 from ntkexp.foreign_loop.calls import (
     EVALUATION,
     Autocast,
@@ -330,15 +341,21 @@ class CalledModule:
         for casts in dict.fromkeys(ways):
             yield self.asked(in_chunks(replace(self, casts=casts, measured=None).under_casts))
 
-    def at(self, how: Circumstances) -> Function:
-        """The module as a call had it."""
+    def at(self, call: ModelCall) -> Function:
+        """The module as a call had it, with the running statistics that it began with."""
+        how, before = call.how, {} if call.statistics is None else call.statistics[0]
         function = self.without_casts(how.modes, how.autocast is not None)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
+            statistics = {name: each.clone() for name, each in before.items() if name not in weights}
             with beginning_at(how.states):
-                return function(weights, inputs)
+                return function({**weights, **statistics}, inputs)
 
         return called
+
+    def couples(self, call: ModelCall) -> bool:
+        """Whether norms took their statistics from the batch of a call."""
+        return call.statistics is not None and couples(self.twin(call.how.modes))
 
     def gradient(
         self,
@@ -359,10 +376,11 @@ class CalledModule:
 
             # the call under its circumstances, and back from its outputs by the same kernels
             assert call.gradient is not None
-            placed, named = arguments(call.inputs)
-            with torch.enable_grad(), without_kernels(call.how.forbidden):
+            (placed, named), twin = arguments(call.inputs), self.twin(call.how.modes)
+            running = beginning_with(twin, call.statistics, call.at, self.room(call.how))
+            with torch.enable_grad(), without_kernels(call.how.forbidden), running:
                 with call.how.again():
-                    outputs = choose_output(self.twin(call.how.modes)(*placed, **named), self.output)
+                    outputs = choose_output(twin(*placed, **named), self.output)
                 if given is not None:
                     given(outputs.detach())
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
@@ -418,19 +436,67 @@ class CallReaders:
 
     called: CalledModule
     trained: frozenset[str]
+    batch_norm: BatchNormMode = "exact"
+    room: float = 1e9  # bytes that gradients of examples may take
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
-    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Jacobian, Replayed]:
+    def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
         """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
-        function, modes = self.called.at(call.how), call.how.modes
+        function = self.called.at(call)
+        if self.called.couples(call):
+            return self.pulled_through_batch(call, function, weights)
+        beside = {} if call.statistics is None else numbers_of(call.statistics[0])
+        features, outputs = self.read(call, function, weights | beside)
+        return CallGradients([features], Replayed(function, weights, call.inputs, outputs))
+
+    def read(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Jacobian, Tensor]:
+        """Jᵀℓ′ of every example, each of which depends on no other, and the outputs."""
+        modes = call.how.modes
         if modes not in self.readers:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
         tape = reader.record(weights, call.inputs)
-        came = call.gradient.to(tape.outputs.dtype)
-        return reader.weighted(tape, came), Replayed(function, weights, call.inputs, tape.outputs)
+        assert call.gradient is not None
+        return reader.weighted(tape, call.gradient.to(tape.outputs.dtype)), tape.outputs
+
+    def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
+        """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
+        which also show whether anything else couples examples."""
+        assert call.gradient is not None
+        outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
+        came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
+        begun, keep = time.monotonic(), self.batch_norm == "exact"
+        found = torch.autograd.grad(outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True)
+        seconds = time.monotonic() - begun
+        whole, rows = dict(zip(leaves, found, strict=True)), outputs.detach()
+        features: Sequence[Jacobian] = ()
+        if self.batch_norm == "constant" or call.how.modes not in self.readers:
+            constants = constants_of(function, weights, call.inputs)
+            features = [self.read(call, at_constants(function), weights | constants)[0]]
+        if self.batch_norm == "exact":
+            features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
+        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+        return CallGradients(features, Replayed(function, weights, call.inputs, rows), whole, seconds)
+
+
+@dataclass(frozen=True)
+class CallGradients:
+    """Jᵀℓ′ of the examples of a call, some at a time, and the call as it was replayed for that. Where norms couple its
+    batch, `whole` is the gradient of all, which the examples' may not add up to."""
+
+    features: Sequence[Jacobian]
+    replayed: Replayed
+    whole: Weights | None = None
+    seconds: float = 0.0  # that a pass back took
+
+    def total(self, weights: Weights) -> Weights:
+        """The gradient of the call."""
+        if self.whole is not None:
+            return {name: self.whole.get(name, torch.zeros_like(weight)) for name, weight in weights.items()}
+        (features,) = self.features
+        return features.total(weights)
 
 
 # --- What casts cost, of a loop under autocast or with frozen weights in short numbers, told beside what was found in
@@ -445,7 +511,7 @@ class CallReaders:
 
 def casts_sentence(found: xr.Dataset) -> str:
     """The sentence on casts; none, if there were none."""
-    if "casts" not in found:
+    if "away" not in found.attrs:
         return ""
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
     named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}

@@ -1,15 +1,15 @@
-"""How the optimizers of PyTorch take in gradients, as linear maps, and the proof of that for each step by signatures
-of its tensors.
+"""How optimizers take in gradients, as linear maps: the interface of a rule, and the proof that a rule is right for
+each step, by signatures of its tensors. The rules of PyTorch's optimizers are in `torch_rules.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import hypot, sqrt
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,133 +21,100 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- The linear step, in the letters of `optimizer.base`, that an optimizer of PyTorch took with a parameter:
+# --- The linear step, in the letters of `optimizer.base`, that an optimizer took with a parameter:
 #
-#     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
+#     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# where g is the gradient that was consumed. It is read of the optimizer's settings and state after the step.
+# where g is the gradient that was consumed. It is read of the optimizer's settings and state, after the step and
+# before it, and may depend on the gradient as well, as a step that is clipped by its own size does: what counts is that
+# the same numbers S, N, α multiply the gradient of every example.
 
 
-class AbstractRule(ABC):
-    """An optimizer is understood by this, if it is of one of these very classes."""
+class StepInput(NamedTuple):
+    """What a step of a parameter began with."""
+
+    gradient: Tensor  # g
+    weight: Tensor  # θ, before the step
+    times: int  # how often the parameter had moved
+    state: Mapping[str, Any]  # of the optimizer before the step: the entries that its rule needs
+
+
+class AbstractOptimizerRule(ABC):
+    """How optimizers of some classes take in gradients. `ntkexp.follow(…, rules=[MyRule()])` follows them.
+
+    A rule gives the linear step of each parameter, from the settings of its group and the optimizer's state after the
+    step. It is not believed: at every step it has to lead from the weights before to the weights after, and the memory
+    to what the optimizer holds, to rounding; a loop that it does not explain is refused there.
+
+    Lion moves weights by the signs of c = β₁m₋ + (1 − β₁)g, with m ← β₂m₋ + (1 − β₂)g and m₋ = (m − (1 − β₂)g)/β₂:
+
+    >>> import torch
+    >>> import ntkexp
+    >>> from ntkexp import AbstractOptimizerRule, LinearStep
+    >>> class Lion(torch.optim.Optimizer):
+    ...     def __init__(self, params, lr=0.01, betas=(0.9, 0.99)):
+    ...         super().__init__(params, {"lr": lr, "betas": betas})
+    ...     @torch.no_grad()
+    ...     def step(self, closure=None):
+    ...         for group in self.param_groups:
+    ...             first, second = group["betas"]
+    ...             for weight in group["params"]:
+    ...                 m = self.state[weight].setdefault("m", torch.zeros_like(weight))
+    ...                 weight.sub_(group["lr"] * torch.sign(first * m + (1 - first) * weight.grad))
+    ...                 m.mul_(second).add_((1 - second) * weight.grad)
+    >>> class LionRule(AbstractOptimizerRule):
+    ...     kinds = (Lion,)
+    ...     needs = ("m",)
+    ...     def step(self, group, state, taken, room=None):
+    ...         first, second = group["betas"]
+    ...         before = taken.state.get("m", torch.zeros_like(taken.gradient))
+    ...         c = first * before + (1 - first) * taken.gradient
+    ...         size = torch.where(c == 0, 0.0, group["lr"] / c.abs())
+    ...         return LinearStep(
+    ...             scale=size * first / second,
+    ...             ahead=size * ((1 - first) - first * (1 - second) / second),
+    ...             carry=second,
+    ...             intake=1 - second,
+    ...         )
+    ...     def momentum(self, group, state):
+    ...         return state.get("m")
+    >>> x = torch.eye(2, dtype=torch.double)
+    >>> model = torch.nn.Linear(2, 1).double()
+    >>> optimizer, before = Lion(model.parameters()), model(x).detach()
+    >>> with ntkexp.follow(model, optimizer, queries=x, rules=[LionRule()]) as trace:
+    ...     for _ in range(3):
+    ...         optimizer.zero_grad()
+    ...         (model(x) - 1).square().sum().backward()
+    ...         optimizer.step()
+    >>> parts = trace.attribute()["contribution"].sum("example")
+    >>> bool(abs(before.numpy() + parts - model(x).detach().numpy()).max() < 1e-12)
+    True
+    """
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]]
+    """The classes of optimizers; one that is derived from them is taken for one of them, as far as its steps are."""
 
-    def step(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        """The step that was taken with a parameter that had moved `times` times before."""
-        linear, below = self.common(group, state, times), self.denominator(group, state, None)
-        return linear if below is None else replace(linear, scale=below.reciprocal_().mul_(linear.scale))
+    needs: ClassVar[tuple[str, ...]] = ()
+    """The entries of a parameter's state whose values before the step are needed."""
 
-    @abstractmethod
-    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        """The same, with the part of S that all elements have in common."""
+    has_effects: ClassVar[bool] = False
+    """Whether the derivative of what S is divided by is known, which effects ask for."""
 
     @abstractmethod
-    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
-        """What each element of S is divided by, where they differ; it may be written to `out`."""
+    def step(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None = None
+    ) -> LinearStep:
+        """The step that was taken with a parameter of this state after it. A tensor may be formed in `room`."""
 
-    @abstractmethod
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """m after the step, as the optimizer has it."""
-
-
-class SGDRule(AbstractRule):
-    """Stochastic gradient descent, with momentum, dampening or Nesterov's look ahead.
-
-    plain       S = η
-    momentum    S = η,          β = μ,   α = 1 − τ     (at a parameter's first step β = 0, α = 1)
-    Nesterov    S = ημ,  N = η,  β = μ
-    """
-
-    kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.SGD,)
-
-    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        size, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
-        if not momentum:
-            return LinearStep(size, coupled=decay)
-        carry, intake = (momentum, 1 - float(group["dampening"])) if times else (0.0, 1.0)
-        if group["nesterov"]:
-            return LinearStep(size * momentum, size, carry, intake, decay)
-        return LinearStep(size, 0.0, carry, intake, decay)
-
-    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
+        """m after the step, as the optimizer has it; none where it remembers no past gradients."""
         return None
 
-    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        found: Tensor | None = state.get("momentum_buffer")
-        return found
-
-
-class AdamRule(AbstractRule):
-    """Adam, AdamW and their AMSGrad variants. With v (or the largest so far) as the state has it after the step,
-
-    S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
-
-    and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
-    """
-
-    kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]] = (torch.optim.Adam, torch.optim.AdamW)
-
-    def common(self, group: Mapping[str, Any], state: Mapping[str, Any], times: int) -> LinearStep:
-        rate, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
-        count = float(state["step"])
-        decouples, lost = bool(group["decoupled_weight_decay"]), rate * decay
-        if isinstance(group["lr"], Tensor) and not group["fused"]:  # which is divided in its own precision
-            lost = 1 - float(1 - group["lr"] * decay)
-            rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
-        return LinearStep(
-            scale=rate * sqrt(1 - second**count) / (1 - first**count),
-            carry=float(first),
-            intake=1 - float(first),
-            coupled=0.0 if decouples else decay,
-            lost=lost if decouples else 0.0,
-        )
-
-    def denominator(self, group: Mapping[str, Any], state: Mapping[str, Any], out: Tensor | None) -> Tensor | None:
-        square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        root = sqrt(1 - group["betas"][1] ** float(state["step"]))
-        return torch.sqrt(square, out=out).add_(group["eps"] * root)
-
-    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        return state.get("exp_avg")  # none of a parameter that never got a gradient
-
-
-RULES: tuple[AbstractRule, ...] = (SGDRule(), AdamRule())
-UNKNOWN = ("maximize", "differentiable")  # settings under which the rules would be others
-
-
-def rule_of(optimizer: torch.optim.Optimizer) -> AbstractRule:
-    """The rule of an optimizer of this very class: a class that is derived from it may do anything."""
-    kind = type(optimizer)
-    for rule in RULES:
-        if kind in rule.kinds:
-            for name, group in ((name, group) for group in optimizer.param_groups for name in UNKNOWN):
-                if group.get(name):
-                    raise Mistake(
-                        f"{kind.__name__} with {name}={group[name]}: its steps are not followed; train without {name}"
-                    )
-            return rule
-    if kind.__name__ == "ZeroRedundancyOptimizer":
-        raise Mistake(
-            "ZeroRedundancyOptimizer cuts its memory apart over the processes, and none sees a whole step; train with "
-            "the optimizer that it holds, in every process"
-        )
-    if "SAM" in kind.__name__:
-        raise Mistake(
-            f"{kind.__name__} takes gradients at weights that it has moved up first (sharpness-aware minimisation), "
-            "which is not followed; train with the optimizer that it is around, without that"
-        )
-    known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
-    raise Mistake(f"steps of {kind.__module__}.{kind.__qualname__} are not followed: their rule is known for {known}")
-
-
-def named(kind: str) -> tuple[AbstractRule, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]]:
-    """The rule and the class of the optimizers that go by a name.
-
-    >>> named("AdamW")[1]
-    <class 'torch.optim.adamw.AdamW'>
-    """
-    return next((rule, each) for rule in RULES for each in rule.kinds if each.__name__ == kind)
+    def watched(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        """The step as the proof in the loop needs it, where that takes less than the map itself."""
+        return self.step(group, state, taken, room)
 
 
 # --- Signatures: a few sums that tell weights from others, or gradients, without keeping them.
@@ -230,8 +197,9 @@ def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
 # A step is linear in what it takes in, and so are signatures σ, 16 random sums of each tensor and what is left
 # over:
 #
-#     σ(m) ← βσ(m) + ασ(p)        σ(θ) = (1 − d)σ(θ₋) − S σ(m) − N σ(p)        p = g + λθ₋
+#     σ(m) = βσ(m₋) + σ(α ⊙ p)      σ(θ) = (1 − d)σ(θ₋) − σ(S ⊙ m) − σ(N ⊙ p) − σ(r)      p = g + λθ₋
 #
+# Where S, N and α are numbers, so are what they multiply signatures with: no tensor is formed.
 # Where S is a number for each element, σ(S ⊙ m) is read of what the optimizer remembers, and that m is held
 # against the sum above. All this happens at every step of somebody's training: it reads each gradient and weight
 # once, where to form every element anew reads and writes them several times. An error in a tensor shows with its
@@ -273,46 +241,66 @@ class RuleProof:
         name: str,
         step: LinearStep,
         seen: tuple[Numbers, Numbers],
-        weight: Tensor,
+        taken: StepInput,
         momentum: Tensor | None,
-        below: Tensor | None,
+        room: Tensor,
     ) -> float:
-        """Refuse a step to this weight that the rule does not explain; how far it is from where that leads, relative to
-        it. `seen` are σ(g) and σ(θ). Where S is a number for each element, the momentum is divided by `below`, which
-        is written to."""
+        """Refuse a step to a weight that the rule does not explain; how far it is from where that leads, relative to
+        it. `seen` are σ(g) and σ(θ); what tensors have to be formed is formed in `room`."""
         (pulled, after), before, known = seen, self.weights[name], self.memory.get(name)
         if not np.isfinite(after).all():
             raise Mistake(
                 f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
             )
+        weight = taken.weight
         rounds = (ROUNDING + sqrt(weight.numel() / PARTS) / LONG) * torch.finfo(weight.dtype).eps
-        scale, ahead = float(step.scale), float(step.ahead)
 
-        # σ(p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − N σ(p) − σ(θ)
+        # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
         pulled = pulled + step.coupled * before if step.coupled else pulled
-        memory = step.intake * pulled + (0.0 if known is None else step.carry * known)
-        made = step.carry * self.made.get(name, 0.0) + step.intake * size(pulled)
-        left = (1 - float(step.lost)) * before - ahead * pulled - after
-        whole = size(before) + size(after) + ahead * size(pulled)
+        taken_in = self.read(step.intake * p_of(step, taken)) if isinstance(step.intake, Tensor) else None
+        taken_in = step.intake * pulled if taken_in is None else taken_in
+        memory = taken_in + (0.0 if known is None else step.carry * known)
+        made = step.carry * self.made.get(name, 0.0) + size(taken_in)
+        left, whole = (1 - float(step.lost)) * before - after, size(before) + size(after)
+        if step.rest is not None:
+            left, whole = left - (rest := self.read(step.rest)), whole + size(rest)
 
-        # σ(S ⊙ m): of the optimizer's m, which is held against the rule's where it decides. Else that is read only
-        # where the rule's does not explain the step: each may have rounding of long ago.
-        if momentum is not None and (below is not None or not size(left - scale * memory) <= rounds * whole):
+        # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is held against the rule's where it decides. Of numbers that is
+        # read only where the rule's does not explain the step: each may have rounding of long ago.
+        moves = step.moves_in_numbers
+        if moves is not None:
+            left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
+        if momentum is not None and (moves is None or not size(left - moves[0] * memory) <= rounds * whole):
             read = self.read(momentum)
             if not (missed := size(read - memory)) <= rounds * made:
                 raise Mistake(astray(where, missed))
             memory = read
-        if momentum is not None and below is not None:
-            pushed = self.read(torch.div(momentum, below, out=below))
+        if moves is not None:
+            pushed, whole = moves[0] * memory, whole + abs(moves[0]) * made
         else:
-            pushed, whole = memory, whole + scale * made
-        missed = size(left - scale * pushed)
-        if not missed <= rounds * (whole + scale * size(pushed)):
+            pushed = self.read_direction(step, taken, momentum, room)
+        missed = size(left - pushed)
+        if not missed <= rounds * (whole + size(pushed)):
             raise Mistake(astray(where, missed))
         self.weights[name] = after
         if momentum is not None:
             self.memory[name], self.made[name] = memory, made
         return missed / whole if missed else 0.0
+
+    def read_direction(self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor) -> Numbers:
+        """σ(S ⊙ m + N ⊙ p); without a memory m is α ⊙ p."""
+        m = step.intake * p_of(step, taken) if momentum is None else momentum
+        if step.below is not None and not isinstance(step.scale, Tensor) and step.moves_by_memory:
+            return step.scale * self.read(torch.div(m, step.below, out=room))
+        whole = step.scale * m
+        if not step.moves_by_memory:
+            whole = whole + step.ahead * p_of(step, taken)
+        return self.read(whole if step.below is None else whole.div_(step.below))
+
+
+def p_of(step: LinearStep, taken: StepInput) -> Tensor:
+    """g + λθ."""
+    return taken.gradient.add(taken.weight, alpha=step.coupled) if step.coupled else taken.gradient
 
 
 def astray(where: str, missed: float) -> str:

@@ -19,15 +19,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (
+    BY_COMPONENT,
+    BY_COMPONENT_STEP,
+    COMPONENT,
+    DECAY_BY_COMPONENT,
     MEASURE,
     OUTSIDE,
     STORE,
+    ByComponent,
     ByStep,
     ContributionsByRule,
     LeaveOut,
@@ -157,6 +163,7 @@ def write_run(
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
+            by_component=shares_of_components(found) if BY_COMPONENT in found else None,
         )
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
@@ -177,6 +184,12 @@ def write_run(
         written = [*WRITTEN, *checked, *sorted(pictures)]
         folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
         (path / BEGUN).unlink()
+
+
+def shares_of_components(found: xr.Dataset) -> ByComponent:
+    """What was told apart by component."""
+    parts = (found[name].to_numpy() for name in (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP))
+    return ByComponent(found[COMPONENT].to_numpy().tolist(), *parts)
 
 
 def identity_of(files: TraceFolder) -> str:
@@ -241,7 +254,14 @@ def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
     broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
-    sentences = (broken, casts_sentence(found), rounding_sentence(found), outside_sentence(found), caveats)
+    sentences = (
+        broken,
+        casts_sentence(found),
+        rounding_sentence(found),
+        batch_norm_sentence(found),
+        outside_sentence(found),
+        caveats,
+    )
     against, processes = "; ".join(filter(None, sentences)), files.processes
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""

@@ -13,6 +13,7 @@ from torch import nn
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
@@ -31,6 +32,7 @@ class FollowedStep:
     silent: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
     rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
+    statistics: tuple[Weights, Weights] | None = None  # the running ones after the step before, and after this one
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """This step and one of another optimizer that took in the same gradients, as one."""
@@ -41,6 +43,9 @@ class FollowedStep:
             gradient=self.gradient | other.gradient,
             silent=self.silent | other.silent,
             rule_error=max(self.rule_error, other.rule_error),
+            statistics=None
+            if not (self.statistics and other.statistics)
+            else (self.statistics[0], other.statistics[1]),
         )
 
     @property
@@ -57,6 +62,7 @@ class AbstractSteps(ABC):
     """The steps of a loop, which can be gone through in both directions."""
 
     same_kernels: bool = False  # whether they were taken by the kernels that we have, for all that is known
+    known: Sequence[KnownOptimizer] = ()  # the optimizers that took them, and their rules
 
     def refresh(self) -> None:
         """Look again at what is stored, to which steps may have come."""
@@ -85,6 +91,10 @@ class AbstractSteps(ABC):
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
         return next((each for each in found if each is not None), None)
+
+    def statistics(self, index: int) -> Weights:
+        """The running statistics before a step, or after the last one; none, where no call moves any."""
+        return {}
 
     @abstractmethod
     def start(self, index: int) -> Weights:
@@ -176,6 +186,7 @@ class ForgottenSteps(AbstractSteps):
 
 @dataclass
 class EndpointStore(AbstractStore):
+    known: Sequence[KnownOptimizer]
     steps: ForgottenSteps = field(default_factory=ForgottenSteps)
     moved: frozenset[str] = frozenset()
 
@@ -184,6 +195,7 @@ class EndpointStore(AbstractStore):
         return len(self.steps)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+        self.steps.known = self.known
         self.steps.first = self.steps.latest = {name: weight.clone() for name, weight in weights.items()}
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 

@@ -8,6 +8,7 @@ On the way back over the steps (`attribution.Backwards`) each is replayed and pr
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -33,16 +35,20 @@ from ntkexp.foreign_loop.replayed_module import (
     Replayed,
     rounding_sentence,
 )
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
+from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
+from ntkexp.path.backward_sum import BackwardSum
+from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
@@ -70,7 +76,9 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed, among those that trained together
     memory_gb: float = 4.0  # that may be taken
+    by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
+    batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
 
     def __repr__(self) -> str:
@@ -107,7 +115,8 @@ class Trace:
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside
-        return left.change(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+        end = self.steps.end | self.steps.statistics(len(self.steps))
+        return left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
 
     def refuse_outside(self) -> None:
         """Refuse effects on a model that changed after the last step."""
@@ -123,6 +132,14 @@ class Trace:
         """The examples that were seen, in order of their first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
+    def refuse_coupled(self) -> None:
+        """Refuse effects of examples whose batch statistics coupled them."""
+        if self.steps.statistics(0):
+            raise Mistake(
+                "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
+                "was in training mode; put these layers in eval(), or ask only what examples added"
+            )
+
     def refuse_empty(self) -> None:
         if not len(self.steps):
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
@@ -134,9 +151,11 @@ class Trace:
         *,
         effects: Effects = False,
         mean: MeanName = "renormalised",
+        by: By | None = None,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
+        batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
@@ -151,6 +170,14 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
+        example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
+        `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
+
+        `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
+        names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
+        `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -175,17 +202,21 @@ class Trace:
             )
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb = memory_gb or self.memory_gb
+        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
+        self.batch_norm = batch_norm or self.batch_norm
+        if self.batch_norm not in MODES:
+            raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
         if effects:
             self.refuse_empty()
             self.refuse_outside()
+            self.refuse_coupled()
         gallery = Gallery()
         found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for sentence in (rounding_sentence(found), outside_sentence(found)):
+        for sentence in (rounding_sentence(found), batch_norm_sentence(found), outside_sentence(found)):
             if self.folder is None and sentence:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
@@ -213,13 +244,24 @@ class Trace:
 
         self.refuse_empty()
         steps, end = self.steps, self.steps.end
+        first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
+        end = end | last_ones
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb)
-        back = Backwards(reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums)
+        components = None if self.by is None else components_of(self.by, steps.end)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        back = Backwards(
+            reader,
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            self.queries,
+            last,
+            self.examples,
+            sums,
+            BackwardSum(components=tuple((components or {}).values())),
+        )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
             back.take(step, later, steps)
@@ -231,12 +273,16 @@ class Trace:
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        began, ended = self.replayed(steps.start(0), start), self.replayed(end, last.outputs)
+        began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
         self.ends.hold(began, ended, len(steps), measured=self.measured is not None)
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
-        arrays, change, outside = sums.arrays(cast=cast), last.outputs - start, self.outside()
+        arrays, change, outside = (
+            sums.arrays(cast=cast, batch_norm=self.batch_norm if first else None),
+            last.outputs - start,
+            self.outside(),
+        )
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
@@ -253,7 +299,7 @@ class Trace:
             facts[MEASURE] = self.measured.name
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)} | named,
+            coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
 
@@ -270,9 +316,14 @@ def find_trace(folder: Path) -> TraceFolder:
     return files
 
 
-def load_trace(files: TraceFolder, module: nn.Module, measure: Measure | None = None) -> Trace:
-    """The trace, with a module that is given all that the followed one held, if it is of that kind; and with its
-    measure, of which the folder holds the name alone."""
+def load_trace(
+    files: TraceFolder,
+    module: nn.Module,
+    measure: Measure | None = None,
+    rules: Sequence[AbstractOptimizerRule] = (),
+) -> Trace:
+    """The trace, with a module that is given all that the followed one held, if it is of that kind; with its measure,
+    of which the folder holds the name alone; and with the rules of optimizers that are not PyTorch's."""
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
@@ -293,9 +344,10 @@ def load_trace(files: TraceFolder, module: nn.Module, measure: Measure | None = 
         for name in given.keys() & state.keys():
             state[name].data = given[name].clone().to(state[name].device)
     module.eval()
-    kinds = read_object(files.folder.path / CONFIG)["follow"]["optimizers"]
-    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], kinds), outputs_at_ends(files.folder)
-    return Trace(steps, module, start["output"], start["queries"], folder=files.folder, ends=ends, measured=measured)
+    optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
+    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
+    output, asked, by = start["output"], start["queries"], start.get("by")
+    return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
 
 
 def measure_name(files: TraceFolder) -> str | None:

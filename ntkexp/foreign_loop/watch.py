@@ -44,6 +44,7 @@ from ntkexp.foreign_loop.arguments import (
     common_submodule,
     unwrapped_model,
 )
+from ntkexp.foreign_loop.batch_norm import RunningStatistics, refuse_instance_statistics
 from ntkexp.foreign_loop.calls import (
     Autocast,
     Circumstances,
@@ -57,14 +58,17 @@ from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
-from ntkexp.foreign_loop.rule import RuleProof, Signed, numbers, rule_of
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
+from ntkexp.foreign_loop.store.replay import copied
+from ntkexp.foreign_loop.store.shards import current_processes
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import batch_statistics, choose_output
+from ntkexp.model.functional import choose_output
 from ntkexp.optimizer.base import IDLE, LinearStep
-from ntkexp.shapes import Inputs
+from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
@@ -84,6 +88,7 @@ class Watch:
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
+    known: Sequence[KnownOptimizer]  # the rules of these
     output: str | int | None
     ids: Ids
     store: AbstractStore
@@ -107,14 +112,17 @@ class Watch:
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what rules need of them, before the step
+    stepping: set[int] = field(default_factory=set)  # the optimizers that have begun a step, and not ended it
 
     # --- Begin and end
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
-        self.rules = {id(optimizer): rule_of(optimizer) for optimizer in self.optimizers}
+        self.rules = {id(each): known.rule for each, known in zip(self.optimizers, self.known, strict=True)}
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
+        self.statistics = RunningStatistics(self.inner, current_processes().world)
         for name, weight in self.parameters:
             self.latest.copy_in({name: weight})
             self.proof.begin(name, weight)
@@ -122,14 +130,14 @@ class Watch:
 
         # what the optimizers remember is taken over, if the trace goes on with the steps that they have taken
         for optimizer in self.optimizers:
-            if optimizer.state and not self.store.count:
+            if not self.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
                     "the optimizer has taken steps already, which nobody followed; follow it from its first on"
                 )
             rule = self.rules[id(optimizer)]
             for group, members in self.parameters.groups(optimizer):
                 for name, weight in members.items():
-                    if weight not in optimizer.state:
+                    if not has_moved(optimizer.state.get(weight, {})):
                         continue
                     self.proof.moved[name] = 1
                     if (momentum := rule.momentum(group, optimizer.state[weight])) is not None:
@@ -158,7 +166,8 @@ class Watch:
 
     def changed_outside(self) -> Outside:
         """What changed after the last step: an average of weights that was loaded, a clamp."""
-        names, now = list(self.frozen.differences(self.latest.weights)), named_tensors(self.frozen.model)
+        known = self.latest.weights | self.statistics.at_step
+        names, now = list(self.frozen.differences(known)), named_tensors(self.frozen.model)
         shapes = {name: tensor.shape for name, tensor in named_tensors(self.frozen.copy).items()}
         changed = {n: now[n].detach().clone() for n in names if n in now and now[n].shape == shapes[n]}
         outside = Outside(tuple(names), changed)
@@ -177,6 +186,7 @@ class Watch:
     def on_call_begin(self, *_: object) -> None:
         """Note where generators stand before the call, which may draw random numbers, and what kernels it may use."""
         self.under_way.append(self.count)
+        self.statistics.begin_call(self.store.count, with_gradients=torch.is_grad_enabled())
         if torch.is_grad_enabled():
             self.generators, self.autocast, self.first_layer = generator_states(self.inner), None, True
             self.forbidden = forbidden_kernels()
@@ -189,6 +199,7 @@ class Watch:
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Record a call that may be differentiated."""
+        statistics = self.statistics.end_call()
         # a call around others is a library's, with the loop's own code in it
         if self.under_way.pop() < self.count or not torch.is_grad_enabled():
             return
@@ -198,9 +209,8 @@ class Watch:
 
         # the model is as the step under way began with it
         self.latest.refuse_writes(step, self.parameters)
-        if reason := next(batch_statistics(self.model), None):
-            raise Mistake(f"step {step}: {reason}, which is not followed; put that layer in eval(), or another there")
-        self.frozen.refuse_writes(step, self.latest.weights)
+        refuse_instance_statistics(step, self.model)
+        self.frozen.refuse_writes(step, self.moving)
 
         # one row of outputs for each example
         if not output.dim():
@@ -216,7 +226,8 @@ class Watch:
         after = generator_states(self.inner)
         drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
         how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
-        call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
+        named, signed = names_of(inputs, self.ids), signature(output)
+        call = ModelCall(step, inputs, named, how, signed=signed, statistics=statistics)
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
@@ -258,7 +269,8 @@ class Watch:
     # --- Steps
 
     def on_step_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Check that nothing moved the weights since the last step, and that the rule knows this kind of gradient."""
+        """Check that nothing moved the weights since the last step, and that the rule knows this kind of gradient; copy
+        the entries of the optimizer's state that the rule needs as they were."""
         moved = self.parameters.of(optimizer)
         for name, weight in moved.items():
             if weight.grad is not None and weight.grad.is_sparse:  # of some rows alone: rules make something else of it
@@ -267,11 +279,21 @@ class Watch:
                     "build its layer with sparse=False"
                 )
         self.latest.refuse_writes(self.store.count, moved.items(), closely=True)
-        self.frozen.refuse_writes(self.store.count, self.latest.weights)
+        self.statistics.refuse_writes(self.store.count)
+        self.frozen.refuse_writes(self.store.count, self.moving)
+        self.stepping.add(id(optimizer))
+        for name, weight in moved.items() if (needs := self.rules[id(optimizer)].needs) else ():
+            state = optimizer.state.get(weight, {})
+            self.states_before[name] = copied({key: state[key] for key in needs if key in state})
 
     def on_step_end(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record a step that was taken, and prove that it is the optimizer's."""
+        # a class that calls the step of the one that it is derived from ends it twice, and has nothing to add to it
         index, rule = self.store.count, self.rules[id(optimizer)]
+        if id(optimizer) not in self.stepping:
+            self.latest.refuse_writes(index, self.parameters.of(optimizer).items(), closely=True)
+            return
+        self.stepping.discard(id(optimizer))
         moved, before = self.parameters.of(optimizer), dict(self.latest.weights)
 
         # g and θ after the step, and a signature of each
@@ -286,15 +308,16 @@ class Watch:
         for group, members in self.parameters.groups(optimizer):
             group_settings = {key: copied_setting(value) for key, value in group.items() if key != "params"}
             for name, weight in members.items():
-                state, step = optimizer.state.get(weight, {}), IDLE
+                state, step, room = optimizer.state.get(weight, {}), IDLE, self.scratch_like(weight)
+                times, where = self.proof.moved.get(name, 0), f"step {index}: '{name}'"
+                taken = StepInput(gradient[name], before[name], times, self.states_before.get(name, {}))
                 if weight.grad is not None:
-                    times = self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
-                    step = rule.common(group, state, times - 1)  # without what each element is divided by
+                    self.proof.moved[name] = times + 1
+                    step = read_step(rule, group, state, taken, room, where)
                     step = step if name in self.proof.memory else replace(step, carry=0.0)
-                momentum = rule.momentum(group, state)
-                denominator = None if momentum is None else rule.denominator(group, state, self.scratch_like(weight))
-                where, signatures = f"step {index}: '{name}'", (signed_gradient[name], signed_after[name])
-                missed = self.proof.hold(where, name, step, signatures, weight, momentum, denominator)
+                seen = signed_gradient[name], signed_after[name]
+                momentum = rule.momentum(group, state) if state else None
+                missed = self.proof.hold(where, name, step, seen, taken, momentum, room)
                 linear[name], settings[name], error = step, group_settings, max(error, missed)
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
@@ -307,12 +330,18 @@ class Watch:
         calls = tuple(copy(call) for call in self.consumed_calls)
 
         # stored, before the next step begins; and proof (a), of the first
-        taken = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error)
-        self.store.add(taken, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
+        statistics = self.statistics.end_step()
+        followed = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error, statistics)
+        self.store.add(followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
         first, self.first = self.first, None
         if first is not None:
-            first.prove(taken)
+            first.prove(followed)
         self.latest.release(before)
+
+    @property
+    def moving(self) -> Weights:
+        """What optimizers move, and calls."""
+        return self.latest.weights | self.statistics.latest if self.statistics.moves else self.latest.weights
 
     def scratch_like(self, weight: Tensor) -> Tensor:
         """Memory in which elements are formed: to fill fresh memory costs more than they do."""
@@ -320,6 +349,32 @@ class Watch:
         if key not in self.scratch or self.scratch[key].numel() < weight.numel():
             self.scratch[key] = torch.empty_like(weight, memory_format=torch.contiguous_format).flatten().detach()
         return self.scratch[key][: weight.numel()].view(weight.shape)
+
+
+def has_moved(state: Mapping[str, Any]) -> bool:
+    """Whether an optimizer has taken a step with a parameter of this state; some have one before the first.
+
+    >>> has_moved({}), has_moved({"step": torch.tensor(0.0)}), has_moved({"momentum_buffer": torch.zeros(1)})
+    (False, False, True)
+    """
+    return bool(state) and float(state.get("step", 1)) > 0
+
+
+def read_step(
+    rule: AbstractOptimizerRule,
+    group: Mapping[str, Any],
+    state: Mapping[str, Any],
+    taken: StepInput,
+    room: Tensor,
+    where: str,
+) -> LinearStep:
+    """The step by the rule, whose class may remember other things than the one that it is derived from."""
+    try:
+        return rule.watched(group, state, taken, room)
+    except KeyError as error:
+        raise Mistake(
+            f"{where}: its optimizer has no {error}, which {type(rule).__name__} reads; give its own, rules=[…]"
+        ) from error
 
 
 def copied_setting(value: object) -> object:

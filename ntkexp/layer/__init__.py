@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ntkexp.layer.linear import AbstractPool as AbstractPool
     from ntkexp.layer.linear import AvgPool as AvgPool
     from ntkexp.layer.linear import BatchNorm as BatchNorm
+    from ntkexp.layer.linear import Dropout as Dropout
     from ntkexp.layer.linear import Flatten as Flatten
     from ntkexp.layer.linear import GlobalAvgPool as GlobalAvgPool
     from ntkexp.layer.linear import GroupNorm as GroupNorm

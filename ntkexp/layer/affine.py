@@ -59,13 +59,14 @@ class Convolution(nn.Module):
         shift: float = 1.0,
         stride: int = 1,
         circular: bool = False,
+        valid: bool = False,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
         self.gain, self.shift, self.stride = gain, shift, stride
         self.mode = "circular" if circular else "constant"
-        self.borders = [w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)]
+        self.borders = [0 if valid else w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)]
 
     def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
         convolve = CONVOLUTIONS[x.dim() - 2]
@@ -189,15 +190,17 @@ class Dense(AbstractAffine):
 
 
 class Conv(AbstractAffine):
-    """A convolution with an output for every `stride`-th pixel; the image is padded by zeros, or continues around.
+    """A convolution with an output for every `stride`-th pixel; the image is padded by zeros, or continues around. A
+    `valid` one is not padded: it has outputs where its window lies within the image.
 
-    >>> Conv(features=4, stride=2).shape((1, 8, 7))
-    (4, 4, 4)
+    >>> Conv(features=4, stride=2).shape((1, 8, 7)), Conv(features=4, valid=True).shape((1, 8, 7))
+    ((4, 4, 4), (4, 6, 5))
     """
 
     window: Depth | tuple[Depth, ...] = 3
     stride: Depth = 1
     circular: bool = False
+    valid: bool = False
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) - 1 not in CONVOLUTIONS:
@@ -205,7 +208,12 @@ class Conv(AbstractAffine):
         windows = self.windows(shape)
         if self.circular and any(w > 2 * n + 1 for w, n in zip(windows, shape[1:], strict=True)):
             raise Mistake(f"a circular window {list(windows)} does not fit into {list(shape[1:])} pixels")
-        return (self.features, *(-(-n // self.stride) for n in shape[1:]))
+        if self.valid and (self.circular or any(w > n for w, n in zip(windows, shape[1:], strict=True))):
+            raise Mistake(
+                f"a valid window {list(windows)} lies within an image, not around {list(shape[1:])} pixels; choose a "
+                "smaller window, or one of circular and valid"
+            )
+        return (self.features, *(len(one.members) for one in self.samples(shape)))
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """One window for each axis of pixels."""
@@ -221,16 +229,19 @@ class Conv(AbstractAffine):
         return box(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
-        return [Coarse.every(n, self.stride) for n in shape[1:]]
+        windows = self.windows(shape)
+        margins = [w // 2 if self.valid else 0 for w in windows]
+        return [Coarse.every(n, self.stride, margin) for n, margin in zip(shape[1:], margins, strict=True)]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         return needed(self.samples(shape), wanted, shape[1:])
 
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        return Convolution(weight, bias, gain, 1.0 if bias is None else shift, self.stride, self.circular)
+        shift = 1.0 if bias is None else shift
+        return Convolution(weight, bias, gain, shift, self.stride, self.circular, self.valid)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
         outside = Operation(WRAP if self.circular else CLEAR, register)
         found = outside, self.weighed(shape, register, (deep, down, across))
-        return found if self.stride == 1 else (*found, coarsen(register, self.samples(shape)))
+        return found if self.stride == 1 and not self.valid else (*found, coarsen(register, self.samples(shape)))

@@ -81,6 +81,52 @@ class MeanOverPixels(nn.Module):
         return x.flatten(2).mean(2)
 
 
+# --- Dropout while it is on. Off, it is no layer at all.
+
+
+class Dropout(AbstractLayer):
+    """Dropout as in training: each element is zero with probability `rate`, and divided by 1 − `rate` otherwise, by a
+    draw of its own for each example.
+
+    At infinite width, K and Θ of a pixel of an example with itself are divided by 1 − `rate`; between examples, and
+    between pixels, draws are independent, and nothing changes. Two equal examples on two sides are two.
+
+    >>> Dropout(rate=0.1).shape((3, 8, 8))
+    (3, 8, 8)
+    """
+
+    rate: float = Field(0.5, ge=0, lt=1)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+        return nn.Dropout(self.rate)
+
+    def carry(self, signal: Signal) -> Signal:
+        if not signal.wide:
+            raise Mistake(
+                "Dropout of the inputs themselves has no limit of infinite width: their channels are few, so that what "
+                "is left of them stays a matter of chance; put a Dense or Conv layer before it"
+            )
+        return replace(signal, gaussian=False)
+
+    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+        pairs, keep = covariance.pairs, 1 - self.rate
+        if any(0 not in kept for kept in pairs.offsets):
+            return covariance  # no pixel meets itself
+        if covariance.ntk is None:
+            return covariance.map(lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep))
+        if not covariance.same:
+            return covariance
+
+        def divided(values: Tensor) -> Tensor:
+            own = pairs.diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0))
+            return covariance.where_same(values, own / keep)
+
+        return covariance.map(divided)
+
+
 # --- Pooling over windows: by averages, or by the largest, which has no known limit of infinite width.
 
 

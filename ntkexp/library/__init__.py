@@ -10,15 +10,12 @@ tensor([[ 6.,  7.],
 
 from __future__ import annotations
 
-from ntkexp.kernel.record.casts import full_precision
+from ntkexp.library.infinite import infinite_kernel
 from ntkexp.library.kernel_machine import KernelMachine
 from ntkexp.library.module import reader_of
 from ntkexp.library.secant import ascend, finite_step_kernel, secant_kernel
 from ntkexp.library.tangent import tangent_kernel
 from ntkexp.library.tangent_object import TangentKernel
-from ntkexp.limit import infinite_kernel as infinite
-
-infinite_kernel = full_precision()(infinite.infinite_kernel)
 
 __all__ = [
     "KernelMachine",

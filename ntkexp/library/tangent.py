@@ -153,7 +153,7 @@ def sketched_tangent(
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise Mistake(f"seed={seed!r:.40}: give a whole number")
     if outputs in ("trace", "diagonal"):
-        raise Mistake(f"sketch, with outputs='{outputs}': it is not sketched; give 'all' or a list of outputs")
+        raise Mistake(f"outputs={outputs!r}: it is not sketched; give 'all' or a list of outputs, or leave out sketch=")
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(cast(Outputs, outputs), some.shape[1])
     if x2 is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -157,6 +157,13 @@ def blocks(
 MOST = 1e9  # GB
 
 
+class InfiniteKernels(NamedTuple):
+    """The kernels of an infinitely wide network, between the examples of two sides."""
+
+    nngp: Float[Tensor, "row column"]  # of its outputs before training
+    ntk: Float[Tensor, "row column"]  # by which it is trained
+
+
 def infinite_kernel(
     spec: Spec,
     x1: Shaped[Tensor, "..."],
@@ -165,14 +172,11 @@ def infinite_kernel(
     memory_gb: float = 4.0,
     engine: Engine = "auto",
     threads: int | None = None,
-) -> tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]:
-    """NNGP kernel and tangent kernel between examples [example, channel, *pixel] or [example, feature].
+) -> InfiniteKernels:
+    """The kernels of layers that are written down; `ntkexp.infinite_kernel` says what they are, and reads modules too.
 
-    `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
-    Dense, Conv, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool,
-    GlobalAvgPool, Flatten, LayerNorm, Residual, Concatenation. Without x2 the examples are paired with themselves, and
-    where one meets itself nothing is rounded that is 1 by definition. `W_std` and `b_std` may be tensors: both kernels
-    are differentiable by them and by the inputs. Beside its result, a call takes up to `memory_gb`.
+    Without x2 the examples are paired with themselves, and where one meets itself nothing is rounded that is 1 by
+    definition. Beside its result, a call takes up to `memory_gb`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
@@ -189,11 +193,11 @@ def infinite_kernel(
     nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
     for block in blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side):
         if block.nngp.shape == shape:
-            return block.nngp, block.ntk
+            return InfiniteKernels(block.nngp, block.ntk)
         for part in (block, block.mirrored) if x2 is None else (block,):
             nngp[part.place.rows, part.place.columns] = part.nngp
             ntk[part.place.rows, part.place.columns] = part.ntk
-    return nngp, ntk
+    return InfiniteKernels(nngp, ntk)
 
 
 def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:

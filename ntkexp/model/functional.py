@@ -43,7 +43,7 @@ def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict
 
 
 def function_of(module: nn.Module, output: str | int | None = None) -> Function:
-    """Turn the module into a function: weights, inputs ↦ outputs. Weights that are not given, and all buffers, are the
+    """Turn the module into a function: weights, inputs ↦ outputs. Weights and buffers that are not given are the
     module's own.
 
     A tuple of inputs is given by position, a mapping by name; `output` picks one of several outputs.
@@ -62,7 +62,7 @@ def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Fun
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         placed, named = arguments(inputs)
         with without_checkpoints(), InOrder() if examples(inputs) == 1 else nullcontext():
-            answer = called(module, weights | buffers, placed, named)
+            answer = called(module, {**buffers, **weights}, placed, named)
         return choose_output(answer, output)
 
     return function
@@ -117,7 +117,8 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
     """The reasons why outputs would depend on the rest of the batch: norms in training mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch"
+            also = "" if layer.training else ", also in evaluation (track_running_stats=False)"
+            yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch{also}"
 
 
 def hooked(module: nn.Module) -> Iterator[str]:

@@ -80,14 +80,55 @@ Coefficient: TypeAlias = float | Tensor
 
 @dataclass(frozen=True)
 class LinearStep:
-    """How the gradient g of a parameter was taken in: p = g + λθ,  m ← βm + αp,  θ ← (1 − d)θ − S ⊙ m − N ⊙ p."""
+    """How the gradient g of a parameter was taken in:
+
+        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
+
+    S and N may be given as numbers over a tensor n, `below`; r is what moved the weights and is linear in no gradient,
+    such as rounding.
+    """
 
     scale: Coefficient  # S
     ahead: Coefficient = 0.0  # N
     carry: float = 0.0  # β
-    intake: float = 1.0  # α
+    intake: Coefficient = 1.0  # α
     coupled: float = 0.0  # λ
     lost: Coefficient = 0.0  # d
+    below: Tensor | None = None  # n
+    rest: Tensor | None = None  # r
+
+    @property
+    def moves_in_numbers(self) -> tuple[float, float] | None:
+        """S and N, if each is one number for all weights of the parameter."""
+        if isinstance(self.scale, Tensor) or isinstance(self.ahead, Tensor) or self.below is not None:
+            return None
+        return self.scale, self.ahead
+
+    @property
+    def moves_by_memory(self) -> bool:
+        """Whether N is zero."""
+        return not isinstance(self.ahead, Tensor) and self.ahead == 0.0
+
+    @property
+    def divides(self) -> bool:
+        """Whether something differs between the weights of the parameter, as what its step is divided by."""
+        return self.moves_in_numbers is None or isinstance(self.intake, Tensor)
+
+    def divided(self) -> LinearStep:
+        """The same step with n in S and N.
+
+        >>> LinearStep(scale=1.0, below=torch.tensor([2.0, 4.0])).divided().scale
+        tensor([0.5000, 0.2500])
+        """
+        if self.below is None:
+            return self
+        inverse = self.below.reciprocal()
+        ahead = 0.0 if self.moves_by_memory else inverse * self.ahead
+        return replace(self, scale=inverse * self.scale, ahead=ahead, below=None)
+
+    def reversed(self) -> LinearStep:
+        """The step up the gradient: it takes −g in as this one does g, with −m for its memory."""
+        return replace(self, scale=-self.scale, ahead=-self.ahead, coupled=-self.coupled)
 
 
 IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)

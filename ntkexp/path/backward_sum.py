@@ -4,7 +4,7 @@ and, in its core, for any stream of steps that are linear in their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
-from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
@@ -30,7 +29,7 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut
+from ntkexp.path.points import Domain, Points, StepBlock, cut, products
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
@@ -46,6 +45,8 @@ from ntkexp.shapes import Weights
 #
 #     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
 #     decay      −V_s·λθ_s − J̄(s)·dθ_s
+#
+# V is formed where α or N differ between the weights of a parameter; else its two terms are multiplied one by one.
 #
 # where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
 # decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
@@ -70,68 +71,94 @@ class TakenBack(NamedTuple):
     decay: Float[Tensor, "probe out"]
     pushed: Float[Tensor, "probe out"]  # J̄Δθ, which is the change of the outputs if J̄ closes the step
     beside: Float[Tensor, "probe out"]  # −⟨V, ·⟩ of what was taken in beside
+    shares: Sequence[ComponentShare] = ()  # of each component in all this but `pushed`, where components are told apart
+
+
+class ComponentShare(NamedTuple):
+    """The terms of these inner products that the parameters of one component make."""
+
+    kernel: Float[Tensor, "probe out train out_"]
+    decay: Float[Tensor, "probe out"]
+    beside: Float[Tensor, "probe out"]
 
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on."""
+    """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on.
+
+    Where `components` are told apart, each the names of its parameters, what came of a step is the sum of their shares.
+    """
 
     adjoint: Adjoint | None = None  # made when the first Jacobian is seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
     saved: Sequence[Tensor] = ()  # U of a checkpoint
+    components: Sequence[Collection[str]] = ()
 
     def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
-        ahead = {name: float(each.ahead) for name, each in linear.items()}  # N, one number a parameter
+        ahead = {name: each.ahead for name, each in linear.items()}  # N
+        intake = {name: each.intake for name, each in linear.items()}  # α
+        forms_v = any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
+        ahead_in_numbers = not forms_v and any(ahead.values())
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         factor = step.factor or {}
+
+        def right_of(names: Collection[str] | None) -> Iterator[Jacobian]:
+            """J of examples, of some parameters; one after another, as all at once may be more than memory holds."""
+            return (each.of(names) for each in step.right)
 
         # U ← S ⊙ J̄ + β U, piece by piece; and what comes of J̄ itself: J̄Δθ, −J̄·dθ, and the part of N ⊙ J̄ in V
         carry = common(self.carry)
         if carry is None and self.adjoint is not None:
             self.adjoint.shrink(self.carry)
-        kernel = decay = pushed = beside = next(iter(step.start.values())).new_zeros(())
+        pushed = next(iter(step.start.values())).new_zeros(())
+        parts = self.components or (None,)  # one, of all parameters, where they are not told apart
+        kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
         for weight, jacobian in pieces:
             self.adjoint = self.adjoint or self.begun(jacobian)
             scaled = {name: weight * each for name, each in scale.items()}
             self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
             carry = 1.0
             pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
-            decay = decay - weight * jacobian.applied(lost) if lost else decay
-            if any(ahead.values()):
-                part = jacobian.scaled(ahead)
-                into = part
-                if step.factor is not None:
-                    into = jacobian.scaled({name: each * factor[name] for name, each in ahead.items()})
-                kernel = kernel + weight * side_by_side([gram(into, each) for each in step.right], pushed)
-                decay = decay - weight * part.applied(coupled) if coupled else decay
-                beside = beside - weight * part.applied(step.beside) if step.beside else beside
+            if forms_v:
+                straight = straight or zero_adjoint(jacobian)
+                numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
+                straight.accumulate(jacobian, numbers, 1.0)
+            for k, (names, some) in enumerate((names, jacobian.of(names)) for names in parts):
+                decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
+                if ahead_in_numbers:
+                    part = some.scaled(in_numbers(ahead))
+                    into = part if step.factor is None else part.scaled(factor)
+                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
+                    decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
+                    beside[k] = beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
         self.carry = {name: each.carry for name, each in linear.items()}
         assert self.adjoint is not None
 
+        # V = α U + N ⊙ J̄, or U, which α multiplies below
+        felt, numbers_in = self.adjoint, in_numbers(intake)
+        if straight is not None:
+            felt = felt.scaled({name: spread(each, step.start[name]) for name, each in intake.items()})
+            felt.add(straight)
+            numbers_in = dict.fromkeys(intake, 1.0)
+
         # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
-        intake = {name: each.intake for name, each in linear.items()}  # α
-        scales = {name: each * factor.get(name, 1.0) for name, each in intake.items()}
+        scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        kernels = [self.adjoint.kernel(each if alike is not None else each.scaled(scales)) for each in step.right]
-        kernel = kernel + (1.0 if alike is None else alike) * side_by_side(kernels, pushed)
+        for k, (names, some_felt) in enumerate((names, felt.of(names)) for names in parts):
+            into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
+            kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
 
-        # −⟨α U, λθ⟩, and the same of what was taken in beside
-        if coupled:
-            decay = decay - self.through(coupled, intake)
-        if step.beside:
-            beside = beside - self.through(step.beside, intake)
-        return TakenBack(kernel, decay.expand_as(pushed), pushed, beside.expand_as(pushed))
-
-    def through(self, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
-        """⟨αU, v⟩."""
-        assert self.adjoint is not None
-        if (alike := common(intake)) is not None:
-            return alike * self.adjoint.applied(vector)
-        return self.adjoint.applied({name: intake[name] * part for name, part in vector.items()})
+            # −⟨α U, λθ⟩, and the same of what was taken in beside
+            if coupled and some_felt.parts:
+                decay[k] = decay[k] - through(some_felt, coupled, numbers_in)
+            if step.beside and some_felt.parts:
+                beside[k] = beside[k] - through(some_felt, step.beside, numbers_in)
+        return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
     def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
@@ -147,11 +174,35 @@ class BackwardSum:
         return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
 
 
+def summed_shares(
+    kernel: Sequence[Tensor], decay: Sequence[Tensor], beside: Sequence[Tensor], pushed: Tensor, *, told_apart: bool
+) -> TakenBack:
+    """What came of a step is the sum of what came of it by each component."""
+    shares = [
+        ComponentShare(products, shrunk.expand_as(pushed), other.expand_as(pushed))
+        for products, shrunk, other in zip(kernel, decay, beside, strict=True)
+    ]
+    whole = ComponentShare(*(sum(terms[1:], start=terms[0]) for terms in zip(*shares, strict=True)))
+    return TakenBack(whole.kernel, whole.decay, pushed, whole.beside, shares if told_apart else ())
+
+
 def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     """Each weight times its factor; nothing, if all of these are zero."""
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
+    """Those of the coefficients that are one number for their parameter."""
+    return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
+
+
+def through(adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+    """⟨αU, v⟩."""
+    if (alike := common(intake)) is not None:
+        return alike * adjoint.applied(vector)
+    return adjoint.applied({name: intake[name] * part for name, part in vector.items()})
 
 
 def common(numbers: Mapping[str, float]) -> float | None:
@@ -162,13 +213,6 @@ def common(numbers: Mapping[str, float]) -> float | None:
     """
     first = next(iter(numbers.values()), 1.0)
     return first if all(number == first for number in numbers.values()) else None
-
-
-def side_by_side(
-    kernels: Sequence[Float[Tensor, "probe out _ out_"]], like: Float[Tensor, "probe out"]
-) -> Float[Tensor, "probe out train out_"]:
-    """Kernels with blocks of examples as one with all of them."""
-    return torch.cat(list(kernels), dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
 
 
 # --- The second pass over a path whose optimizer remembers, from its last step to its first.
@@ -277,7 +321,8 @@ class SecondPass:
         inputs = points.inputs[self.domain.attributed[chunk]]
         few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, cache=[])
         for name, rule in self.rules.items():
-            rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()))
+            components = tuple(self.domain.components.values())
+            rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()), components=components)
         if (doubled := self.doubled) is not None:
             (doubled.place,) = torch.where((doubled.sample >= chunk.start) & (doubled.sample < chunk.stop))
             doubled.sum, doubled.points = BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())), None
@@ -346,6 +391,9 @@ def taken_back(
     integrals.kernel[rows] += taken.kernel
     integrals.contributions[rows] += parts
     integrals.decay[rows] += taken.decay
+    if integrals.by_component is not None:
+        shares = [(contract(each.kernel, step.output_gradient).neg_(), each.decay) for each in taken.shares]
+        integrals.by_component.add(step.index, rows, shares)
     return taken, parts
 
 
@@ -398,7 +446,7 @@ class TwoPasses(AbstractAccumulator):
             totals = totals_at_zero(domain, len(path.rule))
             totals.reach(len(step_sizes))
             rules[rule.option] = RuleBack(
-                integrals=integrals_at_zero(path.quadrature(rule), domain),
+                integrals=integrals_at_zero(path.quadrature(rule), domain, len(path.rule)),
                 totals=totals,
                 tallies=[Tally() for _ in step_sizes],
                 halves=halves_at_zero(len(step_sizes), zeros(len(domain.attributed), *domain.shape[1:3])),

@@ -26,6 +26,7 @@ from ntkexp.text import YEAR, duration
 #                 rows of kernels
 
 
+FEWER = ", or name fewer components by path.by"
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
@@ -63,6 +64,7 @@ class Budget:
     phases: int = 1  # at the end of each of which contributions are kept, if there are several
     doubled: bool = False  # whether a pass backwards is measured by another with twice the pieces
     disk: bool = False  # whether contributions may lie there
+    components: int = 0  # by which contributions are told apart, in memory
 
     @property
     def fixed(self) -> float:
@@ -82,9 +84,10 @@ class Budget:
         squares = SQUARE_COPIES * row * self.outputs * self.train * keeps_kernels
         features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
         weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
-        numbers = self.rules * self.read * self.read_outputs
+        numbers = self.rules * self.read * self.read_outputs * (1 + self.components)
+        by_component = self.components * self.rules * self.read * self.integrated * self.train * SUM_BYTES
         totals = 8.0 * min(self.steps * numbers, max(MOST, FEWEST * numbers))
-        return PROGRAM + weights + squares + features + totals
+        return PROGRAM + weights + squares + features + totals + by_component
 
     @property
     def sums(self) -> float:
@@ -109,7 +112,7 @@ class Budget:
     def per_point(self) -> float:
         """Bytes of one point while its block is read."""
         kernel_row = self.read_outputs * self.kernel_outputs * self.train * self.number_bytes
-        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + 4 * kernel_row
+        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + (4 + self.components) * kernel_row
 
     @property
     def block(self) -> int:
@@ -119,7 +122,7 @@ class Budget:
             needed = (self.fixed + 2 * self.per_point) / 1e9
             raise Mistake(
                 f"memory_gb={self.memory_gb:g}: this run needs at least {needed:.1f}; raise memory_gb, or lower "
-                "model.width, data.train, data.probe or data.test"
+                f"model.width, data.train, data.probe or data.test{FEWER if self.components else ''}"
             )
         return min(self.points, int(free / 2 / self.per_point))
 
@@ -136,7 +139,7 @@ class Budget:
             needed = (self.fixed + kept + each) / 1e9
             raise Mistake(
                 f"memory_gb={self.memory_gb:g}: attributing a point of this run needs at least {needed:.1f}; raise "
-                "memory_gb, or lower model.width or data.train"
+                f"memory_gb, or lower model.width or data.train{FEWER if self.components else ''}"
             )
         return min(wanted, int(free / each))
 

@@ -23,7 +23,10 @@ class Resumable:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood. Tensors stay where they lie, in memory or on disk, and take its numbers."""
         for name in self.checkpointed:
-            own, kept = getattr(self, name), state[name]
+            own = getattr(self, name)
+            if own is None:  # also of checkpoints from before there was such a field
+                continue
+            kept = state[name]
             if isinstance(own, Tensor):
                 take(own, kept)
             elif isinstance(own, Resumable):
@@ -31,7 +34,7 @@ class Resumable:
             elif isinstance(own, Mapping):
                 for key, part in own.items():
                     part.restore(kept[key])
-            elif own is not None:
+            else:
                 setattr(self, name, type(own)(kept))
 
 

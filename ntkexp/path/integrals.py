@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import isfinite, prod, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ntkexp.kernel.secant.segment import Closure, bound
 from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back
 from ntkexp.path.checkpoint import Resumable
+from ntkexp.path.components import Components
 from ntkexp.path.points import Domain, StepBlock
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
@@ -120,13 +121,25 @@ class Integrals(Resumable):
     kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
+    by_component: ComponentSums | None = field(default=None, kw_only=True)  # where components are told apart
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay")
+    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay", "by_component")
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ); where no kernels are made, J(xᵢ)ᵀℓ′ᵢ stands for J(xᵢ)
-        kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
+        if self.by_component is None:
+            kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
+        else:
+            # of each component, of which the whole is the sum
+            terms = block.kernels_by_component(self.pieces, step.side, step.decay, self.by_component.components)
+            makes_kernels, size = bool(self.kernel.shape[2]), step.step_size
+            shares = [
+                ((contract(each, step.output_gradient) if makes_kernels else each.squeeze(3)).mul(-size), -taken)
+                for each, taken in terms
+            ]
+            self.by_component.add(step.index, block.rows, shares)
+            kernel, shrunk = (sum(each[1:], start=each[0]) for each in zip(*terms, strict=True))
         if self.kernel.shape[2]:
             kernel.mul_(step.step_size)  # η K_s
             parts = contract(kernel, step.output_gradient).neg_()
@@ -148,13 +161,14 @@ class Integrals(Resumable):
         return self.kernel, self.contributions, self.decay
 
 
-def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain) -> Integrals:
+def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain, rules: int = 1) -> Integrals:
     """Nothing accumulated by the rule of these pieces; NaN at points where the path is not integrated."""
     if domain.points.makes_kernels:
         kernel = domain.sums(4)
     else:
         kernel = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
-    return Integrals(pieces, kernel, domain.sums(3), domain.sums(2))
+    by_component = components_at_zero(domain, rules) if domain.components else None
+    return Integrals(pieces, kernel, domain.sums(3), domain.sums(2), by_component=by_component)
 
 
 def contract(
@@ -190,13 +204,15 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[Tensor, "probe out"]  # NaN at points where the path is not integrated
+    zero: Float[Tensor, "probe out *component"]  # NaN at points where the path is not integrated
     most: int  # an even number, so that all can be joined
     every: int = 1
     edges: list[int] = field(default_factory=lambda: [0])
-    sums: list[Float[Tensor, "probe out"]] = field(default_factory=list)
+    sums: list[Float[Tensor, "probe out *component"]] = field(default_factory=list)
 
-    def add(self, step: int, rows: slice | Int[Tensor, " chosen"], added: Float[Tensor, "chosen out"]) -> None:
+    def add(
+        self, step: int, rows: slice | Int[Tensor, " chosen"], added: Float[Tensor, "chosen out *component"]
+    ) -> None:
         """Take in what came of a step at some of the points."""
         self.reach(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
@@ -221,7 +237,7 @@ class StepTotals(Resumable):
         """The edges of the stretches of a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
-    def stacked(self) -> Float[Tensor, "stretch probe out"]:
+    def stacked(self) -> Float[Tensor, "stretch probe out *component"]:
         """The sums as one tensor."""
         return torch.stack(self.sums) if self.sums else self.zero.new_zeros(0, *self.zero.shape)
 
@@ -239,7 +255,48 @@ class StepTotals(Resumable):
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
     """Empty sums of one rule."""
     zero = domain.sums(2)
-    return StepTotals(zero=zero, most=max(FEWEST, MOST // max(1, rules * zero.numel()) // 2 * 2))
+    return StepTotals(zero=zero, most=most_stretches(domain, rules))
+
+
+def most_stretches(domain: Domain, rules: int) -> int:
+    """How many stretches there may be, of each rule in all and by each component."""
+    numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
+    return max(FEWEST, MOST // max(1, rules * numbers) // 2 * 2)
+
+
+# --- The same by component, where components are told apart: shares of 𝒮, of 𝒟, and of what came of each step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentSums(Resumable):
+    """Shares of `components`, on the last axis, which add up to the whole."""
+
+    components: Components
+    parts: Float[Tensor, "probe out train component"]
+    decay: Float[Tensor, "probe out component"]
+    totals: StepTotals  # [probe, out, component]
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("parts", "decay", "totals")
+
+    def add(
+        self,
+        step: int,
+        rows: slice | Int[Tensor, " chosen"],
+        shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
+    ) -> None:
+        """Take in what a step added to 𝒮 and 𝒟 at some of the points, by each component."""
+        parts, decay = (torch.stack(each, -1) for each in zip(*shares, strict=True))
+        self.parts[rows] += parts
+        self.decay[rows] += decay
+        self.totals.add(step, rows, parts.sum(2) + decay)
+
+
+def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
+    """Empty sums of one rule."""
+    count = len(domain.components)
+    parts, zero = (domain.sums(axes)[..., None].repeat(*[1] * axes, count) for axes in (3, 2))
+    totals = StepTotals(zero=zero, most=most_stretches(domain, rules))
+    return ComponentSums(components=domain.components, parts=parts, decay=zero.clone(), totals=totals)
 
 
 # --- What a path has added up by the end of each of its phases, so that each phase's share is a difference.

@@ -80,7 +80,7 @@ class EveryStep(AbstractIntegration):
                 every=path.sampled_every(domain.steps),
                 total=domain.zeros(3),
             )
-        rules = {rule.option: integrals_at_zero(path.quadrature(rule), domain) for rule in path.rule}
+        rules = {rule.option: integrals_at_zero(path.quadrature(rule), domain, len(path.rule)) for rule in path.rule}
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
         return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
@@ -93,6 +93,13 @@ class Snapshots(AbstractIntegration):
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        if self.path.by is not None:
+            raise Mistake(
+                f"path.by={self.path.by}: between snapshots kernels of the whole are interpolated, not those of "
+                "components; use path.every=1"
+            )
 
     @property
     def costs(self) -> Costs:

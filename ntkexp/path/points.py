@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics import largest_eigenvalue
+from ntkexp.kernel.features.adjoint import Adjoint
 from ntkexp.kernel.features.gram import gram, trace
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.plan import chunks
@@ -25,6 +26,7 @@ from ntkexp.kernel.secant.segment import Segment
 from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import zeros_on_disk
+from ntkexp.path.components import Components
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.settings import Kernels
 from ntkexp.shapes import Weights
@@ -67,6 +69,27 @@ class RightSide:
         assert self.sketch is not None
         assert self.direction is not None
         return self.sketch.of_weights(self.direction)
+
+
+def products(
+    left: Jacobian | Adjoint, right: Iterable[Jacobian], like: Float[Tensor, "probe out"]
+) -> Float[Tensor, "probe out train out_"]:
+    """⟨left, J(x′)⟩ of all blocks of examples; zero where one of both has no gradients, as of an unused component."""
+    kernels = []
+    for each in right:
+        if isinstance(left, Adjoint):
+            known = left.kernel(each) if left.parts and each.blocks else None
+        else:
+            known = gram(left, each) if left.blocks and each.blocks else None
+        kernels.append(like.new_zeros(*like.shape, each.examples, each.outputs) if known is None else known)
+    return side_by_side(kernels, like)
+
+
+def side_by_side(
+    kernels: Sequence[Float[Tensor, "probe out _ out_"]], like: Float[Tensor, "probe out"]
+) -> Float[Tensor, "probe out train out_"]:
+    """Kernels with blocks of examples as one with all of them."""
+    return torch.cat(list(kernels), dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
 
 
 # --- The points at which a network is read along a path: block by block, so that memory stays bounded.
@@ -182,6 +205,26 @@ class StepBlock:
             if vector:
                 applied.add_(jacobian.applied(vector), alpha=piece.weight)
         return kernel, applied
+
+    def kernels_by_component(
+        self, pieces: tuple[Piece, ...], right: RightSide, vector: Weights | None, components: Components
+    ) -> list[tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]]:
+        """The terms of both that the parameters of each component make; a piece is read once for all."""
+        blocks = [[block.of(names) for block in right.blocks] for names in components.values()]
+        kernels, applied = list[Tensor](), list[Tensor]()
+        for number, piece in enumerate(pieces):
+            jacobian, like = self.jacobian(piece), self.outputs(piece.start)
+            for k, names in enumerate(components.values()):
+                part = jacobian.of(names)
+                kernel = products(part, blocks[k], like).mul_(piece.weight)
+                taken = piece.weight * part.applied(vector) if vector else torch.zeros_like(like)
+                if number:
+                    kernels[k].add_(kernel)
+                    applied[k].add_(taken)
+                else:
+                    kernels.append(kernel)
+                    applied.append(taken)
+        return list(zip(kernels, applied, strict=True))
 
 
 def cut(start: int, stop: int, size: int) -> list[slice]:
@@ -332,6 +375,7 @@ class Domain:
     switches: tuple[int, ...] = ()  # those at which another phase begins
     chunk: int  # how many attributed points at once, where they take a pass backwards
     like: Tensor  # of the kind of number that kernels are made of
+    components: Components = field(default_factory=dict)  # by which sums are told apart; none: they are not
     spills: bool = False  # whether contributions do not fit into the memory
     scratch: Path | None = None  # a folder where they lie then
 

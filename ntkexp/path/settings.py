@@ -154,6 +154,7 @@ class Path(Component):
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     error_samples: CountOrNone = 16
     attributed: Count = 64
+    by: Literal["module", "parameter"] | dict[str, tuple[str, ...]] | None = None
     effects: Effects = False
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1

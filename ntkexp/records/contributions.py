@@ -29,18 +29,25 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 #                                            many: what came of the gradients and the decay of these steps
 #     step           [step]                  the first step of each stretch
 #     last_step      [step]                  and the last
+#     by_component        [probe, out, example, component]   what each example added by the parameters of each
+#                                            component, if they were told apart; the sum over them is `contribution`
+#     decay_by_component  [probe, out, component]            the same of `decay`
+#     by_component_step   [probe, out, step, component]      and of `by_step`
 #     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
 #                                            over training foretells it, or trainings have found; attributes: `kind`
 #                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
 #                                            `agreement`
 #
-# The first four are by the rule that explains best; what others say has their names behind, as `contribution_left`.
+# All but the effect are by the rule that explains best; what others say has their names behind, as `contribution_left`.
 # Attributes of the store say who the examples are (`example`: their numbers in the source, their names, or what they
-# hold, digested) and which of the network's outputs were read (`out`: nothing is kept of others).
+# hold, digested), which of the network's outputs were read (`out`: nothing is kept of others), and what the components
+# are called (`component`).
 
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 OUTSIDE = "outside"
+BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
+COMPONENT = "component"
 MEASURE = "measure"
 """The attribute that names what was asked of the outputs, if not they themselves; and the name of one number of it."""
 STEP, LAST_STEP = "step", "last_step"
@@ -60,6 +67,16 @@ class ByStep(NamedTuple):
     edges: Sequence[int]
 
 
+class ByComponent(NamedTuple):
+    """Shares of components, [probe, out, …, component], in the parts, in decay, and in what came of stretches of
+    steps."""
+
+    names: Sequence[str]
+    parts: NDArray[np.float64]
+    decay: NDArray[np.float64]
+    by_step: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class ContributionsByRule:
     """What a rule says of a run, and what is known of that."""
@@ -69,6 +86,7 @@ class ContributionsByRule:
     outside: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
+    by_component: ByComponent | None = None
     facts: Facts = field(default_factory=dict)
 
 
@@ -97,12 +115,19 @@ def write_contributions(
     store = create_store(path, {"example": examples, "out": list(outs)})
     first = explained_rule(rules)
     for rule, found in rules.items():
+        parts, decay, steps = (None,) * 3
+        if found.by_component is not None:
+            names, parts, decay, steps = found.by_component
+            store.attrs[COMPONENT] = list(names)
         arrays = {
             CONTRIBUTION: (found.parts, DIMS, {**found.facts, "rule": rule}),
             HALF_BY: (found.half_by, DIMS, {}),
             DECAY: (found.decay, DIMS[:2], {}),
             OUTSIDE: (found.outside, DIMS[:2], {}),
             BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
+            BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
+            DECAY_BY_COMPONENT: (decay if found.decay is not None else None, (*DIMS[:2], COMPONENT), {}),
+            BY_COMPONENT_STEP: (steps, (*DIMS[:2], STEP, COMPONENT), {}),
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:

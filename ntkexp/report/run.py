@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import (
+    COMPONENT,
     CONTRIBUTION,
     EXAMPLE_PHASE,
     LAST_STEP,
@@ -122,7 +123,8 @@ class Run:
     def contributions(self) -> xr.Dataset:
         """What made each output, and in which phase where there are phases: `records.contributions`."""
         store = open_store(self.sealed("contributions.zarr"))
-        store = store.assign_coords({name: store.attrs.pop(name) for name in ("example", "out")})
+        labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
+        store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
         if PHASES not in store.attrs:
             return store

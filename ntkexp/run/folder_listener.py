@@ -20,11 +20,12 @@ from torch import Tensor
 
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.on_disk import RowsOfArray
-from ntkexp.path.integrals import StepTotals
+from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, being_written, sealed
 from ntkexp.records.contributions import (
     STORE,
+    ByComponent,
     ByStep,
     ContributionsByPhase,
     ContributionsByRule,
@@ -101,7 +102,7 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
             write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
-        name: by_rule(integral, outcome.by_step[name], outcome.steps, decays=decays)
+        name: by_rule(integral, outcome.by_step[name], outcome.by_component.get(name), outcome.steps, decays=decays)
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
@@ -127,15 +128,24 @@ def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
-def by_rule(integral: PathKernel, totals: StepTotals, steps: int, *, decays: bool) -> ContributionsByRule:
+def by_rule(
+    integral: PathKernel, totals: StepTotals, shares: ComponentSums | None, steps: int, *, decays: bool
+) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=array(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else array(integral.half_by),
         by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        by_component=None if shares is None else shares_of_components(shares),
         facts=integral.facts,
     )
+
+
+def shares_of_components(found: ComponentSums) -> ByComponent:
+    """What was told apart by component."""
+    by_step = found.totals.stacked().movedim(0, 2)
+    return ByComponent(list(found.components), array(found.parts), array(found.decay), array(by_step))
 
 
 def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:

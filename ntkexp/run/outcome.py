@@ -21,7 +21,7 @@ from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Tr
 from ntkexp.machine.ladder import Region, Rung, results
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
-from ntkexp.path.integrals import Share, StepTotals, Sums, by_phase
+from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
 from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, again
@@ -208,6 +208,7 @@ class Outcome:
     effects: EffectsFound | None
     phases: PhasesFound | None
     by_step: Mapping[str, StepTotals]  # by rule
+    by_component: Mapping[str, ComponentSums]  # by rule, where components were told apart
 
 
 def outcome_of(
@@ -232,6 +233,11 @@ def outcome_of(
         effects=effects,
         phases=phases_found(state, outputs),
         by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
+        by_component={
+            rule: found.by_component
+            for rule, found in state.accumulator.integrals.items()
+            if found.by_component is not None
+        },
     )
 
 

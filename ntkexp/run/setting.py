@@ -26,6 +26,7 @@ from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
+from ntkexp.path.components import Components, components_of
 from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import Domain, NetworkView, Points
@@ -139,7 +140,22 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         phases=len(experiment.switches) + 1,
         doubled=costs.doubled,
         disk=experiment.device == "cpu",
+        components=len(components_of_run(experiment, problem)),
     )
+
+
+def components_of_run(experiment: Experiment, problem: Problem) -> Components:
+    """The components by which contributions are told apart; none, where they are not."""
+    by = experiment.path.by
+    if by is None:
+        return {}
+    if experiment.kernel.sketch is not None:
+        raise Mistake(
+            f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the parameters of components; "
+            "leave one of both out"
+        )
+    trained = point(problem.weights).trained
+    return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
 
 # --- Where effects are found: at the first points of every split, `path.attributed` in all, whatever the optimizer.
@@ -359,6 +375,7 @@ def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
         chunk=found.budget.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
         spills=found.budget.spills,
+        components=components_of_run(experiment, problem),
     )
 
 

@@ -185,7 +185,7 @@ KINDS = (
 weights; before and after constants, choices, and operations that torch takes apart."""
 
 DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "running products": (formula(lambda x, w: torch.tanh(x @ w).cumprod(1), w=(4, 3)), (4,)),
+    "digamma": (formula(lambda x, w: (2 + torch.tanh(x @ w)).digamma(), w=(4, 3)), (4,)),
     "digammas": (formula(lambda x, w: torch.digamma(2 + torch.tanh(x @ w)).sum((1, 2)), w=(3, 3)), (3, 3)),
     "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
 }

@@ -139,10 +139,21 @@ def test_values_that_meet_on_the_way_still_close() -> None:
     agree(applied(reading.jacobian, {"w": torch.tensor([1.0, -1.0]).double()}), change, 100 * EPS, 4.0)
 
 
+VECTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "eigen": lambda w: linalg.eigh(w + w.t())[1],
+    "left": lambda w: linalg.svd(w)[0],
+    "left of a tall one": lambda w: linalg.svd(w[:, 1:], full_matrices=False)[0],
+    "right": lambda w: linalg.svd(w)[2].t(),
+    "right of a tall one": lambda w: linalg.svd(w[:, 1:], full_matrices=False)[2].t().tile(2, 1)[:4],
+}
+
+
+@pytest.mark.parametrize("kind", VECTORS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_eigenvectors_close_or_have_turned_round(dtype: torch.dtype) -> None:
+def test_vectors_of_values_close_or_have_turned_round(kind: str, dtype: torch.dtype) -> None:
     """LAPACK chooses their signs, and a vector that becomes its negative has no difference along the matrix's."""
-    module = Formula(lambda x, w: (x @ linalg.eigh(w + w.t())[1]).tanh(), w=(4, 4)).to(dtype)
+    vectors = VECTORS[kind]
+    module = Formula(lambda x, w: (x @ vectors(w)).tanh(), w=(4, 4)).to(dtype)
     reader, x = Reader(function_of(module), frozenset({"w"})), normal(5, 4).to(dtype)
     spread, closed, turned = torch.diag(torch.tensor([0.0, 5.0, -7.0, 11.0])), 0, 0
     for seed in range(6):
@@ -153,7 +164,7 @@ def test_eigenvectors_close_or_have_turned_round(dtype: torch.dtype) -> None:
         try:
             reading = reader.secant(start, end)
         except NoRule:
-            u0, u1 = (linalg.eigh(w + w.t())[1] for w in ends)
+            u0, u1 = (vectors(w) for w in ends)
             turned += int(bool(((u0 * u1).sum(0) < 0).any()))
             continue
         change = end.outputs - start.outputs
@@ -169,7 +180,15 @@ def test_vectors_of_equal_values_are_refused(end: list[float]) -> None:
     module = Formula(lambda x, w: linalg.eigh(torch.diag_embed(x * w))[1].flatten(1), w=(2,)).double()
     reader, x = Reader(function_of(module), frozenset({"w"})), torch.ones(3, 2).double()
     first, last = (reader.record({"w": torch.tensor(w).double()}, x) for w in ([1.0, 1.0], end))
-    with pytest.raises(NoRule, match=r"this result of aten\._linalg_eigh"):
+    with pytest.raises(NoRule, match=r"vectors of values that meet.*aten\._linalg_eigh"):
+        reader.secant(first, last)
+
+
+def test_singular_vectors_of_no_value_are_refused_by_that_reason() -> None:
+    module = Formula(lambda x, w: x @ linalg.svd(w)[0], w=(4, 2)).double()
+    reader, x = Reader(function_of(module), frozenset({"w"})), torch.ones(3, 4).double()
+    first, last = (reader.record({"w": torch.eye(4, 2).double() * torch.tensor([size, 3.0])}, x) for size in (1.0, 1.5))
+    with pytest.raises(NoRule, match="belong to no singular value; give full_matrices=False"):
         reader.secant(first, last)
 
 

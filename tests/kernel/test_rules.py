@@ -196,7 +196,7 @@ def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     agree(applied(problem.secant(TINY)[0].jacobian, problem.other), expected, 1e-8)
 
 
-MEANS = (*sorted(ALGEBRA), "binary_cross_entropy", "binary_cross_entropy_with_logits", "logcumsumexp")
+MEANS = (*sorted(ALGEBRA), "binary_cross_entropy", "binary_cross_entropy_with_logits", "cumprod", "logcumsumexp")
 OF_COMPLEX = ("_fft_c2r", "_fft_r2c", "abs", "angle", "bmm", "div", "exp", "mul", "sgn")
 BOTH_WAYS = {name: SAMPLES[name] for name in MEANS} | {f"complex {name}": OWN[name] for name in OF_COMPLEX}
 """Rules that are a mean of both ends, or of both orders."""

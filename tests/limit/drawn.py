@@ -63,7 +63,9 @@ def bodies(random: Random, shape: tuple[int, ...], activations: list[AbstractPoi
     add(convolution(random.randint(1, 4)))
     for _ in range(random.randint(0, 3)):
         activation = random.choice(activations)
-        match random.choice(["plain", "norm", "pool", "residual", "strided residual", "pool first", "concatenation"]):
+        match random.choice(
+            ["plain", "norm", "pool", "residual", "strided residual", "pool first", "concatenation", "valid"]
+        ):
             case "norm":
                 add(LayerNorm(eps=0.1))
             case "pool" if min(shape[1:]) > 1:
@@ -72,6 +74,9 @@ def bodies(random: Random, shape: tuple[int, ...], activations: list[AbstractPoi
             case "pool first" if min(shape[1:]) > 1:
                 add(AvgPool(window=2))
                 add(activation)
+            case "valid" if min(shape[1:]) > 2:
+                add(activation)
+                add(Conv(features=3, window=3, stride=random.randint(1, 2), valid=True, **weights(random)))
             case "residual":
                 add(Residual(branch=(activation, convolution(shape[0], 1))))
                 continue

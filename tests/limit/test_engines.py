@@ -21,7 +21,7 @@ from ntkexp.covariance.covariance import Signal
 from ntkexp.covariance.pairs import Coarse, Operations, coarsen
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
-from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool
+from ntkexp.layer.linear import AvgPool, Dropout, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyReLU, ReLU
 from ntkexp.layer.smooth import FUNCTIONS, Generic, Hermite, Polynomial, Tanh
 from ntkexp.layer.spec import kinds
@@ -250,7 +250,7 @@ def test_from_a_smaller_image_on_torch_takes_over(layer: AbstractLayer) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 9, 8), (2, 8, 9, 8)], ids=["1-D", "2-D", "3-D"])
-@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind is not Dropout], ids=lambda kind: kind.__name__)
 def test_every_layer_that_has_a_limit_is_known(kind: Any, shape: tuple[int, ...]) -> None:
     """Up to the readout, which is of vectors, on images of every kind, before and after a stride and a pool."""
     layer: AbstractLayer = GIVEN.get(kind.__name__) or kind()
@@ -267,6 +267,19 @@ def test_every_layer_that_has_a_limit_is_known(kind: Any, shape: tuple[int, ...]
     layers = (*middle, ReLU()) if middle else (conv, ReLU())
     net = network((*layers, *ends, Dense(features=1)), shape)
     assert program(net.layers, net.shape).rest == net.layers[-1:]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_dropout_on_a_smaller_image_is_left_to_torch(same: bool) -> None:
+    """Tiles do not know which examples meet themselves."""
+    layers = (Conv(features=2, stride=2), ReLU(), Dropout(rate=0.3), Conv(features=2), ReLU(), *END)
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert program(layers, (1, 8, 8)).rest == layers[2:]
+    fused, plain = (
+        ntkexp.infinite_kernel(layers, x, None if same else x + 1, engine=engine) for engine in ("fused", "torch")
+    )
+    for one, two in zip(fused, plain, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-13, atol=0)
 
 
 # What cannot be computed is refused in one line that says what to do.

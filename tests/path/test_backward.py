@@ -56,9 +56,9 @@ def summed(case: str) -> Ran:
     return ran(*QUICK, *CASES[case], "path.rule=[secant,left]")
 
 
-def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tensor, Tensor]:
+def forwards(setting: Setting, rule: str, only: int | None = None, among: slice = slice(None)) -> tuple[Tensor, Tensor]:
     """𝒮 and 𝒟: each example's gradients pass through a copy of the optimizer's memory, and decay through another; those
-    of all steps, or of one alone.
+    of all steps, or of one alone; and what they did through all weights, or through those in one place.
     """
     optimizer: Any = setting.experiment.optimizer
     like, path = setting.problem.weights, setting.experiment.path
@@ -86,7 +86,7 @@ def forwards(setting: Setting, rule: str, only: int | None = None) -> tuple[Tens
             moved = torch.cat([moved[:-1], moved[-1:] + sizes * decay])
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
-            found[place] -= dense(block.jacobian(piece), like) @ moved.t()
+            found[place] -= dense(block.jacobian(piece), like)[..., among] @ moved[:, among].t()
     return found[..., :-1], found[..., -1]
 
 

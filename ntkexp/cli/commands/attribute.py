@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,9 +34,21 @@ def attribute(
         ),
     ] = None,
     again: Again = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", metavar="FILE.py:CLASS", help="The rule of an optimizer that is not PyTorch's."),
+    ] = None,
     decode: Annotated[
         str | None,
         typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
+            help="Tell contributions apart by the parameters through which they came.",
+        ),
     ] = None,
     quiet: Quiet = False,
     trust: Trust = None,
@@ -45,7 +57,9 @@ def attribute(
     from torch import nn
 
     from ntkexp.config.build import load_function
+    from ntkexp.config.plain_yaml import parsed
     from ntkexp.foreign_loop.again import Weighing, trained_again
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.report.run import load_run
     from ntkexp.report.sentence import sentence
@@ -76,11 +90,18 @@ def attribute(
     if module is None:
         assert first is not None  # one of the two functions was given
         module = first.module
+    rules = list[Any]()
+    for path in rule or []:
+        rules.append(load_function(path, "rule", trust)())
+        if not isinstance(rules[-1], AbstractOptimizerRule):
+            raise Mistake(f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule")
+    rules += () if first is None else [each.rule for each in first.steps.known]
     asked = None if measure is None else load_function(measure, "measure", trust)
-    trace = load_trace(files, module, asked or (None if first is None else first.measure))
+    trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)
     given = None if loss is None else load_function(loss, "loss", trust)
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else load_function(decode, "decode", trust)
-    trace.attribute(effects=effects, decode=words, again=loop if effects else None, quiet=quiet)
+    components = None if by is None else parsed(by)
+    trace.attribute(effects=effects, by=components, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{sentence(run.ladder)}\n{run.path}\n")

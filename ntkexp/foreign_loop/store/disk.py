@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.store.replay import (
     states_at_end,
 )
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
@@ -135,6 +136,7 @@ class DiskStore(AbstractStore):
     processes: Processes
     config: Mapping[str, Json]
     start: Mapping[str, object]
+    known: Sequence[KnownOptimizer]
     output: str | int | None
     every: int | None
     memory_gb: float
@@ -157,9 +159,8 @@ class DiskStore(AbstractStore):
         self.folder: RunFolder = self.files.folder
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        kinds = [type(each).__name__ for each in self.optimizers]
         loop = LoopOnDisk(TraceFolder(self.files.folder))
-        return ReplayedSteps(loop, module, self.output, kinds, same_kernels)
+        return ReplayedSteps(loop, module, self.output, self.known, same_kernels)
 
     @property
     def count(self) -> int:
@@ -257,6 +258,7 @@ class DiskStore(AbstractStore):
             named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
+            content |= {} if call.statistics is None else {"statistics": call.statistics}
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
@@ -383,12 +385,19 @@ class LoopOnDisk:
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
                 signed=call.get("signed"),  # traces of before have none
+                statistics=statistics_on(call, device),
             )
             for call in event["calls"]
         )
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         return ((example_names(call), Circumstances.read(call.get("how", {})).autocast) for call in event["calls"])
+
+
+def statistics_on(content: Mapping[str, Any], device: torch.device) -> tuple[Weights, Weights] | None:
+    """The running statistics before and after a stored call or step, where there are some."""
+    stored = content.get("statistics")
+    return None if stored is None else tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), tuple(stored))
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
 from ntkexp.foreign_loop.store.files import Event, event_of
 from ntkexp.foreign_loop.store.replay import CheckpointPlan, ReplayedSteps, optimizer_states
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
@@ -45,7 +46,7 @@ class LoopInMemory:
         self.events.append(event)
         for call in event["calls"]:
             states = list(call.how.states.values())
-            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states])
+            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states, call.statistics])
         self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
@@ -76,6 +77,7 @@ def bytes_in(content: object) -> int:
 class MemoryStore(AbstractStore):
     """All steps are held, up to `memory_gb`."""
 
+    known: Sequence[KnownOptimizer]
     output: str | int | None
     every: int | None
     memory_gb: float
@@ -90,8 +92,7 @@ class MemoryStore(AbstractStore):
         return len(self.loop.firsts)
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        kinds = [type(each).__name__ for each in self.optimizers]
-        return ReplayedSteps(self.loop, module, self.output, kinds, same_kernels)
+        return ReplayedSteps(self.loop, module, self.output, self.known, same_kernels)
 
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
         self.optimizers, self.names = optimizers, names

@@ -16,9 +16,10 @@ from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.clipping import AGREES, factors_between
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
-from ntkexp.foreign_loop.rule import ROUNDING, Signatures, distance, named
+from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE
 from ntkexp.shapes import Weights
@@ -91,10 +92,10 @@ def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
 
 @dataclass
 class ReplayedLoop:
-    """The loop as it was before an event: its weights, and the states of its optimizers, of these `kinds`."""
+    """The loop as it was before an event: its weights, and the states of its optimizers, whose rules are `known`."""
 
     called: CalledModule
-    kinds: Sequence[str]
+    known: Sequence[KnownOptimizer]
     weights: Weights
     states: list[OptimizerState]
     signatures: Signatures
@@ -103,7 +104,7 @@ class ReplayedLoop:
     def replay(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
         """Replay the next event, of a step that began at `start`; where the checkpoint `then` after it is given,
         weights and states are those from there."""
-        rule, _ = named(self.kinds[event["optimizer"]])
+        rule = self.known[event["optimizer"]].rule
         settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
         before = self.states[event["optimizer"]]
         has_momentum = {n for n in before if n in settings and rule.momentum(settings[n], before[n]) is not None}
@@ -123,7 +124,8 @@ class ReplayedLoop:
         linear = dict.fromkeys(settings, IDLE)
         for name in linear.keys() - event["idle"]:
             state = self.states[event["optimizer"]].get(name, {})
-            step = rule.step(settings[name], state, int(name in has_momentum))
+            taken = StepInput(gradient[name], start[name], int(name in has_momentum), before.get(name, {}))
+            step = rule.step(settings[name], state, taken).divided()
             linear[name] = step if name in has_momentum else replace(step, carry=0.0)
         return FollowedStep(
             index=event["step"],
@@ -134,6 +136,7 @@ class ReplayedLoop:
             silent=frozenset(event["silent"]),
             settings=settings,
             rule_error=max(event["rule_error"], error),
+            statistics=event.get("statistics"),
         )
 
     def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
@@ -153,12 +156,12 @@ class ReplayedLoop:
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
-        _, kind = named(self.kinds[event["optimizer"]])
         state, groups = self.states[event["optimizer"]], event["groups"]
         moved = {name: nn.Parameter(self.weights[name].clone()) for group in groups for name in group["names"]}
         for name in moved.keys() - event["idle"]:
             moved[name].grad = gradient[name].clone()
-        optimizer = kind([{**group["settings"], "params": [moved[n] for n in group["names"]]} for group in groups])
+        known = self.known[event["optimizer"]]
+        optimizer = known.made([{**each["settings"], "params": [moved[n] for n in each["names"]]} for each in groups])
         optimizer.state.update({moved[name]: copied(each) for name, each in state.items() if name in moved})
         optimizer.step()
         self.states[event["optimizer"]] = state | {
@@ -171,9 +174,9 @@ class ReplayedLoop:
         ours, theirs = ({n: w.flatten() for n, w in each.items()} for each in (self.weights, then["weights"]))
         error = distance(ours, theirs)
         self.refuse_astray(step, error, then["weights"])
-        for kind, here, there in zip(self.kinds, self.states, then["memories"] or (), strict=False):
-            rule, _ = named(kind)
-            found = [(n, rule.momentum({}, here[n]), rule.momentum({}, there[n])) for n in here if n in there]
+        for known, here, there in zip(self.known, self.states, then["memories"] or (), strict=False):
+            read = known.rule.momentum
+            found = [(n, read({}, here[n]), read({}, there[n])) for n in here if n in there]
             pairs = [(name, one, other) for name, one, other in found if one is not None and other is not None]
 
             # to rounding of itself, or of what is typical of all (the root of the mean square of their elements), as a
@@ -218,7 +221,7 @@ class ReplayedSteps(AbstractSteps):
     loop: StoredLoop
     module: nn.Module
     output: str | int | None
-    kinds: Sequence[str]
+    known: Sequence[KnownOptimizer]
     same_kernels: bool = False
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
@@ -256,6 +259,14 @@ class ReplayedSteps(AbstractSteps):
         found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))
         return next((each for each in found if each is not None), None)
 
+    def statistics(self, index: int) -> Weights:
+        known = [(event["step"], event["statistics"]) for event in self.loop.events if event.get("statistics")]
+        if not known:
+            return {}
+        device = next(self.module.parameters()).device
+        before = next((both[0] for step, both in known if step >= index), known[-1][1][1])
+        return {name: each.to(device) for name, each in before.items()}
+
     def start(self, index: int) -> Weights:
         if index >= len(self):
             return self.end
@@ -285,7 +296,7 @@ class ReplayedSteps(AbstractSteps):
         device = next(self.module.parameters()).device
         first, then = (self.loop.checkpoint(event, device) for event in (begin, stop))
         assert first is not None
-        loop = ReplayedLoop(self.called, self.kinds, first["weights"], list(first["memories"]), self.signatures)
+        loop = ReplayedLoop(self.called, self.known, first["weights"], list(first["memories"]), self.signatures)
         only = stop - begin == 1 and then is not None and states_at_end(then) is not None
         steps: list[FollowedStep] = []
         for event in self.loop.events[begin:stop]:

@@ -9,8 +9,8 @@ either as it stands there or with the gradients multiplied out, whichever takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -47,6 +47,9 @@ class Matrix:
             if view is not None:
                 part.mul_(factors[view.name])
 
+    def scaled(self, factors: Weights) -> Matrix:
+        return replace(self, total=self.total * self.in_order(factors))
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return self.total.flatten(2) @ self.in_order(weights).flatten()
 
@@ -76,6 +79,20 @@ class Matrix:
         """U of each parameter by itself, up to the last element that is used."""
         return [Vector(r.rows, r.name) for r in split_bias(self.total, self.weight, self.bias, self.biases)]
 
+    def of(self, names: Collection[str]) -> dict[Key, Part]:
+        """U of those of its parameters that are among these, by the keys that their gradients then have."""
+        has_weight = self.weight is not None and self.weight.name in names
+        has_bias = self.bias is not None and self.bias.name in names
+        if has_weight and (has_bias or self.bias is None):
+            return {(self.weight, self.bias): self}
+        found: dict[Key, Part] = {}
+        if has_weight:
+            found[self.weight, None] = Matrix(self.total[:, :, self.biases :], self.weight, None, 0)
+        if has_bias:
+            (bias,) = split_bias(self.total[:, :, : self.biases], None, self.bias, self.biases)
+            found[bias.name, None] = Vector(bias.rows, bias.name)
+        return found
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -90,6 +107,9 @@ class Vector:
     def shrink(self, factors: Mapping[str, float]) -> None:
         self.total.mul_(factors[self.name])
 
+    def scaled(self, factors: Weights) -> Vector:
+        return replace(self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]])
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
 
@@ -100,6 +120,9 @@ class Vector:
 
     def by_name(self) -> list[Vector]:
         return [self]
+
+    def of(self, names: Collection[str]) -> dict[Key, Part]:
+        return {(self.name, None): self} if self.name in names else {}
 
 
 Part: TypeAlias = Matrix | Vector
@@ -122,10 +145,25 @@ class Adjoint:
                 case Vector() as vector, Rows():
                     vector.accumulate(block, scale, carry)
 
+    def of(self, names: Collection[str] | None) -> Adjoint:
+        """U of these parameters alone, to be multiplied and not added to; itself, if none are named."""
+        if names is None:
+            return self
+        return Adjoint({key: kept for part in self.parts.values() for key, kept in part.of(names).items()})
+
     def shrink(self, factors: Mapping[str, float]) -> None:
         """U ← factor · U, each parameter by its own."""
         for part in self.parts.values():
             part.shrink(factors)
+
+    def scaled(self, factors: Weights) -> Adjoint:
+        """Another one, factors ⊙ U."""
+        return Adjoint({key: part.scaled(factors) for key, part in self.parts.items()})
+
+    def add(self, other: Adjoint) -> None:
+        """U ← U + U′, of the same parts."""
+        for key, part in self.parts.items():
+            part.total.add_(other.parts[key].total)
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         """⟨U, v⟩, for a v in the shape of the weights."""
@@ -147,6 +185,9 @@ class Adjoint:
             ones = [vector for part in self.parts.values() for vector in part.by_name()]
             others = [rows for block in right.blocks for rows in block.by_name()]
             found = [one.kernel(other) for one in ones for other in others if one.name == other.name]
+        if not found:  # no parameter is used on both sides
+            like = next(iter(self.parts.values())).total
+            return like.new_zeros(*like.shape[:2], right.examples, right.outputs)
         return sum(found[1:], start=found[0])
 
 

@@ -9,7 +9,7 @@ Three forms hold the same gradients ∂f_c(x_n)/∂θ, whichever takes the least
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -117,6 +117,19 @@ class Factored:
     def by_name(self) -> list[Rows]:
         """The gradients of each parameter by itself, multiplied out, up to the last element that is used."""
         return split_bias(self.dense(), self.weight, self.bias, self.biases)
+
+    def of(self, names: Collection[str]) -> list[Factored | Rows]:
+        """Those of its parameters that are among these: a weight whose bias is not keeps its factors."""
+        found: list[Factored | Rows] = []
+        has_weight = self.weight is not None and self.weight.name in names
+        has_bias = self.bias is not None and self.bias.name in names
+        if has_weight and (has_bias or self.bias is None):
+            return [self]
+        if has_weight:
+            found.append(replace(self, bias=None, shift=None))
+        if has_bias and self.bias is not None:
+            found.append(Rows(spread(self.of_bias(), self.bias, self.bias.extent), self.bias.name))
+        return found
 
     def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
         """Add the gradients of these elements of a parameter; outer products of them alone are multiplied out."""
@@ -227,6 +240,9 @@ class Rows:
     def by_name(self) -> list[Rows]:
         return [self]
 
+    def of(self, names: Collection[str]) -> list[Rows]:
+        return [self] if self.name in names else []
+
     def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
         if self.name == name:
             add_rows(rows, self.rows, elements)
@@ -283,6 +299,9 @@ class Copies:
         rows = self.numbers.new_zeros(*self.gradients, self.size)
         self.add_chunk(rows, self.name, range(self.size))
         return [Rows(rows, self.name)]
+
+    def of(self, names: Collection[str]) -> list[Copies]:
+        return [self] if self.name in names else []
 
     def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
         if self.name != name:

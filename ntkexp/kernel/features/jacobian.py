@@ -7,7 +7,7 @@ few. Both contract, stack and multiply alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -59,6 +59,14 @@ class Jacobian:
         starts = self.starts or [0] * len(self.blocks)
         return ((slice(at, at + block.gradients[0]), block) for at, block in zip(starts, self.blocks, strict=True))
 
+    def of(self, names: Collection[str] | None) -> Jacobian:
+        """The gradients of these parameters alone, of which there may be none; itself, if none are named."""
+        if names is None:
+            return self
+        kept = [(place.start, part) for place, block in self.placed() for part in block.of(names)]
+        starts = None if self.starts is None else tuple(start for start, _ in kept)
+        return replace(self, blocks=tuple(part for _, part in kept), starts=starts)
+
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Jacobian:
         """The Jacobian contracted with ℓ′ on its outputs: J(x)ᵀℓ′ for every example, as one output."""
         blocks = tuple(block.weighted(output_gradient[place]) for place, block in self.placed())
@@ -74,6 +82,8 @@ class Jacobian:
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         """J v, for a v in the shape of the weights."""
         terms = [block.applied(weights) for block in self.blocks]
+        if not terms:
+            return next(iter(weights.values())).new_zeros(self.examples, self.outputs)
         if self.starts is None:
             return sum(terms[1:], start=terms[0])
         total = terms[0].new_zeros(self.examples, self.outputs)

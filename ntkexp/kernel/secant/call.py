@@ -371,8 +371,8 @@ def real_part(value: Tensor, part: int) -> Tensor:
 # --- Rules, and sums of their terms.
 
 
-Result: TypeAlias = Tensor | tuple[Tensor | None, ...]
-"""The difference of the (first) result, or of each; None for one that a network does not use (and may not)."""
+Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
+"""The difference of the (first) result, or of each; None, or why there is none, for one that a network may not use."""
 
 Rule: TypeAlias = Callable[[Call], Result]
 

@@ -124,7 +124,7 @@ class Replay:
             self.unknown |= dict.fromkeys(entry.results, f"the difference rule of {entry.op} fails here: {words}")
             return
         for slot, delta, (v0, v1) in pairs:
-            if delta is not None:
+            if isinstance(delta, Tensor):
                 moved = delta
                 if v0.is_complex() and not delta.is_complex():  # where the real part alone changes
                     moved = torch.complex(delta, torch.zeros_like(delta))
@@ -132,7 +132,8 @@ class Replay:
                 if chord.scramble is not None and moved.requires_grad:
                     moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
-                self.unknown[slot] = f"no difference rule for this result of {entry.op}"
+                reason = f"no difference rule for this result of {entry.op}"
+                self.unknown[slot] = reason if delta is None else f"{delta} (at {entry.op})"
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:

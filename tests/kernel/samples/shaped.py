@@ -190,13 +190,16 @@ PAIRED: dict[str, Sample] = {
     "logaddexp": lambda h, k: torch.logaddexp(h, k[:, :1]) + torch.logaddexp(k, torch.tensor(50.0, dtype=h.dtype)),
     "logaddexp2": lambda h, k: torch.logaddexp2(h, k[:, :1]),
     "mse_loss": lambda h, k: losses(functional.mse_loss, h, k),
-    "nll_loss2d_forward": lambda h, k: functional.nll_loss(
-        h.view(len(h), 3, 1, 2), torch.tensor([[2, 0]]).repeat(len(h), 1, 1), reduction="none"
+    "nll_loss2d_forward": lambda h, k: functional.cross_entropy(
+        h.view(len(h), 1, 2, 3).movedim(3, 1),  # as the logits of a text lie
+        torch.tensor([[2, 0]]).repeat(len(h), 1, 1),
+        reduction="none",
     ),
     "nll_loss_forward": lambda h, k: (
         functional.cross_entropy(h, torch.full((len(h),), 2), reduction="none")[:, None] * k
     ),
     "pow": powers,
+    "cumprod": lambda h, k: torch.cat([square(h).cumprod(1).flatten(1), k.cumprod(-1)], 1),
     "prod": lambda h, k: torch.cat(
         [square(h).prod(2), h.prod(1, keepdim=True), torch.stack([r.prod() for r in k])[:, None]], 1
     ),
@@ -259,6 +262,13 @@ def eigenvalues(h: Tensor, k: Tensor) -> Tensor:
     return torch.cat([linalg.eigvalsh(both.tanh() + spread, UPLO=side) for side in ("L", "U")], 1)
 
 
+def polar(h: Tensor, k: Tensor) -> Tensor:
+    """The orthogonal part of a matrix, whose singular values stay apart, from both its sides."""
+    u, _, vh = linalg.svd(tall(h, k).tanh() + (diagonal(1.0, 4) * torch.arange(5.0, 16, 5)).to(h), False)
+    part: Tensor = u @ vh
+    return part.flatten(1)
+
+
 def decomposed(h: Tensor, k: Tensor) -> Tensor:
     """Both factors, of columns that keep their sides."""
     return torch.cat(linalg.qr(tall(h, k).tanh() + diagonal(-5.0, 4).to(h)), 1)
@@ -270,7 +280,7 @@ ALGEBRA: dict[str, Sample] = {
     "_linalg_slogdet": lambda h, k: torch.stack(linalg.slogdet(regular(h, k) * h[:, :1, None]), 1),
     "_linalg_solve_ex": solved,
     "_linalg_svd": lambda h, k: torch.cat(
-        [linalg.svdvals(square(h)), linalg.matrix_norm(tall(h, k), "nuc")[:, None]], 1
+        [linalg.svdvals(square(h)), linalg.matrix_norm(tall(h, k), "nuc")[:, None], polar(h, k)], 1
     ),
     "cholesky_solve": lambda h, k: torch.cholesky_solve(square(k).mT, regular(h, k).tril(), upper=False),
     "linalg_cholesky_ex": lambda h, k: torch.stack(

@@ -53,6 +53,24 @@ def prod(call: Call) -> Tensor:
     return fold(last(call.wide(value), dims[0] if dims else []), pair).change.reshape(call.start.shape)
 
 
+def cumprod(call: Call) -> Tensor:
+    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule: zeros do no harm."""
+    value, dim = call.wide(call.args[0]), call.given["dim"]
+    if value.start.dim() == 0:
+        return value.change
+    found = value.view(lambda v: v.movedim(dim, -1))
+    distance, length = 1, found.start.shape[-1]
+    while distance < length:
+        early, late = found[..., : length - distance], found[..., distance:]
+        made = Ends(early.start * late.start, early.end * late.end, multiply(call, early, late, late.start.shape))
+        first = found[..., :distance]
+        parts = (first.start, made.start), (first.end, made.end), (first.change, made.change)
+        start, end, delta = (torch.cat(pair, -1) for pair in parts)
+        found = Ends(start, end, delta)
+        distance *= 2
+    return found.change.movedim(-1, dim)
+
+
 def glu(call: Call) -> Tensor:
     """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
     value, dim = call.wide(call.args[0]), call.given["dim"]
@@ -99,6 +117,7 @@ NUMBERS: dict[str, Rule] = {
     "div": div,
     "addcdiv": partial(add_scaled, divide),
     "prod": prod,
+    "cumprod": cumprod,
     "glu": glu,
     "linalg_cross": cross,
 }

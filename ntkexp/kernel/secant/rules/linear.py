@@ -117,7 +117,8 @@ def reduce(call: Call) -> Result:
 def log_likelihood(call: Call) -> Result:
     """−Δx at the right place; the other result is the sum of the weights of the classes."""
     value, *rest = call.args
-    delta: Tensor = call.entry.op(call.delta(value), *tree_map(constant, rest))[0]
+    # in order, as the way back through it asks for
+    delta: Tensor = call.entry.op(call.delta(value).contiguous(), *tree_map(constant, rest))[0]
     return delta
 
 

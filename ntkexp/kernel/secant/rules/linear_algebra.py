@@ -20,6 +20,8 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
 ROUNDINGS = 100  # times eps: what is beyond has another reason
+UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
+BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
 OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
 
 
@@ -285,32 +287,35 @@ def eigenvalues(call: Call) -> Result:
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
     found = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
-    return found, eigenvectors(call, value) if call.ends[1][0].numel() else None
+    vectors = call.ends[1]
+    return found, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
 
 
-def eigenvectors(call: Call, value: Ends) -> Tensor | None:
-    """Δu by the product rule of Au = λu and uᵀu = 1, whose solution is one where λ is far from other eigenvalues:
+def eigenvectors(call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]) -> Tensor | str:
+    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from other eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
-    None where half of the digits or more are lost: where eigenvalues meet, or a vector turns round to its negative.
+    Refused where half of the digits or more are lost.
     """
-    values, (u0, u1) = (call.ends[0][0] + call.ends[0][1]) / 2, call.ends[1]
+    values, (u0, u1) = (sizes[0] + sizes[1]) / 2, vectors
     start, end = value.start.to(u0), value.end.to(u0)
     mean, half = (u0 + u1) / 2, torch.finfo(u0.dtype).eps ** 0.5
     size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
-    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, u0.shape[-1])
-    across, n = mean.mT[..., None], u0.shape[-1]
+    n = u0.shape[-2]
+    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, n)
+    across = mean.mT[..., None]
     above = torch.cat([apart / size[..., None], -across], dim=-1)
     bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
     if not bool(bordered.isfinite().all()) or not bool((torch.linalg.cond(bordered) * half < 1).all()):
-        return None
+        return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # what the solution rounds is brought to the change along V, as with values
+    # what the solution rounds by more than vectors are known is brought to the change along V, as with values
     step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
     if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
-        return None
-    missing = call.coefficient(quotient(rounding, step.square().sum((-2, -1), keepdim=True), 0.0))
+        return UNDECIDED
+    beyond = torch.where(rounding.abs() > ROUNDINGS * torch.finfo(u0.dtype).eps, rounding, 0.0)
+    missing = call.coefficient(quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0))
     brought = missing * (call.coefficient(step) * value.change).sum((-2, -1), keepdim=True)
     return solved(call.coefficient(inverses), value.change, call.coefficient(mean)) + brought
 
@@ -327,7 +332,30 @@ def singular_values(call: Call) -> Result:
     v0, v1 = w0.mT, w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
-    return None, values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap), None
+    found = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
+    rows, columns = value.start.shape[-2:]
+    if call.ends[0][0].numel() == 0:
+        return None, found, None
+    if rows != columns and call.given["full_matrices"]:
+        return BESIDE, found, BESIDE
+    left, right = singular_vectors(call, value)
+    return left, found, right
+
+
+def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:
+    """Those of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the eigenvalues σ."""
+
+    def twofold(a: Tensor) -> Tensor:
+        rows, columns = a.shape[-2:]
+        return torch.cat([functional.pad(a, (rows, 0)), functional.pad(a.mT, (0, columns))], -2)
+
+    sides = zip(call.ends[0], call.ends[2], strict=True)
+    start, end = (torch.cat([u, w.mT], -2) for u, w in sides)
+    delta = eigenvectors(call, value.view(twofold), call.ends[1], (start, end))
+    if isinstance(delta, str):
+        return delta, delta
+    left, right = delta.tensor_split([value.start.shape[-2]], -2)
+    return left, right.mT
 
 
 def values(

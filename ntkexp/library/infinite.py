@@ -1,0 +1,157 @@
+"""The kernels of infinitely wide networks, of layers that are written down or of an `nn.Sequential`; where no closed
+form is known, the mean over networks that are drawn, with an error bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from ntkexp.kernel.record.casts import full_precision
+from ntkexp.layer.affine import Parametrisation
+from ntkexp.layer.base import build
+from ntkexp.layer.sequential import Scales, read_sequential
+from ntkexp.layer.spec import Spec, parse
+from ntkexp.library.tangent_object import TangentKernel
+from ntkexp.limit import infinite_kernel as limit
+from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
+from ntkexp.mistake import Mistake
+from ntkexp.stream import stream
+
+METHODS = ("closed_form", "monte_carlo")
+
+
+class EstimatedKernels(InfiniteKernels):
+    """Kernels that are means over draws, and the standard errors of these means."""
+
+    error: InfiniteKernels
+
+    @classmethod
+    def of(cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]) -> EstimatedKernels:
+        found = cls(nngp.mean(0), ntk.mean(0))
+        found.error = InfiniteKernels(*(each.std(0) / len(each) ** 0.5 for each in (nngp, ntk)))
+        return found
+
+
+@full_precision()
+def infinite_kernel(
+    spec: Spec | nn.Module,
+    x1: Shaped[Tensor, "..."],
+    x2: Shaped[Tensor, "..."] | None = None,
+    *,
+    W_std: float | None = None,
+    b_std: float | None = None,
+    param: Parametrisation | None = None,
+    method: Literal["closed_form", "monte_carlo"] = "closed_form",
+    samples: int = 100,
+    seed: int = 0,
+    memory_gb: float = 4.0,
+    engine: Engine = "auto",
+    threads: int | None = None,
+) -> InfiniteKernels:
+    """NNGP kernel and tangent kernel between examples [example, channel, *pixel] or [example, feature], as a named
+    tuple (nngp, ntk).
+
+    `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
+    Dense, Conv, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool,
+    GlobalAvgPool, Flatten, LayerNorm, Dropout, Residual, Concatenation. Without x2 the examples are paired with
+    themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std` and `b_std` of layers may
+    be tensors: both kernels are differentiable by them and by the inputs. Beside its result, a call takes up to
+    `memory_gb`.
+
+    Or `spec` is an `nn.Sequential`, of which the form is read, not the numbers in its weights. These are drawn as torch
+    draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation, so that
+    `tangent_kernel(module, x)` tends to `ntk` as the module gets wider. `W_std`, `b_std` and `param` ("standard" or
+    "ntk") are those of all its layers, if they are given. Dropout counts in training mode alone, as in the module.
+
+    `method="monte_carlo"` draws `samples` networks as wide as they are written, anew from `seed`, and gives the means
+    of their kernels over draws and outputs; `.error` holds the standard errors of these means. It takes any module
+    whose layers can draw their weights (`reset_parameters`). How far finite width is from its limit, O(1/width), is not
+    in the error.
+
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    >>> infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x).nngp
+    tensor([[1.5000, 1.0000],
+            [1.0000, 3.0000]], dtype=torch.float64)
+    >>> net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1, bias=False))
+    >>> nngp, ntk = infinite_kernel(net, x, W_std=2**0.5, b_std=0.0, param="ntk")
+    >>> [round(float(each), 12) for each in (*nngp.diagonal(), *ntk.diagonal())]
+    [1.0, 4.0, 2.0, 8.0]
+    """
+    if method not in METHODS:
+        raise Mistake(f"method={method!r} is none of {', '.join(METHODS)}")
+    given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
+    if given and not isinstance(spec, nn.Sequential):
+        raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
+    if isinstance(spec, nn.Module) and (method == "closed_form" or given):
+        if not isinstance(spec, nn.Sequential):
+            raise Mistake(
+                f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read from its layers, and "
+                "that of other modules can be estimated, by method='monte_carlo'"
+            )
+        limit.refuse_unfit(x1, x2, memory_gb)
+        spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, param or "standard"))
+    if method == "monte_carlo":
+        limit.refuse_unfit(x1, x2, memory_gb)
+        return estimate(spec, x1, x2, samples, seed, memory_gb)
+    assert not isinstance(spec, nn.Module)
+    return limit.infinite_kernel(spec, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
+
+
+# --- Means over networks that are drawn.
+
+
+def estimate(
+    spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
+) -> EstimatedKernels:
+    """E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks, f(x) f(x′) being the mean over outputs too."""
+    if not isinstance(samples, int) or samples < 2:
+        raise Mistake(f"samples={samples!r}: an error bar takes two draws at least")
+    nngp, ntk = list[Tensor](), list[Tensor]()
+    for module in draws(spec, tuple(x1.shape[1:]), samples, seed):
+        weight = next(module.parameters())
+        sides = [x.to(weight) for x in (x1, x2) if x is not None]
+        with torch.no_grad():
+            outputs = [module(x).flatten(1) for x in sides]
+        count = outputs[0].shape[1]
+        nngp.append(outputs[0] @ outputs[-1].T / count)
+        ntk.append(TangentKernel(module, "trace", memory_gb=memory_gb)(*sides) / count)
+    return EstimatedKernels.of(*(torch.stack(each).to(x1.dtype) for each in (nngp, ntk)))
+
+
+@runtime_checkable
+class DrawsItself(Protocol):
+    """A module that draws its own weights, as those of torch do."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
+
+    def reset_parameters(self) -> None: ...
+
+
+def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int) -> Iterator[nn.Module]:
+    """Networks with weights of their own, one after the other."""
+    if not isinstance(spec, nn.Module):
+        layers = parse(spec)
+        for k in range(samples):
+            yield build(layers, shape, stream("monte carlo", seed, k))
+        return
+    module = deepcopy(spec)
+    # children before what holds them, as when they were made
+    drawn = [each for each in reversed([*module.modules()]) if isinstance(each, DrawsItself | nn.MultiheadAttention)]
+    known = {id(weight) for each in drawn for weight in each.parameters(recurse=False)}
+    for name, weight in module.named_parameters():
+        if id(weight) not in known:
+            raise Mistake(
+                f"method='monte_carlo': the parameter '{name}' belongs to a module without reset_parameters, so nobody "
+                "knows how it is drawn; give it one"
+            )
+    for k in range(samples):
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global stream, which is put back
+            torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
+            for each in drawn:
+                each._reset_parameters() if isinstance(each, nn.MultiheadAttention) else each.reset_parameters()
+        yield module

@@ -1,0 +1,173 @@
+"""Contributions by component are the partial sums of contributions over parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import ntkexp
+from ntkexp.mistake import Mistake
+from ntkexp.path.components import By, components_of
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import LOOPS, Body, Maker, followed, loop, momentum, nesterov, plain
+from tests.foreign_loop.test_names import CASES, CLOSE, WORDS, apart, by_hand
+from tests.run.small import ran
+
+SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
+PARTS = {"contribution": "by_component", "decay": "decay_by_component", "by_step": "by_component_step"}
+
+
+def adds_up(found: xr.Dataset, eps: float = torch.finfo(torch.float64).eps) -> None:
+    """Components add up to the whole: of each example, of decay, and of each step."""
+    for whole, parts in PARTS.items():
+        size = abs(found[parts]).sum(dim="component")
+        missed = abs(found[parts].sum(dim="component") - found[whole])
+        assert float((missed - SUMMED * eps * size).max()) <= 0, whole
+    assert float(abs(found["by_component"]).sum()) > 0
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(("optimizers", "body"), LOOPS, ids=lambda part: part.__name__)
+@pytest.mark.parametrize("by", ["module", "parameter"])
+def test_components_add_up(by: By, optimizers: Maker, body: Body) -> None:
+    adds_up(followed(loop(optimizers), body, by=by).attribute())
+
+
+def test_and_the_whole_is_what_it_is_without_them() -> None:
+    trace = followed(loop(nesterov), plain)
+    whole, parts = trace.attribute()["contribution"], trace.attribute(by="parameter")["contribution"]
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-13 * float(abs(whole).max()))
+
+
+class Tied(nn.Module):
+    """A table of words that reads and writes, and a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.scale = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.out = nn.Linear(4, 5, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.layer(torch.tanh(self.layer(self.table(words).mean(1)))) * self.scale
+        logits: Tensor = self.out(hidden)
+        return logits
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(weight_norm(nn.Linear(4, 6)), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(8, 3))
+
+
+def words(count: int) -> Tensor:
+    return torch.randint(5, (count, 3))
+
+
+def rows(count: int) -> Tensor:
+    return torch.randn(count, 4).double()
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 1, 5, 5).double()
+
+
+MODULES = {
+    "tied": (Tied, words, ["(root)", "layer", "table"], 4),
+    "parametrised": (normed, rows, ["0", "2", "3"], 7),
+    "convolution": (convolving, images, ["0", "2", "4"], 6),
+}
+
+
+@pytest.mark.parametrize(("build", "draw", "modules", "parameters"), MODULES.values(), ids=MODULES)
+def test_of_any_module(
+    build: Callable[[], nn.Module], draw: Callable[[int], Tensor], modules: list[str], parameters: int
+) -> None:
+    """Also of weights that are used twice, made of others, or shared by pixels; a tied one is named once."""
+    torch.manual_seed(0)
+    model, x, y = build().double(), draw(6), torch.tensor([0, 1, 2, 0, 1, 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    with ntkexp.follow(model, optimizer, queries=draw(2), by="module") as trace:
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    found, alone = trace.attribute(), trace.attribute(by="parameter")
+    adds_up(found)
+    adds_up(alone)
+    assert sorted(found["component"].values) == modules
+    assert alone.sizes["component"] == parameters
+    # a module is the sum of its parameters
+    owners = components_of("module", alone["component"].values.tolist())
+    for module, names in owners.items():
+        parts = alone["by_component"].sel(component=sorted(names)).sum(dim="component")
+        size = float(abs(alone["by_component"]).max())
+        np.testing.assert_allclose(found["by_component"].sel(component=module), parts, rtol=0, atol=1e-13 * size)
+
+
+def test_the_order_of_components_changes_nothing_else() -> None:
+    trace = followed(loop(momentum), plain)
+    by = {"first": ["0.*"], "biases": ["2.bias", "4.bias"], "rest": ["*"]}
+    found = trace.attribute(by=by)
+    other = trace.attribute(by={name: by[name] for name in reversed(by)})
+    assert list(other["component"].values) == ["rest", "biases", "first"]
+    xr.testing.assert_identical(found["by_component"], other["by_component"].sel(component=list(by)))
+
+
+REFUSED = {
+    "by=layer is none of": "layer",
+    "'0.wieght' of 'a' matches no trained parameter; did you mean '0.weight'?": {"a": ["0.wieght"], "rest": ["*"]},
+    "'0.bias' is in both 'a' and 'b'": {"a": ["0.*"], "b": ["*.bias"], "rest": ["*"]},
+    "no pattern matches '2.weight' (nearest: '4.weight')": {"a": ["0.*", "2.bias"], "b": ["4.weight", "4.bias"]},
+    "the rest, '*', is both 'a' and 'b'": {"a": ["*"], "b": ["*"]},
+    "'a' has no list of patterns": {"a": []},
+    "no component": {},
+}
+
+
+@pytest.mark.parametrize(("said", "by"), REFUSED.items())
+def test_other_components_are_refused_before_training(said: str, by: By) -> None:
+    given = loop(momentum)
+    with pytest.raises(Mistake) as refusal:
+        followed(given, plain, by=by)
+    assert said.replace("=layer", "='layer'") in str(refusal.value)
+    assert given.done == 0
+
+
+def test_what_they_take_is_refused_beyond_the_memory() -> None:
+    trace = followed(loop(momentum), plain)
+    least = 9 * (2 * loops.EXAMPLES + loops.STEPS) * 8 / 1e9  # of 9 outputs, without components
+    assert "by_component" not in trace.attribute(memory_gb=1.5 * least)
+    with pytest.raises(Mistake, match=r"by 3 components takes .* by fewer components, or attribute"):
+        trace.attribute(by="module", memory_gb=1.5 * least)
+
+
+def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:
+    found = followed(loop(momentum), plain, by="module", to=tmp_path / "run").attribute()
+    run = ntkexp.load_run(tmp_path / "run").contributions
+    for name in PARTS.values():
+        np.testing.assert_array_equal(run[name], found[name])
+    assert list(run["component"].values) == ["0", "2", "4"]
+
+
+@pytest.mark.parametrize("case", ["nesterov", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_they_are_the_runners(case: str) -> None:
+    option, word, _ = CASES[case]
+    run = ran(f"optimizer={option}", *WORDS, word, "path.by=parameter", "ladder.machine=[secant]")
+    found = by_hand(run, case).attribute(by="parameter")
+    expected, rows = run.outcome.by_component["secant"], run.setting.domain.rows
+    order = [found["example"].to_numpy().tolist().index(str(k)) for k in range(12)]
+    assert list(expected.components) == found["component"].to_numpy().tolist()
+    assert apart(torch.from_numpy(found["by_component"].to_numpy()[:, :, order]), expected.parts[rows]) <= CLOSE
+    assert apart(torch.from_numpy(found["decay_by_component"].to_numpy()), expected.decay[rows]) <= CLOSE
+    by_step = expected.totals.stacked().movedim(0, 2)[rows]
+    assert apart(torch.from_numpy(found["by_component_step"].to_numpy()), by_step) <= CLOSE

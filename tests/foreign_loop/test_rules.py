@@ -1,0 +1,273 @@
+"""Every optimizer whose steps are linear in gradients is followed, proved step by step, and refused where it does
+anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import nn, optim
+
+from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
+from ntkexp.mistake import Mistake
+from ntkexp.model.foreign import load
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import (
+    Body,
+    Loop,
+    Maker,
+    Optimizers,
+    batches,
+    followed,
+    loop,
+    plain,
+    scheduled_and_clipped,
+)
+
+EXACT = 1e-12  # of parts that add up, relative to what moved: the bound of the project for secants
+Kind: TypeAlias = Callable[..., optim.Optimizer]
+
+
+def of(kind: Kind, **settings: Any) -> Maker:
+    """All parameters by one optimizer, biases in a group of their own that learns more slowly."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        weights, biases = ([each for each in model.parameters() if each.dim() == axes] for axes in (2, 1))
+        groups = [{"params": weights}, {"params": biases, "lr": settings["lr"] / 2}]
+        return [kind(groups, **settings)]
+
+    optimizers.__name__ = " ".join([kind.__name__, *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
+OPTIMIZERS = (
+    of(optim.RMSprop, lr=0.01, weight_decay=0.1),
+    of(optim.RMSprop, lr=0.01, momentum=0.9, centered=True, foreach=True),
+    of(optim.RMSprop, lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True),
+    of(optim.Adagrad, lr=0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1),
+    of(optim.Adagrad, lr=0.1, maximize=True, fused=True),
+    of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
+    of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
+)
+"""What PyTorch's optimizers do, beyond what `loops` has; each option at least once, in some way of computing."""
+
+
+def parts_of(trace: Trace) -> dict[str, torch.Tensor]:
+    """What is found, as tensors."""
+    found = trace.attribute()
+    return {str(name): torch.from_numpy(found[name].values) for name in found}
+
+
+def refuse_to_close(given: Loop, before: nn.Module, found: dict[str, torch.Tensor], bound: float = EXACT) -> None:
+    """Parts, decay and what rounding did add up to the change of every query and output."""
+    with torch.no_grad():
+        change = given.model(given.queries) - before(given.queries)
+    whole = found["contribution"].sum(2) + found["decay"] + found.get("casts", 0.0)
+    size = found["contribution"].abs().sum(2).max().clamp(min=change.norm())  # of what cancels
+    assert change.norm() > 0
+    assert (whole - change).abs().max() <= bound * size
+
+
+@pytest.mark.parametrize("body", [scheduled_and_clipped, pytest.param(loops.accumulated, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizers", OPTIMIZERS, ids=lambda each: each.__name__)
+def test_parts_add_up_to_what_training_did(optimizers: Maker, body: Body) -> None:
+    given = loop(optimizers)
+    before = deepcopy(given.model)
+    refuse_to_close(given, before, parts_of(followed(given, body)))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("optimizers", OPTIMIZERS, ids=lambda each: each.__name__)
+def test_what_a_step_does_besides_its_rule_is_refused(optimizers: Maker) -> None:
+    given = loop(optimizers)
+
+    def besides(optimizer: optim.Optimizer, *_: object) -> None:
+        weight = given.model[2].get_parameter("weight")
+        weight.data[0, 0] += 1e-12 * weight.data.norm() * (given.done == 2)
+
+    given.optimizers[0].register_step_post_hook(besides)  # before those of `follow`
+    with pytest.raises(Mistake, match=r"step 2: '2\.weight' is not where its optimizer's rule leads"):
+        followed(given, plain)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("optimizers", OPTIMIZERS, ids=lambda each: each.__name__)
+def test_what_it_remembers_is_not_changed_unseen(optimizers: Maker) -> None:
+    """A memory of gradients is held in the loop; what a step is divided by, when it is taken again."""
+    given = loop(optimizers)
+
+    def changing(given: Loop, batch: torch.Tensor) -> None:
+        plain(given, batch)
+        if given.done == 3:
+            state = given.optimizers[0].state[given.model[2].get_parameter("weight")]
+            torch._foreach_mul_([value for value in state.values() if value.dim()], 1.0 + 1e-6)
+
+    with pytest.raises(Mistake, match=r"step 4: '2\.weight' is not where|lead to other weights"):
+        followed(given, changing).attribute()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("optimizers", OPTIMIZERS, ids=lambda each: each.__name__)
+def test_a_loop_that_is_resumed_from_disk_tells_the_same(optimizers: Maker, tmp_path: Path) -> None:
+    """Killed after five steps, with weights of the fourth; the frozen layer moves by what is remembered, or not."""
+
+    def freezing(given: Loop, batch: torch.Tensor) -> None:
+        given.model[0].requires_grad_(given.done < 4)
+        plain(given, batch)
+
+    given, kept = loop(optimizers), dict[str, Any]()
+    before = deepcopy(given.model)
+    for begin, end in ((0, 5), (4, loops.STEPS)):
+        if begin:
+            given.model.load_state_dict(kept["weights"])
+            given.optimizers = optimizers(given.model)
+            given.optimizers[0].load_state_dict(kept["state"])
+        with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "run", every=3):
+            for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
+                if given.done >= begin:
+                    freezing(given, batch)
+                if given.done == 3:
+                    kept = deepcopy({"weights": given.model.state_dict(), "state": given.optimizers[0].state_dict()})
+    refuse_to_close(given, before, parts_of(load_trace(find_trace(tmp_path / "run"), deepcopy(before))))
+
+
+# --- Classes that are derived from a known one.
+
+
+class Renamed(optim.RMSprop):
+    """Another name."""
+
+
+class Counting(optim.RMSprop):
+    """Calls the step of the class that it is derived from, and counts."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+class Decaying(optim.RMSprop):
+    """Does more than the class that it is derived from."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            torch._foreach_mul_(self.param_groups[0]["params"], 0.999)
+        return loss
+
+
+class Own(optim.Optimizer):
+    """May do anything."""
+
+
+@pytest.mark.parametrize("kind", [Renamed, Counting])
+def test_a_class_that_changes_no_step_goes_by_the_one_that_it_is_derived_from(kind: Kind) -> None:
+    optim.RMSprop([torch.zeros(1)])  # whose hooks are then called by both steps
+    given = loop(of(kind, lr=0.01, momentum=0.5))
+    before = deepcopy(given.model)
+    trace = followed(given, plain)
+    assert len(trace.steps) == loops.STEPS
+    refuse_to_close(given, before, parts_of(trace))
+
+
+def test_and_one_that_does_more_is_refused_after_its_first_step() -> None:
+    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something else)"):
+        followed(loop(of(Decaying, lr=0.01)), plain)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "said"),
+    [
+        (lambda model: [optim.LBFGS(model.parameters())], "LBFGS are not followed .each of its steps asks"),
+        (lambda model: [optim.SparseAdam(model.parameters())], "SparseAdam are not followed .its gradients are sparse"),
+        (of(type("SAM", (optim.SGD,), {}), lr=0.1), "SAM takes gradients at weights that it has moved up"),
+        (lambda model: [Own(model.parameters(), {})], "Own are not followed: rules are known for SGD"),
+        (of(optim.RMSprop, lr=0.1, differentiable=True), "differentiable=True"),
+    ],
+)
+def test_others_are_refused_by_name(optimizers: Maker, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        followed(loop(optimizers), plain)
+
+
+RULE = """
+import torch
+from ntkexp import AbstractOptimizerRule, LinearStep
+
+
+class Scaled(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                mean.lerp_(weight.grad, 0.1)
+                weight.sub_(group["lr"] * mean / mean.square().mean().sqrt())
+
+
+class ScaledRule(AbstractOptimizerRule):
+    kinds, factor = (Scaled,), 1.0
+
+    def step(self, group, state, taken, room=None):
+        size = self.factor * group["lr"] / state["mean"].square().mean().sqrt()
+        return LinearStep(scale=float(size), carry=0.9, intake=0.1)
+
+    def momentum(self, group, state):
+        return state.get("mean")
+
+
+class WrongRule(ScaledRule):
+    factor = 1.0 + 1e-9
+
+
+def build():
+    layers = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    return torch.nn.Sequential(*layers).double()
+"""
+
+
+def test_a_rule_from_a_file_is_held_against_every_step_and_asked_for_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scaled_steps.py").write_text(RULE)
+    own = load(Path("scaled_steps.py"), "rule")
+    with pytest.raises(Mistake, match=r"Scaled are not followed: rules are known for .*, or give one, rules="):
+        followed(loop(of(own.Scaled, lr=0.01)), plain)
+    with pytest.raises(Mistake, match=r"step 0: '0\.weight' is not where"):
+        followed(loop(of(own.Scaled, lr=0.01)), plain, rules=[own.WrongRule()])
+    given = loop(of(own.Scaled, lr=0.01))
+    before = deepcopy(given.model)
+    refuse_to_close(given, before, parts_of(followed(given, plain, rules=[own.ScaledRule()], to="run", every=3)))
+
+    # in a later process, which knows neither module nor rule
+    known = ["attribute", "run", "--model=scaled_steps.py:build", "--trust=scaled_steps.py"]
+    assert command(known) == 2
+    assert "the trace has steps of Scaled by ScaledRule, whose rule is needed again" in capfd.readouterr().err
+    assert command([*known, "--rule=scaled_steps.py:build"]) == 2
+    assert "it is no rule of an optimizer" in capfd.readouterr().err
+    assert command([*known, "--rule=scaled_steps.py:ScaledRule"]) == 0
+
+
+def test_effects_are_refused_where_no_derivative_is_known() -> None:
+    given = loop(of(optim.RMSprop, lr=0.01))
+
+    def loss(outputs: torch.Tensor, call: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, given.y[[int(name) for name in call.ids]], reduction="none")
+
+    places = {tuple(row.tolist()): str(place) for place, row in enumerate(given.x)}
+    trace = followed(given, plain, loss=loss, ids=lambda call: [places[tuple(row.tolist())] for row in call.args[0]])
+    with pytest.raises(Mistake, match="effects of a loop with RMSprop are not known"):
+        trace.attribute(effects=True)
