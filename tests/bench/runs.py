@@ -124,7 +124,7 @@ class Deaf(AbstractListener):
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.take_room()
+        made.allocate()
         return made
 
     def on_step(self, state: RunState, loss: float) -> None:

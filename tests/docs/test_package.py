@@ -161,11 +161,10 @@ def test_the_contracts_hold() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-# One word, one meaning: a class of one chapter is called like none of another.
+# One word, one meaning: a class of one package is called like none of another.
 #
-# Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks,
-# which
-# go by the library that they are for, as in `ntkexp.lightning.Follow`.
+# Components are spared: they are named by their package, in configurations as in `ntkexp.loss.Squared`. So are
+# callbacks, which go by the library that they are for, as in `ntkexp.lightning.Follow`.
 
 
 def modules_by_class() -> dict[str, list[str]]:

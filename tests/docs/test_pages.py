@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import composer, resolve
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.plan import plan
@@ -40,7 +40,7 @@ def test_every_experiment_is_one(page: Page, tmp_path: Path, monkeypatch: pytest
         own = next((Path(value) for name, value in options if name == "--config-dir"), None)
         overrides = [word for word in words if not word.startswith("--")]
         if command == "sweep":
-            assert plan(define(overrides, Choices(folders(own))), composer(own, trust), tmp_path).runs
+            assert plan(define(overrides, Choices(config_folders(own))), composer(own, trust), tmp_path).runs
         elif command in {"train", "config"} and "data.path" not in line:  # data are written by programs
             resolve(overrides, own, trust)
 
@@ -56,7 +56,7 @@ def of_the_bench() -> set[str]:
 
 
 def test_every_key_exists(page: Page) -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     known = set(choices.common()) | {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }

@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from tests.docs.pages import ALL, options
 from tests.docs.readme import COMMANDS, GUIDE, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
@@ -37,7 +37,7 @@ def test_every_option_exists() -> None:
 
 
 def test_every_key_exists() -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     known = set(choices.common()) | {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }
@@ -49,7 +49,7 @@ def test_every_key_exists() -> None:
 
 
 def test_machines_are_named_as_they_are() -> None:
-    machines = set(Choices(folders(None)).options("machine"))
+    machines = set(Choices(config_folders(None)).options("machine"))
     for text, section in ((GUIDE, "## The ladder"), (TEXT, "## For theory")):
         ladder = text.partition(section)[2].partition("## ")[0]
         listed = re.findall(r"`(\w+)`", "".join(line for line in ladder.splitlines() if line.startswith("- ")))

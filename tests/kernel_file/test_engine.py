@@ -114,7 +114,7 @@ def test_marks_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest
     looks = iter([[(0, 0), (1, 0)], [(1, 0)], []])
     monkeypatch.setattr(conduct, "PAUSE", 0.0)
     monkeypatch.setattr(KernelMatrix, "unmarked", lambda self, tiles: next(looks))
-    assert conduct.left_of(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
+    assert conduct.unmarked_tiles(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
 
 
 @pytest.mark.parametrize("threads", [None, 2])

@@ -30,7 +30,7 @@ from ntkexp.path.budget import Budget
 from ntkexp.records.atomic import read_sealed, to_text
 from ntkexp.records.claim import TIMINGS
 from ntkexp.report.plots import run_plots
-from ntkexp.run.folder_listener import FolderListener, both_ends
+from ntkexp.run.folder_listener import FolderListener, end_weights
 from tests.claim.subject import CLAIM
 from tests.run.commands import FORKS, TINY, obey, only_run, promised, started
 from tests.sweep import commands as sweeps
@@ -117,8 +117,8 @@ def test_kills_at_any_moment(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimizer.batch=5", "steps=20")
 MOMENTS = (
-    ("ntkexp.path.integrals.put_back", 43),  # a block of a step is added, others are not
-    ("ntkexp.run.state.written", 14),  # some sums of a checkpoint are written
+    ("ntkexp.path.integrals.release_pages", 43),  # a block of a step is added, others are not
+    ("ntkexp.run.state.write_rows", 14),  # some sums of a checkpoint are written
     ("ntkexp.run.state.being_sealed", 5),  # all of them, but not what names them
     ("ntkexp.run.state.drop_sums", 2),  # those of the checkpoint before are there as well
 )
@@ -221,8 +221,8 @@ def test_files_do_not_tell_whether_names_came_from_a_checkpoint() -> None:
     read = {"".join(list(name)): weight for name, weight in end.items()}
     assert next(iter(read)) is not next(iter(start))
     one, two = BytesIO(), BytesIO()
-    torch.save(both_ends(start, dict(zip(start, end.values(), strict=True))), one)
-    torch.save(both_ends(start, read), two)
+    torch.save(end_weights(start, dict(zip(start, end.values(), strict=True))), one)
+    torch.save(end_weights(start, read), two)
     assert one.getvalue() == two.getvalue()
 
 
