@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, LeaveOut, explained_rule, read_leave_out
+from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.run import Run, blocks
@@ -126,6 +127,7 @@ class Explanation:
     movement: Movement | None = None  # when training moved the output, where that is known
     sharing: str = ""  # what the output is for, where phases share it
     sketch: int | None = None  # to how many dimensions gradients were projected, where they were
+    components: tuple[ComponentPart, ...] = ()  # through which parameters it came, where these were told apart
 
     @property
     def pieces(self) -> dict[str, float]:
@@ -155,6 +157,8 @@ class Explanation:
         fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
         if self.warning:
             fields["warning"] = self.warning
+        if self.components:
+            fields["components"] = list(json_rows(tabulate_components(self.components)))
         rest, examples = self.parts[top:], tabulate_examples(self)
         return {
             **fields,
@@ -229,6 +233,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         movement=movement(run, rule, k, out),
         sharing=sharing(run, out, len(end)),
         sketch=run.config.get("kernel", {}).get("sketch"),
+        components=component_parts(run, rule, k, out),
     )
 
 
@@ -348,6 +353,8 @@ def format_explanation(explanation: Explanation, top: int) -> str:
     names = ("example", "on a line", *phase, "added", "of all parts", "half by", *changes)
     examples = tabulate_examples(explanation).select(*names).shortened(top)
     tables = [format_text(tabulate_pieces(explanation)), format_text(examples)]
+    if explanation.components:
+        tables.append(format_text(tabulate_components(explanation.components).shortened(top)))
     return "\n\n".join([head, *tables, *notes(explanation)])
 
 
@@ -370,7 +377,10 @@ def notes(explanation: Explanation) -> list[str]:
     if explanation.sketch is not None:
         by = f"by sketches (kernel.sketch={explanation.sketch})"
         sketched = f"added, {by}: only the sum is exact, no part and no order of parts"
-    return [note for note in (explanation.sharing, when, columns, sketched) if note]
+    through = ""
+    if explanation.components:
+        through = "component: through which parameters it came; not what would be without them"
+    return [note for note in (explanation.sharing, when, columns, sketched, through) if note]
 
 
 def fitting(text: str) -> str:

@@ -32,6 +32,7 @@ from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.claims import outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
+from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
@@ -248,10 +249,19 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
         "title": f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
         "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
         "examples": format_html(parts, f"examples-{anchor}", "All training examples"),
+        "components": components_view(explanation, anchor),
         "notes": explanation_notes(explanation),
         "pictures": [show(picture, anchor) for picture in explanation_pictures(explanation, entry)],
         "removal": "" if entry is None else removal_sentence(entry),
     }
+
+
+def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
+    """Show through which components the output came, where these were told apart."""
+    if not explanation.components:
+        return None
+    table = tabulate_components(explanation.components)
+    return format_html(table, f"components-{anchor}", "Through which components it came")
 
 
 def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
@@ -263,6 +273,9 @@ def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) ->
     yield examples.picture_beside(explanation)
     if (moved := explanation.movement) is not None:
         yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
+    if explanation.components:
+        yield examples.through(explanation)
+        yield examples.through_by_step(explanation)
     if entry is not None:
         yield examples.shares(entry)
         yield examples.when(entry.by_step, "At which steps leaving them out made its change")

@@ -21,7 +21,21 @@ from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.plots.run_plots import Picture, write
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, VERMILION, WIDE, heading, house_style
+from ntkexp.report.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NARROW,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    WIDE,
+    End,
+    heading,
+    house_style,
+    name_ends,
+)
 from ntkexp.text import percent, short
 
 # --- Points beside the training examples that made most of their outputs, as a picture.
@@ -208,6 +222,8 @@ def answer(explanations: Sequence[Explanation]) -> str:
 
 
 BARS = 12  # examples that have bars
+LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # of components that have lines
+ACROSS_A_LINE = 24  # letters of their names
 Array = NDArray[np.float64]
 
 
@@ -247,6 +263,44 @@ def shares(entry: LedgerEntry) -> Picture:
         marked = "; the mark: as predicted" if entry.predicted is not None else ""
         heading(figure, f"What leaving them out changed: {short(entry.actual)}{marked}")
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
+
+
+def through(explanation: Explanation) -> Picture:
+    """Draw what came through each component, in the order of the network; of many, through those that moved it most."""
+    most = sorted(explanation.components, key=lambda part: -abs(part.together))[:BARS]
+    chosen = [part for part in explanation.components if part in most]
+    values = np.array([part.together for part in chosen])
+    with house_style():
+        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(chosen)), layout="constrained")
+        named_bars(figure.subplots(), [part.name for part in chosen], values, "examples and decay did")
+        heading(figure, "Through which components the output moved")
+    names = [part.name for part in explanation.components]
+    table = {"component": names, "in_all": [part.together for part in explanation.components]}
+    return Picture("components", figure, pd.DataFrame(table))
+
+
+def through_by_step(explanation: Explanation) -> Picture:
+    """Draw when it came through the components that moved the output most, and through all others, from the first step
+    on; what came late through one shows what it learned late.
+    """
+    ordered = sorted(explanation.components, key=lambda part: -abs(part.together))
+    lines = {part.name: part.movement.by_step for part in ordered[: len(LINES)]}
+    if rest := ordered[len(LINES) :]:
+        lines["all others"] = np.sum([part.movement.by_step for part in rest], axis=0)
+    last = ordered[0].movement.last_step + 1
+    with house_style():
+        figure = Figure(figsize=(NARROW, 2.2), layout="constrained")
+        axes = figure.subplots()
+        inks = dict(zip(lines, LINES, strict=False)) | {"all others": GREY}
+        for name, by_step in lines.items():
+            axes.plot([0, *last], [0.0, *np.cumsum(by_step)], color=inks[name])
+        axes.axhline(0, color=GREY, linewidth=0.5)
+        axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
+        ends = [End(fitting(name, ACROSS_A_LINE), float(each.sum()), inks[name]) for name, each in lines.items()]
+        name_ends(axes, ends)
+        heading(figure, "When it came through them")
+    table = pd.DataFrame({"step": last, **{name: np.cumsum(by_step) for name, by_step in lines.items()}})
+    return Picture("components-when", figure, table)
 
 
 def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
