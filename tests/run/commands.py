@@ -27,14 +27,14 @@ TINY = (
 )
 
 
-def obey(arguments: list[str], said: Path, printed: Path = Path(os.devnull)) -> None:
+def obey(arguments: list[str], said: Path) -> None:
     """Run a command as the entry point does, without a terminal.
 
     Ctrl-C is heard, though the server of an engine, which may be the one that forks here too, holds it back.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for name, descriptor in ((printed, 1), (said, 2)):
+    for name, descriptor in ((os.devnull, 1), (said, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
     raise SystemExit(run(arguments))
 
