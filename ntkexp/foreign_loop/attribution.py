@@ -12,16 +12,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
-from ntkexp.foreign_loop.replayed_module import CHANGED, CallReaders, Replayed
+from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.kernel.features.blocks import Rows
+from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
@@ -35,6 +38,9 @@ LOG = logging.getLogger("ntkexp.follow")
 
 MASSES = 2**27
 """When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
+
+LONG = 10.0
+"""Seconds, beyond which is said beforehand what takes them."""
 
 SAID_GB = 0.5
 """What contributions by components take is said beforehand from here on."""
@@ -51,16 +57,20 @@ class LoopComponents:
     parts: Float[Tensor, "component probe out example"]
     decay: Float[Tensor, "component probe out"]
     casts: Float[Tensor, "component probe out"]
+    coupling: Float[Tensor, "component probe out"]
     by_step: Float[Tensor, "component probe out step"]
 
-    def add(self, step: int, rows: Int[Tensor, " row"], shares: Sequence[ComponentShare]) -> None:
+    def add(
+        self, step: int, rows: Int[Tensor, " row"], shares: Sequence[ComponentShare], coupling: Sequence[Tensor]
+    ) -> None:
         """Add a step, with the place of the example of each of its rows."""
-        for k, share in enumerate(shares):
+        for k, (share, between) in enumerate(zip(shares, coupling, strict=True)):
             parts = share.kernel.squeeze(3).neg()
             self.parts[k].index_add_(2, rows, parts)
             self.decay[k] += share.decay
             self.casts[k] += share.beside
-            self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside
+            self.coupling[k] += between
+            self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside + between
 
     def arrays(self) -> NamedArrays:
         """All of it, components last."""
@@ -70,6 +80,7 @@ class LoopComponents:
                 ("by_component", ("probe", "out", "example"), self.parts),
                 ("decay_by_component", ("probe", "out"), self.decay),
                 ("casts_by_component", ("probe", "out"), self.casts),
+                ("coupling_by_component", ("probe", "out"), self.coupling),
                 ("by_component_step", ("probe", "out", "step"), self.by_step),
             )
         }
@@ -82,6 +93,8 @@ class LoopSums:
     parts: Float[Tensor, "probe out example"]
     decay: Float[Tensor, "probe out"]
     casts: Float[Tensor, "probe out"]  # what casts, or rounding, did to the gradient, and that to the outputs
+    statistics: Float[Tensor, "probe out"]  # what running statistics did, which calls moved
+    coupling: Float[Tensor, "probe out"]  # what examples did to one another through statistics taken for constant
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
@@ -94,8 +107,11 @@ class LoopSums:
         parts: Float[Tensor, "probe out row"],
         decay: Float[Tensor, "probe out"],
         casts: Float[Tensor, "probe out"],
+        statistics: Float[Tensor, "probe out"],
+        coupling: Float[Tensor, "probe out"],
         proofs: tuple[float, ...],
         shares: Sequence[ComponentShare] = (),
+        coupled: Sequence[Float[Tensor, "probe out"]] = (),
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
         self.parts.index_add_(2, rows, parts)
@@ -103,28 +119,39 @@ class LoopSums:
             self.halves.add_rows(step, rows, parts)
         self.decay += decay
         self.casts += casts
-        self.by_step[:, :, step] = parts.sum(2) + decay + casts
+        self.statistics += statistics
+        self.coupling += coupling
+        self.by_step[:, :, step] = parts.sum(2) + decay + casts + statistics + coupling
         self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
         if self.by_component is not None:
-            self.by_component.add(step, rows, shares)
+            self.by_component.add(step, rows, shares, coupled)
 
-    def arrays(self, *, cast: bool, rounds: bool) -> NamedArrays:
-        """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer."""
+    def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
+        """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer, and
+        beside running statistics, which by themselves are explained to rounding; coupling only where it is no
+        example's."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
             "decay": (("probe", "out"), self.decay),
             "casts": (("probe", "out"), self.casts),
             "by_step": (("probe", "out", "step"), self.by_step),
+            "statistics": (("probe", "out"), self.statistics),
+            "coupling": (("probe", "out"), self.coupling),
             **proofs,
         }
         if self.halves is not None:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
         if self.by_component is not None:
             found |= self.by_component.arrays()
-        rounded = {"casts", "casts_by_component"}
-        unseen = set[str]() if cast else {CASTS} if rounds else {*rounded, CASTS}
-        return {name: each for name, each in found.items() if name not in unseen}
+        left_out = set() if cast else {CASTS}
+        if batch_norm is None and not (cast or rounds):
+            left_out |= {"casts", "casts_by_component"}
+        if batch_norm is None:
+            left_out.add("statistics")
+        if batch_norm != "constant":
+            left_out |= {"coupling", "coupling_by_component"}
+        return {name: each for name, each in found.items() if name not in left_out}
 
 
 def sums_at_zero(
@@ -157,12 +184,14 @@ def sums_at_zero(
         if needed > SAID_GB:
             LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
         shape = (len(components), *outputs.shape)
-        axes = ((examples,), (), (), (steps,))
+        axes = ((examples,), (), (), (), (steps,))
         by_component = LoopComponents(components, *(outputs.new_zeros(*shape, *each) for each in axes))
     return LoopSums(
         parts=parts,
         decay=torch.zeros_like(outputs),
         casts=torch.zeros_like(outputs),
+        statistics=torch.zeros_like(outputs),
+        coupling=torch.zeros_like(outputs),
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
@@ -183,16 +212,17 @@ class Backwards:
     added: LoopSums
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
+    announced: bool = False  # what batches take that norms couple
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Take one step back."""
         # Jᵀℓ′ of every example, at the weights at which it was called, and their sum
         begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
         try:
-            both = [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
+            calls = [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
-        calls, replayed = [features for features, _ in both], [each for _, each in both]
+        self.announce(calls, steps)
         found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
         for each in calls:
             total = each.total(step.start)
@@ -200,27 +230,39 @@ class Backwards:
 
         # proof (a); and what the optimizer took in beside that gradient, which casts did to it, or rounding: where
         # gradients cancel, Adam divides what that left by its own size, and it moves weights as far as they do
-        factors, missed = self.prove(step, begun, found, replayed)
+        factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
         cast, divides = self.is_cast(step), any(each.divides for each in step.linear.values())
         beside = dict[str, Tensor]()
         if cast or divides:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
         nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()} if beside else {}
 
-        # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries
-        tape = self.reader.record(step.start, self.queries)
+        # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries, with the running
+        # statistics B from before the step; f(θ₊, B₊) − f(θ₊, B) is what these did
+        before, after = (numbers_of(steps.statistics(index)) for index in (step.index, step.index + 1))
+        tape, moved = self.reader.record(step.start | before, self.queries), self.later
+        if any(not torch.equal(each, after[name]) for name, each in before.items()):
+            moved = self.reader.record(end | before, self.queries)
         back = StepBack(
             start=step.start,
             difference={name: end[name] - weight for name, weight in step.start.items()},
             linear=step.linear,
-            right=calls,
+            right=Chain([each.features for each in calls] + coupled_row(calls)),
             factor=factors,
             beside=nothing | beside,
         )
-        taken = self.sum.take(back, [(1.0, self.reader.along(tape, self.later))])
-        parts, change = taken.kernel.squeeze(3).neg_(), self.later.outputs - tape.outputs
-        closure = (taken.pushed - change).norm()
+        taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved))])
+        change = moved.outputs - tape.outputs
+        closure, statistics = (taken.pushed - change).norm(), self.later.outputs - moved.outputs
         self.later = tape
+
+        # what examples' own gradients lack of that of a batch which norms coupled: rounding, or what these did
+        whole = ComponentShare(taken.kernel, taken.decay, taken.beside)
+        (own, lacks), *of_components = (self.told_apart(share, step, calls) for share in (whole, *taken.shares))
+        parts, casts = own.kernel.squeeze(3).neg(), own.beside
+        for each in calls:
+            if isinstance(each.features, TermGradients) and each.whole is not None:
+                each.features.refuse_other_sum(each.whole, step.index)
 
         # added up by example and by step
         proofs = (
@@ -232,7 +274,8 @@ class Backwards:
         )
         places = [self.places[name] for call in step.calls for name in call.names]
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-        self.added.add(step.index, rows, parts, taken.decay, taken.beside, proofs, taken.shares)
+        shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
+        self.added.add(step.index, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]
@@ -243,7 +286,7 @@ class Backwards:
         Where the loop cast, it is the gradient of its calls under the same casts, as autograd has it.
         """
         called = self.calls.called
-        if self.is_cast(step):
+        if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
             nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
             found = nothing | called.gradient(step.calls, begun, outputs.append)
             replayed = [
@@ -261,9 +304,62 @@ class Backwards:
         factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
+    def told_apart(
+        self, share: ComponentShare, step: FollowedStep, calls: Sequence[CallGradients]
+    ) -> tuple[ComponentShare, Float[Tensor, "probe out"]]:
+        """What came of the examples of a step, and what their own gradients lack of that of the batches which norms
+        coupled: rounding, which is beside them, or what they did to one another."""
+        nothing = torch.zeros_like(share.beside)
+        if all(each.whole is None for each in calls):
+            return share, nothing
+        coupled = [each.whole is not None for each, call in zip(calls, step.calls, strict=True) for _ in call.names]
+        own, whole = share.kernel[:, :, :-1], share.kernel[:, :, -1]
+        lacks = (own[:, :, torch.tensor(coupled, device=own.device)].sum(2) - whole).squeeze(2)
+        if self.calls.batch_norm == "exact":
+            return share._replace(kernel=own, beside=share.beside + lacks), nothing
+        return share._replace(kernel=own), lacks
+
+    def announce(self, calls: Sequence[CallGradients], steps: AbstractSteps) -> None:
+        """Say once what it takes to go through batches that norms couple, if it takes long."""
+        seconds = max((each.seconds for each in calls if isinstance(each.features, TermGradients)), default=None)
+        if seconds is None or self.announced:
+            return
+        self.announced, passes = True, sum(1 for _ in steps.names())
+        if passes * seconds > LONG:
+            LOG.warning(
+                "ntkexp: BatchNorm in training mode couples the examples of a batch: each of them takes a pass back "
+                "through all of it, %d in all, about %.0f s; batch_norm='constant' takes one a call, and tells what "
+                "that leaves",
+                passes,
+                passes * seconds,
+            )
+
     def is_cast(self, step: FollowedStep) -> bool:
         """Whether some call rounded to shorter numbers."""
         return any(self.calls.called.is_cast(call.how) for call in step.calls)
+
+
+class Chain(Sequence[Jacobian]):
+    """Several sequences, one after another; what is made when it is asked for is made then."""
+
+    def __init__(self, several: Sequence[Sequence[Jacobian]]) -> None:
+        self.places = [(each, place) for each in several for place in range(len(each))]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: Any) -> Any:
+        several, place = self.places[index]
+        return several[place]
+
+
+def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
+    """The gradient of the calls whose batches norms coupled, as that of one more example, if there are any."""
+    wholes = [each.whole for each in calls if each.whole is not None]
+    if not wholes:
+        return []
+    rows = {name: sum((whole[name] for whole in wholes[1:]), wholes[0][name]) for name in wholes[0]}
+    return [[Jacobian(tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items()), 1, 1)]]
 
 
 def relative(part: Weights, whole: Weights) -> float:

@@ -27,6 +27,7 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
     unwrapped_optimizers,
 )
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
@@ -63,6 +64,7 @@ def follow(
     every: int | None = None,
     by: By | None = None,
     memory_gb: float = 4.0,
+    batch_norm: BatchNormMode = "exact",
     rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
@@ -86,6 +88,8 @@ def follow(
     Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
     asked in evaluation, and without casts.
 
+    `batch_norm` says how examples share a batch whose BatchNorm is in training mode, as `attribute` has it.
+
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
@@ -108,6 +112,8 @@ def follow(
     """
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
+    if batch_norm not in MODES:
+        raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
     refuse_followed(optimizers)
     known = [known_optimizer(each, rules) for each in optimizers]
@@ -147,6 +153,7 @@ def follow(
             watch.begin()
             steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
             trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
+            trace.batch_norm = batch_norm
             if altered is not None:
                 altered.traces.append(trace)
             with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
@@ -176,7 +183,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
-    last = {**named_tensors(trace.module), **watch.latest.weights}
+    last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
         write(trace.ends.start, asked(), watch.store.count)
 

@@ -325,7 +325,7 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
                 "without, or ask only what examples added"
             )
-        losses = CallLoss(self.loss, self.called.at(call.how), call, step.index)
+        losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
         counts, each = share.counts, share.factor / self.steps.processes
         factors = self.weighing.factors(call.names, counts).to(self.end)

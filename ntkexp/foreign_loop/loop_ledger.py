@@ -77,6 +77,7 @@ def trained_twice(
     second = trained_again(again, without, place)
     first = load_trace(files, deepcopy(second.module), second.measure, [each.rule for each in second.steps.known])
     first.refuse_outside()
+    first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [

@@ -9,6 +9,7 @@ When that changes, so do outputs, and gradients often by one factor alone, as if
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -23,6 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.foreign_loop.batch_norm import (
+    BatchNormMode,
+    TermGradients,
+    at_constants,
+    beginning_with,
+    constants_of,
+    couples,
+    differentiated,
+    numbers_of,
+)
 from ntkexp.foreign_loop.calls import (
     EVALUATION,
     Autocast,
@@ -38,8 +49,9 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.tape import examples, map_tensors, part
-from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.tape import Tape, examples, map_tensors, part
+from ntkexp.kernel.record.taping import columns, plain_kernels, record
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -56,6 +68,7 @@ OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does
 OF_CASTS = 8  # eps of the shorter numbers
 NOISE_OF_CASTS = 2.0  # times what noise of that size does
 AT_ONCE = 256  # queries
+FEW = 2  # queries of which it is seen whether a module mixes them
 NUMBERS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The numbers r that were drawn so far, by how many they are."""
 
@@ -283,6 +296,20 @@ class CalledModule:
         """What is asked of the outputs that a function gives at the queries: themselves, or a measure of them."""
         return function if self.measured is None else self.measured.of(function)
 
+    def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
+        """The names of what is asked. A measure by itself couples no queries, nor does the module by itself; so less is
+        checked of both together, which takes as long as many calls of all queries."""
+        assert self.measured is not None
+        weights, queries = {name: tape[slot].detach() for slot, name in tape.weights.items()}, tape.given
+        with torch.no_grad(), plain_kernels():
+            outputs = self.outputs(weights, queries)
+        names = self.measured.out_names(outputs, queries)
+        self.measured.refuse_unexplained(outputs, queries, closely=True)
+        few = record(self.outputs, weights, part(queries, slice(FEW)))
+        refuse_dependence(self.outputs, few)
+        reader.findings.independent.keep(tape.operations, True)
+        return names
+
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
         kinds = (None if how.autocast is None else how.autocast.dtype, self.short)
@@ -314,15 +341,21 @@ class CalledModule:
         for casts in dict.fromkeys(ways):
             yield self.asked(in_chunks(replace(self, casts=casts, measured=None).under_casts))
 
-    def at(self, how: Circumstances) -> Function:
-        """The module as a call had it."""
+    def at(self, call: ModelCall) -> Function:
+        """The module as a call had it, with the running statistics that it began with."""
+        how, before = call.how, {} if call.statistics is None else call.statistics[0]
         function = self.without_casts(how.modes, how.autocast is not None)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
+            statistics = {name: each.clone() for name, each in before.items() if name not in weights}
             with beginning_at(how.states):
-                return function(weights, inputs)
+                return function({**weights, **statistics}, inputs)
 
         return called
+
+    def couples(self, call: ModelCall) -> bool:
+        """Whether norms took their statistics from the batch of a call."""
+        return call.statistics is not None and couples(self.twin(call.how.modes))
 
     def gradient(
         self,
@@ -343,10 +376,11 @@ class CalledModule:
 
             # the call under its circumstances, and back from its outputs by the same kernels
             assert call.gradient is not None
-            placed, named = arguments(call.inputs)
-            with torch.enable_grad(), without_kernels(call.how.forbidden):
+            (placed, named), twin = arguments(call.inputs), self.twin(call.how.modes)
+            running = beginning_with(twin, call.statistics, call.at, self.room(call.how))
+            with torch.enable_grad(), without_kernels(call.how.forbidden), running:
                 with call.how.again():
-                    outputs = choose_output(self.twin(call.how.modes)(*placed, **named), self.output)
+                    outputs = choose_output(twin(*placed, **named), self.output)
                 if given is not None:
                     given(outputs.detach())
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
@@ -402,19 +436,67 @@ class CallReaders:
 
     called: CalledModule
     trained: frozenset[str]
+    batch_norm: BatchNormMode = "exact"
+    room: float = 1e9  # bytes that gradients of examples may take
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
-    def pulled(self, call: ModelCall, weights: Weights) -> tuple[Jacobian, Replayed]:
+    def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
         """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
-        function, modes = self.called.at(call.how), call.how.modes
+        function = self.called.at(call)
+        if self.called.couples(call):
+            return self.pulled_through_batch(call, function, weights)
+        beside = {} if call.statistics is None else numbers_of(call.statistics[0])
+        features, outputs = self.read(call, function, weights | beside)
+        return CallGradients([features], Replayed(function, weights, call.inputs, outputs))
+
+    def read(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Jacobian, Tensor]:
+        """Jᵀℓ′ of every example, each of which depends on no other, and the outputs."""
+        modes = call.how.modes
         if modes not in self.readers:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
         tape = reader.record(weights, call.inputs)
-        came = call.gradient.to(tape.outputs.dtype)
-        return reader.weighted(tape, came), Replayed(function, weights, call.inputs, tape.outputs)
+        assert call.gradient is not None
+        return reader.weighted(tape, call.gradient.to(tape.outputs.dtype)), tape.outputs
+
+    def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
+        """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
+        which also show whether anything else couples examples."""
+        assert call.gradient is not None
+        outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
+        came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
+        begun, keep = time.monotonic(), self.batch_norm == "exact"
+        found = torch.autograd.grad(outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True)
+        seconds = time.monotonic() - begun
+        whole, rows = dict(zip(leaves, found, strict=True)), outputs.detach()
+        features: Sequence[Jacobian] = ()
+        if self.batch_norm == "constant" or call.how.modes not in self.readers:
+            constants = constants_of(function, weights, call.inputs)
+            features = [self.read(call, at_constants(function), weights | constants)[0]]
+        if self.batch_norm == "exact":
+            features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
+        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+        return CallGradients(features, Replayed(function, weights, call.inputs, rows), whole, seconds)
+
+
+@dataclass(frozen=True)
+class CallGradients:
+    """Jᵀℓ′ of the examples of a call, some at a time, and the call as it was replayed for that. Where norms couple its
+    batch, `whole` is the gradient of all, which the examples' may not add up to."""
+
+    features: Sequence[Jacobian]
+    replayed: Replayed
+    whole: Weights | None = None
+    seconds: float = 0.0  # that a pass back took
+
+    def total(self, weights: Weights) -> Weights:
+        """The gradient of the call."""
+        if self.whole is not None:
+            return {name: self.whole.get(name, torch.zeros_like(weight)) for name, weight in weights.items()}
+        (features,) = self.features
+        return features.total(weights)
 
 
 # --- What casts cost, of a loop under autocast or with frozen weights in short numbers, told beside what was found in

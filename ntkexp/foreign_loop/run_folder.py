@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -253,7 +254,14 @@ def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
     broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
-    sentences = (broken, casts_sentence(found), rounding_sentence(found), outside_sentence(found), caveats)
+    sentences = (
+        broken,
+        casts_sentence(found),
+        rounding_sentence(found),
+        batch_norm_sentence(found),
+        outside_sentence(found),
+        caveats,
+    )
     against, processes = "; ".join(filter(None, sentences)), files.processes
     gradient, rule, closure = (short(float(found[name].max())) for name in PROOFS[1:])
     of = f" in {processes} processes" if processes > 1 else ""

@@ -32,6 +32,7 @@ class FollowedStep:
     silent: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
     rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
+    statistics: tuple[Weights, Weights] | None = None  # the running ones after the step before, and after this one
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """This step and one of another optimizer that took in the same gradients, as one."""
@@ -42,6 +43,9 @@ class FollowedStep:
             gradient=self.gradient | other.gradient,
             silent=self.silent | other.silent,
             rule_error=max(self.rule_error, other.rule_error),
+            statistics=None
+            if not (self.statistics and other.statistics)
+            else (self.statistics[0], other.statistics[1]),
         )
 
     @property
@@ -87,6 +91,10 @@ class AbstractSteps(ABC):
         """The first autocast in which a call was made."""
         found = (call.how.autocast for step, _ in self.forwards() for call in step.calls)
         return next((each for each in found if each is not None), None)
+
+    def statistics(self, index: int) -> Weights:
+        """The running statistics before a step, or after the last one; none, where no call moves any."""
+        return {}
 
     @abstractmethod
     def start(self, index: int) -> Weights:

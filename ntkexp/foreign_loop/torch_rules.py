@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, StepInput
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.optimizer.base import LinearStep, Mixing
 
 
@@ -464,5 +464,5 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     known = [KnownOptimizer(rule, kind) for rule in (*rules, *RULES) for kind in rule.kinds]
     found = next((each for each in known if each.name == name), None)
     if found is None:
-        raise Mistake(f"the trace has steps of {name}, whose rule is needed again; give it, --rule=FILE.py:RULE")
+        raise WrongArgument(f"rule=: the trace has steps of {name}, whose rule is needed again; give it", "rule")
     return found

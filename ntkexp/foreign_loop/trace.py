@@ -23,6 +23,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
+from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -77,6 +78,7 @@ class Trace:
     memory_gb: float = 4.0  # that may be taken
     by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
+    batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
 
     def __repr__(self) -> str:
@@ -113,7 +115,8 @@ class Trace:
     def outside(self) -> Float[Tensor, "probe out"] | None:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside
-        return left.change(self.called, self.called.casts, self.steps.end, self.queries) if left.tensors else None
+        end = self.steps.end | self.steps.statistics(len(self.steps))
+        return left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
 
     def refuse_outside(self) -> None:
         """Refuse effects on a model that changed after the last step."""
@@ -128,6 +131,14 @@ class Trace:
     def examples(self) -> dict[str, int]:
         """The examples that were seen, in order of their first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
+
+    def refuse_coupled(self) -> None:
+        """Refuse effects of examples whose batch statistics coupled them."""
+        if self.steps.statistics(0):
+            raise Mistake(
+                "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
+                "was in training mode; put these layers in eval(), or ask only what examples added"
+            )
 
     def refuse_empty(self) -> None:
         if not len(self.steps):
@@ -144,6 +155,7 @@ class Trace:
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
+        batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> xr.Dataset:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
@@ -158,6 +170,10 @@ class Trace:
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
+
+        Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
+        example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
+        `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
 
         `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
         names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
@@ -187,16 +203,20 @@ class Trace:
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
         self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
+        self.batch_norm = batch_norm or self.batch_norm
+        if self.batch_norm not in MODES:
+            raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
         if effects:
             self.refuse_empty()
             self.refuse_outside()
+            self.refuse_coupled()
         gallery = Gallery()
         found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for sentence in (rounding_sentence(found), outside_sentence(found)):
+        for sentence in (rounding_sentence(found), batch_norm_sentence(found), outside_sentence(found)):
             if self.folder is None and sentence:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
@@ -224,15 +244,23 @@ class Trace:
 
         self.refuse_empty()
         steps, end = self.steps, self.steps.end
+        first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
         # back over the steps: each is replayed, proved, and added
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
+        end = end | last_ones
         last = reader.record(end, self.queries)
-        components = None if self.by is None else components_of(self.by, end)
+        named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
+        components = None if self.by is None else components_of(self.by, steps.end)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
-        backward = BackwardSum(components=tuple((components or {}).values()))
         back = Backwards(
-            reader, CallReaders(self.called, reader.trained), self.queries, last, self.examples, sums, backward
+            reader,
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            self.queries,
+            last,
+            self.examples,
+            sums,
+            BackwardSum(components=tuple((components or {}).values())),
         )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
         for step, later in steps.backwards():
@@ -245,14 +273,15 @@ class Trace:
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        began, ended = self.replayed(steps.start(0), start), self.replayed(end, last.outputs)
+        began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
         self.ends.hold(began, ended, len(steps), measured=self.measured is not None)
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
         rounding = [each.kind.__name__ for each in steps.known if each.rule.rounds]
-        arrays, change = sums.arrays(cast=cast, rounds=bool(rounding)), last.outputs - start
-        outside = self.outside()
+        batch_norm = self.batch_norm if first else None
+        arrays = sums.arrays(cast=cast, rounds=bool(rounding), batch_norm=batch_norm)
+        change, outside = last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
@@ -267,10 +296,8 @@ class Trace:
             facts["rounds"] = " and ".join(rounding)
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
-        named = {}
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-            named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),

@@ -44,6 +44,7 @@ from ntkexp.foreign_loop.arguments import (
     common_submodule,
     unwrapped_model,
 )
+from ntkexp.foreign_loop.batch_norm import RunningStatistics, refuse_instance_statistics
 from ntkexp.foreign_loop.calls import (
     Autocast,
     Circumstances,
@@ -60,13 +61,14 @@ from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signat
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.store.replay import copied
+from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import batch_statistics, choose_output
+from ntkexp.model.functional import choose_output
 from ntkexp.optimizer.base import IDLE, LinearStep
-from ntkexp.shapes import Inputs
+from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
@@ -120,6 +122,7 @@ class Watch:
         self.rules = {id(each): known.rule for each, known in zip(self.optimizers, self.known, strict=True)}
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
+        self.statistics = RunningStatistics(self.inner, current_processes().world)
         for name, weight in self.parameters:
             self.latest.copy_in({name: weight})
             self.proof.begin(name, weight)
@@ -163,7 +166,8 @@ class Watch:
 
     def changed_outside(self) -> Outside:
         """What changed after the last step: an average of weights that was loaded, a clamp."""
-        names, now = list(self.frozen.differences(self.latest.weights)), named_tensors(self.frozen.model)
+        known = self.latest.weights | self.statistics.at_step
+        names, now = list(self.frozen.differences(known)), named_tensors(self.frozen.model)
         shapes = {name: tensor.shape for name, tensor in named_tensors(self.frozen.copy).items()}
         changed = {n: now[n].detach().clone() for n in names if n in now and now[n].shape == shapes[n]}
         outside = Outside(tuple(names), changed)
@@ -182,6 +186,7 @@ class Watch:
     def on_call_begin(self, *_: object) -> None:
         """Note where generators stand before the call, which may draw random numbers, and what kernels it may use."""
         self.under_way.append(self.count)
+        self.statistics.begin_call(self.store.count, with_gradients=torch.is_grad_enabled())
         if torch.is_grad_enabled():
             self.generators, self.autocast, self.first_layer = generator_states(self.inner), None, True
             self.forbidden = forbidden_kernels()
@@ -194,6 +199,7 @@ class Watch:
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Record a call that may be differentiated."""
+        statistics = self.statistics.end_call()
         # a call around others is a library's, with the loop's own code in it
         if self.under_way.pop() < self.count or not torch.is_grad_enabled():
             return
@@ -203,9 +209,8 @@ class Watch:
 
         # the model is as the step under way began with it
         self.latest.refuse_writes(step, self.parameters)
-        if reason := next(batch_statistics(self.model), None):
-            raise Mistake(f"step {step}: {reason}, which is not followed; put that layer in eval(), or another there")
-        self.frozen.refuse_writes(step, self.latest.weights)
+        refuse_instance_statistics(step, self.model)
+        self.frozen.refuse_writes(step, self.moving)
 
         # one row of outputs for each example
         if not output.dim():
@@ -221,7 +226,8 @@ class Watch:
         after = generator_states(self.inner)
         drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
         how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
-        call = ModelCall(step, inputs, names_of(inputs, self.ids), how, signed=signature(output))
+        named, signed = names_of(inputs, self.ids), signature(output)
+        call = ModelCall(step, inputs, named, how, signed=signed, statistics=statistics)
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
@@ -273,7 +279,8 @@ class Watch:
                     "build its layer with sparse=False"
                 )
         self.latest.refuse_writes(self.store.count, moved.items(), closely=True)
-        self.frozen.refuse_writes(self.store.count, self.latest.weights)
+        self.statistics.refuse_writes(self.store.count)
+        self.frozen.refuse_writes(self.store.count, self.moving)
         self.stepping.add(id(optimizer))
         for name, weight in moved.items() if (needs := self.rules[id(optimizer)].needs) else ():
             state = optimizer.state.get(weight, {})
@@ -323,12 +330,18 @@ class Watch:
         calls = tuple(copy(call) for call in self.consumed_calls)
 
         # stored, before the next step begins; and proof (a), of the first
-        followed = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error)
+        statistics = self.statistics.end_step()
+        followed = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error, statistics)
         self.store.add(followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
         first, self.first = self.first, None
         if first is not None:
             first.prove(followed)
         self.latest.release(before)
+
+    @property
+    def moving(self) -> Weights:
+        """What optimizers move, and calls."""
+        return self.latest.weights | self.statistics.latest if self.statistics.moves else self.latest.weights
 
     def scratch_like(self, weight: Tensor) -> Tensor:
         """Memory in which elements are formed: to fill fresh memory costs more than they do."""

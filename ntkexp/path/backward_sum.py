@@ -114,6 +114,10 @@ class BackwardSum:
         lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
         factor = step.factor or {}
 
+        def right_of(names: Collection[str] | None) -> Iterator[Jacobian]:
+            """J of examples, of some parameters; one after another, as all at once may be more than memory holds."""
+            return (each.of(names) for each in step.right)
+
         # U ← S ⊙ J̄ + β U, piece by piece; and what comes of J̄ itself: J̄Δθ, −J̄·dθ, and the part of N ⊙ J̄ in V
         carry = common(self.carry)
         if carry is None and self.adjoint is not None:
@@ -121,25 +125,25 @@ class BackwardSum:
         pushed = next(iter(step.start.values())).new_zeros(())
         parts = self.components or (None,)  # one, of all parameters, where they are not told apart
         kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
-        right = [[each.of(names) for each in step.right] for names in parts]
         for weight, whole in pieces:
             jacobian = whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
             self.adjoint = self.adjoint or self.begun(jacobian)
-            scaled = {name: weight * each for name, each in scale.items()}
-            self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
+            self.adjoint.accumulate(
+                jacobian, {name: weight * each for name, each in scale.items()}, 1.0 if carry is None else carry
+            )
             carry = 1.0
             pushed = torch.add(pushed, whole.applied(step.difference), alpha=weight)
             if forms_v:
                 straight = straight or zero_adjoint(jacobian)
-                numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
-                straight.accumulate(jacobian, numbers, 1.0)
-            for k, some in enumerate(whole.of(names) for names in parts):
+                each_ahead = ((name, spread(each, step.start[name])) for name, each in ahead.items())
+                straight.accumulate(jacobian, {name: weight * each for name, each in each_ahead}, 1.0)
+            for k, (names, some) in enumerate((names, whole.of(names)) for names in parts):
                 decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
                 beside[k] = beside[k] - weight * some.applied(rest) if rest else beside[k]
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
-                    kernel[k] = kernel[k] + weight * products(into, right[k], pushed)
+                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
         self.carry = {name: each.carry for name, each in linear.items()}
@@ -148,22 +152,18 @@ class BackwardSum:
         # V = α U + N ⊙ J̄, or U, which α multiplies below
         felt, numbers_in = self.adjoint, in_numbers(intake)
         if straight is not None:
-            felt = felt.scaled({name: spread(each, step.start[name]) for name, each in intake.items()})
-            felt.add(straight)
-            numbers_in = dict.fromkeys(intake, 1.0)
+            felt, numbers_in = formed(felt, intake, straight, step.start), dict.fromkeys(intake, 1.0)
 
-        # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
+        # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives. And −⟨α U, λθ⟩, and the
+        # same of what was taken in beside
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        for k, some_felt in enumerate(felt.of(names) for names in parts):
-            into_v = right[k] if alike is not None else [each.scaled(scales) for each in right[k]]
+        for k, (names, some_felt) in enumerate((names, felt.of(names)) for names in parts):
+            into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
-
-            # −⟨α U, λθ⟩, and the same of what was taken in beside
-            if coupled and some_felt.parts:
-                decay[k] = decay[k] - through(some_felt, coupled, numbers_in)
-            if step.beside and some_felt.parts:
-                beside[k] = beside[k] - through(some_felt, step.beside, numbers_in)
+            for sums, vector in ((decay, coupled), (beside, step.beside)):
+                if vector and some_felt.parts:
+                    sums[k] = sums[k] - through(some_felt, vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
     def mix(self, names: Set[str], weights: Weights) -> None:
@@ -184,6 +184,13 @@ class BackwardSum:
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
         return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
+
+
+def formed(adjoint: Adjoint, intake: Mapping[str, Coefficient], straight: Adjoint, weights: Weights) -> Adjoint:
+    """V = α U + N ⊙ J̄, given U and N ⊙ J̄."""
+    found = adjoint.scaled({name: spread(each, weights[name]) for name, each in intake.items()})
+    found.add(straight)
+    return found
 
 
 def summed_shares(

@@ -72,7 +72,7 @@ class RightSide:
 
 
 def products(
-    left: Jacobian | Adjoint, right: Sequence[Jacobian], like: Float[Tensor, "probe out"]
+    left: Jacobian | Adjoint, right: Iterable[Jacobian], like: Float[Tensor, "probe out"]
 ) -> Float[Tensor, "probe out train out_"]:
     """⟨left, J(x′)⟩ of all blocks of examples; zero where one of both has no gradients, as of an unused component."""
     kernels = []

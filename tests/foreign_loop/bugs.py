@@ -206,12 +206,6 @@ def written_past_pytorch(given: Loop, batch: Tensor) -> None:
     given.model[0].get_parameter("weight").data.clamp_(-0.3, 0.3)
 
 
-def normed_by_the_batch(given: Loop, batch: Tensor) -> None:
-    """BatchNorm is left in training mode."""
-    given.model[3] = nn.BatchNorm1d(8, dtype=torch.float64)
-    plain(given, batch)
-
-
 def randomly_masked(given: Loop, batch: Tensor) -> None:
     """Features are dropped at random by a function, not by a layer."""
     mask = torch.rand(8, generator=torch.Generator().manual_seed(given.done)).double() * 2
@@ -294,6 +288,5 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (exchanged, 0, "", GRADIENT),
     (hook_that_bends, 0, "", GRADIENT),
     (warmer, 7, "", OUTPUTS),
-    (normed_by_the_batch, 0, "3", "takes its statistics from the batch"),
 )
 """The step and the tensor or layer that are named, any where it is left open, and what is said of it."""

@@ -15,6 +15,10 @@ from torch.nn.utils.parametrizations import weight_norm
 import ntkexp
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
+from ntkexp.report.components import tabulate_components
+from ntkexp.report.explain import explain, format_explanation
+from ntkexp.report.page.build import explanation_pictures, point_view
+from ntkexp.report.tables import json_rows
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import LOOPS, Body, Maker, followed, loop, momentum, nesterov, plain
 from tests.foreign_loop.test_names import CASES, CLOSE, WORDS, apart, by_hand
@@ -157,6 +161,23 @@ def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:
     for name in PARTS.values():
         np.testing.assert_array_equal(run[name], found[name])
     assert list(run["component"].values) == ["0", "2", "4"]
+
+
+def test_explanations_show_what_components_did(tmp_path: Path) -> None:
+    """In the table, in JSON and on the page; what they did adds up to what examples and decay did."""
+    followed(loop(momentum), plain, by="parameter", to=tmp_path / "run").attribute(quiet=True)
+    (found,) = explain(ntkexp.load_run(tmp_path / "run"), "probe", [0])
+    rows = json_rows(tabulate_components(found.components))
+    assert {row["component"] for row in rows} == {f"{k}.{kind}" for k in (0, 2, 4) for kind in ("weight", "bias")}
+    for column, whole in (("added", found.sum), ("decay", found.decay), ("in_all", found.sum + found.decay)):
+        assert sum(float(str(row[column])) for row in rows) == pytest.approx(whole, rel=1e-12, abs=1e-14), column
+    moved = sum(float(part.movement.by_step.sum()) for part in found.components)
+    assert moved == pytest.approx(found.sum + found.decay, rel=1e-12, abs=1e-14)
+    assert found.as_json(3)["components"] == list(rows)
+    assert "component" in format_explanation(found, 3)
+    view = point_view(found, None)
+    assert "components-probe-0" in str(view["components"])
+    assert len([*explanation_pictures(found, None)]) == 5
 
 
 @pytest.mark.parametrize("case", ["nesterov", pytest.param("adamw", marks=pytest.mark.slow)])

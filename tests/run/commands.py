@@ -15,7 +15,10 @@ from ntkexp.records.folder import DONE
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["ntkexp.run.execute", "ntkexp.cli.commands.train", "ntkexp.config.compose", "tests.run.commands"]
+    [
+        *("ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"),
+        *("matplotlib.figure", "ntkexp.report.plots.run_plots"),  # what draws, or a process beside would load it anew
+    ]
 )
 
 TINY = (

@@ -258,6 +258,7 @@ class DiskStore(AbstractStore):
             named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
+            content |= {} if call.statistics is None else {"statistics": call.statistics}
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
@@ -384,12 +385,19 @@ class LoopOnDisk:
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
                 signed=call.get("signed"),  # traces of before have none
+                statistics=statistics_on(call, device),
             )
             for call in event["calls"]
         )
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         return ((example_names(call), Circumstances.read(call.get("how", {})).autocast) for call in event["calls"])
+
+
+def statistics_on(content: Mapping[str, Any], device: torch.device) -> tuple[Weights, Weights] | None:
+    """The running statistics before and after a stored call or step, where there are some."""
+    stored = content.get("statistics")
+    return None if stored is None else tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), tuple(stored))
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:

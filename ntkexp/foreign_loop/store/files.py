@@ -310,6 +310,7 @@ def event_of(
         "whole": unheard if replayable else step.gradient,
         "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,
+        "statistics": step.statistics,
     }
 
 

@@ -46,7 +46,7 @@ class LoopInMemory:
         self.events.append(event)
         for call in event["calls"]:
             states = list(call.how.states.values())
-            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states])
+            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states, call.statistics])
         self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:

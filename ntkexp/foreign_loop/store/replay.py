@@ -139,6 +139,7 @@ class ReplayedLoop:
             silent=frozenset(event["silent"]),
             settings=settings,
             rule_error=max(event["rule_error"], error),
+            statistics=event.get("statistics"),
         )
 
     def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
@@ -268,6 +269,14 @@ class ReplayedSteps(AbstractSteps):
     def autocast(self) -> Autocast | None:
         found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))
         return next((each for each in found if each is not None), None)
+
+    def statistics(self, index: int) -> Weights:
+        known = [(event["step"], event["statistics"]) for event in self.loop.events if event.get("statistics")]
+        if not known:
+            return {}
+        device = next(self.module.parameters()).device
+        before = next((both[0] for step, both in known if step >= index), known[-1][1][1])
+        return {name: each.to(device) for name, each in before.items()}
 
     def start(self, index: int) -> Weights:
         if index >= len(self):
