@@ -377,31 +377,31 @@ def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " p
         signed: Tensor = torch.special.ndtr(torch.cat([-mean, mean], 1) / scale)
         return signed
     nodes, weights = (torch.as_tensor(part) for part in np.polynomial.hermite_e.hermegauss(NODES))
-    units, found = mean / scale, []
+    units, columns = mean / scale, []
     for c in range(mean.shape[1]):
         gaps = units[:, [c]] - units[:, [d for d in range(mean.shape[1]) if d != c]]
         below = torch.special.log_ndtr(nodes[:, None, None] + gaps).sum(2).exp()
-        found.append((weights[:, None] * below).sum(0) / weights.sum())
-    stacked = torch.stack(found, 1)
+        columns.append((weights[:, None] * below).sum(0) / weights.sum())
+    stacked = torch.stack(columns, 1)
     total: Tensor = stacked.sum(1, keepdim=True)
     return stacked / total
 
 
-def log_loss(found: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
+def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
     """The negative log-likelihood −mean log P(label), no label less probable than numbers can say."""
-    probable = found[torch.arange(len(labels)), labels].clamp(min=torch.finfo(found.dtype).tiny)
+    probable = chances[torch.arange(len(labels)), labels].clamp(min=torch.finfo(chances.dtype).tiny)
     return float(0.0 - probable.log().mean())
 
 
-def calibration_error(found: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
+def calibration_error(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
     """The expected calibration error Σ_bins share · |accuracy − mean confidence| (Guo et al. 2017, 15 bins).
 
     >>> certain = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     >>> calibration_error(certain, torch.tensor([1, 0]))
     0.5
     """
-    confidence, chosen = found.max(1)
+    confidence, chosen = chances.max(1)
     right = (chosen == labels).to(confidence.dtype)
-    place = (confidence * BINS).long().clamp(max=BINS - 1)
-    gaps = torch.zeros(BINS, dtype=confidence.dtype).index_add_(0, place, right - confidence)
+    bin_index = (confidence * BINS).long().clamp(max=BINS - 1)
+    gaps = torch.zeros(BINS, dtype=confidence.dtype).index_add_(0, bin_index, right - confidence)
     return float(gaps.abs().sum()) / len(labels)

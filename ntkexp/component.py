@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ntkexp.chapter import option, public
+from ntkexp.naming import class_path, option_name
 
 # Beyond these ends no machine holds or finishes a count, and arithmetic fails before memory does. They are far from
 # what is reasonable: what fits between them is measured against `memory_gb`, and against time.
@@ -45,7 +45,7 @@ class Component(BaseModel):
     @property
     def option(self) -> str:
         """The component has this name: in tables, in names of folders, and where it is asked for."""
-        return option(public(type(self)))
+        return option_name(class_path(type(self)))
 
     def files(self) -> tuple[Path, ...]:
         """The files this component reads; their contents belong to the identity of a run."""
@@ -57,7 +57,9 @@ class Component(BaseModel):
 
     def fields(self) -> dict[str, Any]:
         """The component is plain data, `_target_` first and every default filled in."""
-        return {"_target_": public(type(self))} | {name: plain(getattr(self, name)) for name in type(self).model_fields}
+        return {"_target_": class_path(type(self))} | {
+            name: plain(getattr(self, name)) for name in type(self).model_fields
+        }
 
 
 def can_be_built(kind: type[Component]) -> bool:

@@ -35,7 +35,7 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
     """Find λ_max on the space that products span from a vector of any shape; NaN where a product is not finite."""
     if not (length := norm(start)):
         return 0.0
-    basis, diagonal, beside, found = [start / length], list[float](), list[float](), 0.0
+    basis, diagonal, beside, eigenvalue = [start / length], list[float](), list[float](), 0.0
     while len(diagonal) < PRODUCTS:
         image = product(basis[-1])
         diagonal.append(inner(image, basis[-1]))
@@ -44,14 +44,16 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         # λ_max of the tridiagonal matrix
         upper = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
-        before, found = found, float(torch.linalg.eigvalsh(tridiagonal)[-1])
+        before, eigenvalue = eigenvalue, float(torch.linalg.eigvalsh(tridiagonal)[-1])
         for vector in 2 * basis:  # once would leave what rounding had left of a vector
             image = image - inner(image, vector) * vector
-        if abs(found - before) <= SETTLED * found or norm(image) <= torch.finfo(image.dtype).eps * abs(found):
+        if abs(eigenvalue - before) <= SETTLED * eigenvalue or norm(image) <= torch.finfo(image.dtype).eps * abs(
+            eigenvalue
+        ):
             break
         beside.append(norm(image))
         basis.append(image / beside[-1])
-    return found
+    return eigenvalue
 
 
 def inner(one: Tensor, other: Tensor) -> float:
@@ -115,7 +117,7 @@ def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
     return Spectrum(values.flip(0), modes.flip(1))
 
 
-def largest(kernel: Float[Tensor, "train out train out_"]) -> float:
+def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
     """λ_max: from all eigenvalues of a matrix that is small enough, from below by products with a larger one."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= DENSE:
@@ -231,8 +233,8 @@ def selectivity(answers: Sequence[Float[Tensor, " unit"]]) -> float | None:
     >>> selectivity([torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])])
     0.0
     """
-    found = [(one - other).abs().sum() / (one + other).sum() for one, other in combinations(answers, 2)]
-    mean = float(torch.stack(found).mean()) if found else math.nan
+    contrasts = [(one - other).abs().sum() / (one + other).sum() for one, other in combinations(answers, 2)]
+    mean = float(torch.stack(contrasts).mean()) if contrasts else math.nan
     return mean if math.isfinite(mean) else None
 
 
@@ -274,10 +276,10 @@ def summary(
 ) -> dict[str, float]:
     """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
-    found = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
-    found |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
-    found |= coefficients(kernel, contributions) if is_square(kernel) else {}
-    return found | (defects(kernel[:train]) if train and is_square(kernel) else {})
+    facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
+    facts |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
+    facts |= coefficients(kernel, contributions) if is_square(kernel) else {}
+    return facts | (defects(kernel[:train]) if train and is_square(kernel) else {})
 
 
 def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:

@@ -16,10 +16,10 @@ from torch.func import functional_call, stack_module_state, vmap
 from ntkexp.closed_form import DescentGain, Ensemble, Kernels, modes_of
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.problem import draw_network, kernels
+from ntkexp.experiment.problem import draw_network, infinite_kernels
 from ntkexp.init import NTK
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
@@ -54,24 +54,24 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     # The one dimension that the points have: a line, or the unit circle.
     flat = everything.flatten(1)
     if flat.shape[1] == 1:
-        places, axis = flat[:, 0], "input"
+        positions, axis = flat[:, 0], "input"
     elif flat.shape[1] == 2 and bool(((flat.norm(dim=1) - 1).abs() < ROUND).all()):
-        places, axis = torch.atan2(flat[:, 1], flat[:, 0]), "angle"
+        positions, axis = torch.atan2(flat[:, 1], flat[:, 0]), "angle"
     else:
         raise Mistake(
             f"an ensemble is drawn over one dimension, and the data has inputs of {flat.shape[1]} numbers; choose "
             "data=circle, or data=table with one column beside the target"
         )
     train = len(data.train.inputs)
-    order = torch.cat([torch.arange(train), train + places[train:].argsort()])
+    order = torch.cat([torch.arange(train), train + positions[train:].argsort()])
     divisor = experiment.loss.divisor(train) / experiment.loss.curvature
-    return EnsembleProblem(everything[order], places[order], encoded[order], train, axis, divisor)
+    return EnsembleProblem(everything[order], positions[order], encoded[order], train, axis, divisor)
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
     """The targets as the loss compares outputs with them, in one column."""
-    found = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
-    encoded = loss.targets(found, len(data.classes))
+    target = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
+    encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(f"an ensemble is drawn of one output, and the data has {encoded.shape[1]}; choose data=circle")
     return encoded
@@ -114,8 +114,8 @@ class StackedNetworks:
 
     def outputs(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point out"]:
         run = vmap(lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0))
-        found: Tensor = run(self.weights, self.buffers)
-        return found
+        outputs: Tensor = run(self.weights, self.buffers)
+        return outputs
 
     def tangent_kernels(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point point_"]:
         """The tangent kernel of every network of one output, among the points."""
@@ -155,14 +155,14 @@ class EnsembleTraining:
     ) -> Float[Tensor, "network point out"]:
         """Train each module, and give its outputs at all points; `tell` hears how many are trained."""
         each = sum(weight.numel() for weight in modules[0].parameters())
-        count, found = max(1, TOGETHER // each), []
+        count, parts = max(1, TOGETHER // each), []
         for start in range(0, len(modules), count):
             few = modules[start : start + count]
             trained = self.trained(stacked(few))
             with torch.no_grad():
-                found.append(trained.outputs(self.inputs))
+                parts.append(trained.outputs(self.inputs))
             tell(start + len(few))
-        return torch.cat(found)
+        return torch.cat(parts)
 
     def trained(self, networks: StackedNetworks) -> StackedNetworks:
         """The networks after the last step; those of earlier steps are let go as it goes."""
@@ -312,13 +312,13 @@ class Reference:
         """Both distances of as many draws of the process as there are networks."""
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > NOTHING * values.sum()]
-        chance, found = stream("process", self.count, len(self.where)), []
+        chance, parts = stream("process", self.count, len(self.where)), []
         at_once = max(1, DRAWN_AT_ONCE // (self.count * len(values)))
         for first in range(0, DRAWS, at_once):
             shape = (min(at_once, DRAWS - first), self.count, len(values))
             normal = torch.randn(shape, generator=chance, dtype=values.dtype)
-            found.append(self.distances(normal * values.sqrt(), values.diag()))
-        return torch.cat(found)
+            parts.append(self.distances(normal * values.sqrt(), values.diag()))
+        return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
         """How often draws of the process are so far off, by the distance that is the rarer."""
@@ -338,8 +338,8 @@ def ensemble(
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
-    limit, everywhere = kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
-    whole = BlockPlace(everywhere, everywhere, same=True)
+    limit, everywhere = infinite_kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
+    whole = BlockSlices(everywhere, everywhere, same=True)
     own = experiment.init.alpha**2 * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp  # α²𝒢(x, x′)
     prior = Kernels(limit.start[: given.train], limit.start)
     data = experiment.draw()

@@ -129,12 +129,12 @@ def lies_between(slope: Tensor, along: Callable[[Tensor], Tensor], f: Tensor, d:
     """Whether a derivative along d lies between the differences to both sides: at a kink it may lie anywhere there,
     where a function is smooth they are as close as the step is short.
     """
-    found, value = torch.zeros_like(slope, dtype=torch.bool), along(f)
+    between, value = torch.zeros_like(slope, dtype=torch.bool), along(f)
     for h in (1e-5, 1e-6):
         sides = torch.stack([(along(f + s * h * d) - value) / (s * h) for s in (1, -1)])
         rounding = 100 * torch.finfo(torch.float64).eps * (value.abs() + f.abs().amax(1) + 1) / h
-        found |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
-    return found
+        between |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
+    return between
 
 
 def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:

@@ -100,12 +100,12 @@ def refuse_special(path: Path, given: str, largest: int) -> int:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: data.path='/dev/zero' is a pipe or a device; write what it gives into a file, and name that
     """
-    found = path.stat()
-    if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
+    status = path.stat()
+    if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
         raise Mistake(f"{given} is a pipe or a device; write what it gives into a file, and name that")
-    if found.st_size > largest:
-        raise Mistake(f"{given} has {found.st_size} bytes, and files are read up to {largest}; name a smaller one")
-    return found.st_size
+    if status.st_size > largest:
+        raise Mistake(f"{given} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one")
+    return status.st_size
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

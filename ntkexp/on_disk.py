@@ -1,11 +1,11 @@
 """Arrays that exceed the memory are kept in a file and read a few rows at a time.
 
-Such a tensor is used like any other: the system reads what is looked at, and writes what was changed. What `places` and
-`blocks` go through is put back after each turn, so that no more than a few rows take memory at any time. In memory it
+Such a tensor is used like any other: the system reads what is looked at, and writes what was changed. What `row_blocks`
+and `blocks` iterate over is released after each turn, so that only a few rows take memory at any time. In memory it
 is cut in the same way, and what is made of it is the same wherever it lies. The file has no name: it is gone with the
 process, however that ends.
 
->>> [place for place in places(torch.zeros(5, 2))]  # a small one is one block
+>>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small one is one block
 [slice(0, 5, None)]
 """
 
@@ -55,24 +55,24 @@ def is_on_disk(numbers: Tensor) -> bool:
     return numbers.device.type == "cpu" and numbers.untyped_storage().filename is not None
 
 
-def put_back(numbers: Tensor) -> None:
+def release_pages(numbers: Tensor) -> None:
     """Let go of the memory that was taken to look at a tensor in a file, or at a part of one."""
     if is_on_disk(numbers):
         storage = numbers.untyped_storage()
         LIBRARY.madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), DONT_NEED)
 
 
-def places(numbers: Tensor) -> Iterator[slice]:
+def row_blocks(numbers: Tensor) -> Iterator[slice]:
     """Where blocks of rows lie, one after the other."""
     count, step = len(numbers), max(1, AT_ONCE // max(1, numbers[:1].nbytes))
     for start in range(0, max(1, count), step):
         yield slice(start, min(start + step, count))
-        put_back(numbers)
+        release_pages(numbers)
 
 
 def blocks(numbers: Tensor) -> Iterator[Tensor]:
     """Look at blocks of rows, one after the other."""
-    return (numbers[place] for place in places(numbers))
+    return (numbers[place] for place in row_blocks(numbers))
 
 
 def summed(numbers: Tensor) -> Tensor:
@@ -98,22 +98,22 @@ class RowsInFile:
     def __getitem__(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self.shape[0])
         row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
-        found = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
-        return torch.from_numpy(found.reshape(bounds))
+        numbers = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
+        return torch.from_numpy(numbers.reshape(bounds))
 
 
-def take(numbers: Tensor, others: Tensor | RowsInFile) -> None:
+def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
     """Copy other numbers into a tensor."""
-    for place in places(numbers):
+    for place in row_blocks(numbers):
         numbers[place].copy_(others[place])
         if isinstance(others, Tensor):
-            put_back(others)
+            release_pages(others)
 
 
-def placed(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
+def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
     """Copy numbers to where another tensor lies: into a file beside its own, or onto its device.
 
-    >>> placed(torch.ones(2), like=torch.zeros(3))
+    >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])
     """
     whole = numbers[:0]
@@ -121,7 +121,7 @@ def placed(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
         made = zeros_on_disk(Path(like.untyped_storage().filename or "").parent, numbers.shape, whole.dtype)
     else:
         made = whole.new_empty(tuple(numbers.shape), device=like.device)
-    take(made, numbers)
+    copy_rows(made, numbers)
     return made
 
 
@@ -146,9 +146,9 @@ class RowsOfArray:
         return self.numbers[:0].cpu().numpy().dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        found = self.numbers[rows].cpu().numpy().copy()
-        put_back(self.numbers)
+        array = self.numbers[rows].cpu().numpy().copy()
+        release_pages(self.numbers)
         if self.less is not None:
-            found -= self.less[rows].cpu().numpy()
-            put_back(self.less)
-        return found
+            array -= self.less[rows].cpu().numpy()
+            release_pages(self.less)
+        return array

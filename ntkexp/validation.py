@@ -36,7 +36,7 @@ from ntkexp.records.ground_truth import GroundTruth, Outputs, TrainingStore, Tra
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
-from ntkexp.report.explain import effects, place_of, where_read
+from ntkexp.report.explain import effects_of_run, slice_of_split, where_read
 from ntkexp.report.progress import Announced, in_place
 from ntkexp.report.run import Run, load_run
 from ntkexp.report.sentence import main_split
@@ -49,7 +49,7 @@ from ntkexp.report.validation import (
     top_examples,
 )
 from ntkexp.run.environment import fix_circumstances
-from ntkexp.run.execute import rebuilt
+from ntkexp.run.execute import rebuild_experiment
 from ntkexp.stream import stream
 from ntkexp.text import counted, short
 
@@ -142,7 +142,7 @@ class RunSubject(AbstractSubject):
 
     @cached_property
     def experiment(self) -> Experiment:
-        experiment = rebuilt(RunFolder(self.path), self.trusted)
+        experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
         fix_circumstances(experiment, 1)  # so that a training gives the same bits whoever carries it out
         return experiment
 
@@ -303,7 +303,7 @@ def case_of_run(
     progress: AbstractProgress,
 ) -> ValidationCase:
     """A run's own scores, and its trainings: kept beside it, and carried out by workers if there is an engine."""
-    rule, effect, points = explained_rule(run.rules), effects(run), tuple(probe)
+    rule, effect, points = explained_rule(run.rules), effects_of_run(run), tuple(probe)
     parts = {} if rule is None else {"contribution": run.parts(rule).isel(probe=list(points)).to_numpy()}
     if effect is not None and np.isfinite(effect[list(points)]).all():
         parts["effect"] = -effect[list(points)]  # what is changed without an example, which added the opposite
@@ -418,7 +418,7 @@ def validate(
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     """The first points of a split whose contributions are known, as places on the axis `probe`."""
-    place = place_of(run, split or ("probe" if "probe" in run.points else main_split(run.ladder)))
+    place = slice_of_split(run, split or ("probe" if "probe" in run.points else main_split(run.ladder)))
     rule, points = explained_rule(run.rules), list(range(place.start, place.stop))
     if rule is not None:
         known = np.all(where_read(run.parts(rule)), axis=1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.cli.commands.kernel.ensemble import USUAL
+from ntkexp.cli.ensemble import USUAL
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import (
     LEVEL,

@@ -85,7 +85,7 @@ def test_trained_with_everyone_it_is_the_run(finished: Path) -> None:
 
 def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Path) -> None:
     """And from fresh weights it is another training, of the same data."""
-    from ntkexp.run.execute import without  # noqa: PLC0415  beside its oracle
+    from ntkexp.run.execute import remove_group  # noqa: PLC0415  beside its oracle
 
     points = asked_points(load_run(finished), "probe", 2)
     subject = RunSubject(finished, tuple(points))
@@ -94,7 +94,7 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
             [TrainingWithout(()), TrainingWithout((3, 7)), TrainingWithout((), 5), TrainingWithout((3, 7), 5)]
         )
     )
-    removal = without(finished, [3, 7], points, Silent())
+    removal = remove_group(finished, [3, 7], points, Silent())
     change = found[TrainingWithout((3, 7))] - found[TrainingWithout(())]
     assert abs(change - removal.actual).max() <= 1e-9 * abs(removal.actual).max()
     assert abs(found[TrainingWithout((), 5)] - found[TrainingWithout(())]).max() > 1e-3

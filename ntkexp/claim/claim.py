@@ -133,8 +133,8 @@ def without_files(fields: Any) -> Any:
         return [without_files(item) for item in fields]
     if not isinstance(fields, Mapping):
         return fields
-    found = {key: without_files(value) for key, value in fields.items()}
-    package, _, name = str(found.get("_target_", "")).rpartition(".")
+    cleaned = {key: without_files(value) for key, value in fields.items()}
+    package, _, name = str(cleaned.get("_target_", "")).rpartition(".")
     if package == PAPERS:
-        found["_target_"] = f"{getattr(import_module(package), name).role}.{name}"
-    return found
+        cleaned["_target_"] = f"{getattr(import_module(package), name).role}.{name}"
+    return cleaned

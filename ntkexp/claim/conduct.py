@@ -31,14 +31,13 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
 from ntkexp.records.folder import command, results_version
-from ntkexp.records.results import Took, took, write_timings
+from ntkexp.records.results import Seconds, total_seconds, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock
 from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.jobs import Conductor
-from ntkexp.sweep.listener import AbstractSweepListener, RemainingTime
+from ntkexp.sweep.jobs import AbstractSweepListener, Conductor, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
@@ -76,8 +75,8 @@ class TrialJob(AbstractJob):
         """Those of the files that its words name, such as data.path=my.csv; there are none in most."""
         texts = [word for value in self.fields.values() if isinstance(value, list | tuple) for word in value]
         words = [word for word in texts if isinstance(word, str) and "=" in word]
-        places = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
-        if not any(place and Path(place).expanduser().exists() for place in places):
+        paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
+        if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
         from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
         from ntkexp.experiment.identity import digest, files_of  # noqa: PLC0415  the same
@@ -96,10 +95,10 @@ class TrialJob(AbstractJob):
     def rows(self) -> list[dict[str, Any]] | None:
         """The rows, if they are there as they were written."""
         try:
-            found: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
+            rows: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
             return None
-        return found
+        return rows
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         if self.rows is not None:
@@ -130,7 +129,7 @@ class PlannedLook:
     trials: tuple[TrialJob, ...]
 
     @property
-    def took(self) -> Took:
+    def seconds(self) -> Seconds:
         runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
         return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
 
@@ -164,16 +163,15 @@ class PlannedClaim:
         return self.out / self.claim.folder
 
     @property
-    def parts_took(self) -> dict[str, Took]:
-        """What all of it took, and each look; runs of several looks are counted for each."""
+    def seconds(self) -> dict[str, Seconds]:
+        """Of all runs and trials, and of those of each look; a run of several looks counts for each."""
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
         whole = sum_timings([*runs, *(job.timings for job in self.trials)])
-        return {WHOLE: whole} | {name: look.took for name, look in self.looks.items()}
+        return {WHOLE: whole} | {name: look.seconds for name, look in self.looks.items()}
 
 
-def sum_timings(files: Sequence[Path]) -> Took:
-    """Add up what these files tell."""
-    return sum(map(took, files), start=Took(0.0, 0.0))
+def sum_timings(files: Sequence[Path]) -> Seconds:
+    return sum(map(total_seconds, files), start=Seconds(0.0, 0.0))
 
 
 def plan_claim(
@@ -185,10 +183,10 @@ def plan_claim(
     for name, look in claim.looks.items():
         of_look = {}
         for run, definition in look.runs.items():
-            found = next((plan for plan in plans if plan.sweep == definition), None)
-            if found is None:
-                plans.append(found := sweep_plan(definition, composer, out))
-            of_look[run] = found
+            equal_plan = next((plan for plan in plans if plan.sweep == definition), None)
+            if equal_plan is None:
+                plans.append(equal_plan := sweep_plan(definition, composer, out))
+            of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
         jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds)
         looks[name] = PlannedLook(look, of_look, jobs)
@@ -226,7 +224,6 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    """Carry out the trials; one that fails is a mistake with its reason."""
     left = [job for job in planned.trials if job.rows is None]
     home, logs = str(Path.cwd()), str(planned.out / "sweeps")
     if not left:
@@ -258,6 +255,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         same = next((other for other in measured if planned.looks[other].shares_all(planned_look)), None)
         measured[name] = measure(planned_look, statuses) if same is None else measured[same]
 
+    # The looks are judged together, since a control that is supported withholds a verdict.
     claim, folder = planned.claim, planned.folder
     tables, findings = judge_protocol(claim.protocol, measured)
     written = ClaimRecord(
@@ -271,39 +269,40 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         command=command("claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]),
         looks={
             name: Judgement(
-                verdict=found.verdict,
-                figure=found.figure,
-                low=found.low,
-                high=found.high,
-                p=found.p,
-                more_seeds=found.more,
-                expected=claim.looks[name].words(found.part),
+                verdict=finding.verdict,
+                figure=finding.figure,
+                low=finding.low,
+                high=finding.high,
+                p=finding.p,
+                more_seeds=finding.more,
+                expected=claim.looks[name].words(finding.part),
                 seeds=claim.looks[name].seeds,
                 draws=measured[name].draws,
-                note=found.note,
+                note=finding.note,
             )
-            for name, found in findings.items()
+            for name, finding in findings.items()
         },
     )
+    # The record comes last: a folder that has one is whole.
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
     draw(JudgedClaim(claim, written, tables))
-    write_timings(folder / TIMINGS, planned.parts_took)
+    write_timings(folder / TIMINGS, planned.seconds)
     write_claim(written)
     return written
 
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
     """Put the runs and the trials of a look into one table."""
-    known: dict[str, Run] = {}
+    loaded: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
         sweep = record(plan, statuses)
-        runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
-        known |= {path.name: run for path, run in runs.items()}
-        found = tabulate(sweep, runs).assign(runs=name)
-        frames.append(found.loc[:, ~found.columns.duplicated()])  # an axis may be called like a number, such as loss
+        runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
+        loaded |= {path.name: run for path, run in runs.items()}
+        swept = tabulate(sweep, runs).assign(runs=name)
+        frames.append(swept.loc[:, ~swept.columns.duplicated()])  # an axis may be called like a number, such as loss
     for job in planned.trials:
         rows = job.rows
         if not rows:
@@ -311,7 +310,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    return Measured(table, known, axes, draws(known.values()) if known else "")
+    return Measured(table, loaded, axes, draws(loaded.values()) if loaded else "")
 
 
 def draw(judged: JudgedClaim) -> None:

@@ -78,8 +78,8 @@ class AbstractExpectation(Component, ABC):
         return f"{self.words} where {rows}" if rows else self.words
 
     @abstractmethod
-    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
-        """Invent a table whose truth is at this place: −1 well inside what is expected, 0 at its edge, 1 outside."""
+    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+        """Invent a table whose truth is at this offset: −1 well inside what is expected, 0 at its edge, 1 outside."""
 
     @abstractmethod
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
@@ -101,13 +101,13 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     >>> select_rows(pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]}), {"depth": [1, 3]})["value"].tolist()
     [4.0, 6.0]
     """
-    for key, wanted in where.items():
-        known = find_column(table, key, "where")
-        values = [level(value) for value in (wanted if isinstance(wanted, list) else [wanted])]
-        if not known.isin(values).any():
-            there = ", ".join(map(str, dict.fromkeys(known.tolist())))
-            raise Mistake(f"where: no row has {key}={wanted}; there are {there}")
-        table = table[known.isin(values)]
+    for key, chosen in where.items():
+        column = find_column(table, key, "where")
+        levels = [level(value) for value in (chosen if isinstance(chosen, list) else [chosen])]
+        if not column.isin(levels).any():
+            there = ", ".join(map(str, dict.fromkeys(column.tolist())))
+            raise Mistake(f"where: no row has {key}={chosen}; there are {there}")
+        table = table[column.isin(levels)]
     return table
 
 
@@ -163,10 +163,10 @@ class Identity(AbstractExpectation):
         axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
         axes.set(xlabel="share of rows with a smaller error", ylabel="error")
 
-    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent errors below the bound; outside, one of them is ten times above it."""
         values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * SEEDS)
-        if place > 0:
+        if offset > 0:
             values[generator.integers(len(values))] = 10 * self.tolerance
         return pd.DataFrame({"seed": np.arange(len(values)) % SEEDS, "value": values})
 
@@ -243,11 +243,11 @@ class AbstractAverage(AbstractExpectation):
     def label(self) -> str:
         return "figure of a seed"
 
-    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
         edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
-        truth = expected.value if place < 0 and expected.bound is None else edge + outwards * place * unit
+        truth = expected.value if offset < 0 and expected.bound is None else edge + outwards * offset * unit
         figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
 
@@ -391,15 +391,15 @@ class Slope(AbstractExpectation):
         return f"slope {limit(self.expected)} ± {short(self.margin)}"
 
     def evidence(self, table: pd.DataFrame) -> Interval:
-        places = find_column(table, self.along, "along").map(as_number)
-        if places.isna().any():
+        positions = find_column(table, self.along, "along").map(as_number)
+        if positions.isna().any():
             raise Mistake(f"along: {self.along} is no column of numbers, so figures have no slope along it")
         refuse_several(table, self.along)
         values = np.asarray(table["value"], dtype=np.float64)
         if (values <= 0).any():
             none = "some figures are not above 0, and have no logarithm"
             return Interval(Estimate(math.nan), self.expected, note=none)
-        law = power_law(np.asarray(places, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
+        law = power_law(np.asarray(positions, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
         bends = f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else ""
         return Interval(law.exponent, self.expected, note=bends)
 
@@ -417,20 +417,20 @@ class Slope(AbstractExpectation):
         log_axis(axes, "y")
         for line in axes.get_lines():
             tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
-        drawn = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
-        if drawn:
-            x = np.asarray(drawn[-1].get_xdata(), dtype=float)
-            y = np.asarray(drawn[-1].get_ydata(), dtype=float)
+        points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+        if points:
+            x = np.asarray(points[-1].get_xdata(), dtype=float)
+            y = np.asarray(points[-1].get_ydata(), dtype=float)
             heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
             axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
             name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent seeds with slopes of their own, and noise at each place."""
         sign = -1.0 if self.bound == "lower" else 1.0
         middle = self.value if self.bound is None else self.value - sign * self.margin
-        truth = middle if place < 0 else self.value + sign * self.margin * (1 + 1.5 * place)
+        truth = middle if offset < 0 else self.value + sign * self.margin * (1 + 1.5 * offset)
         slopes = truth + 0.3 * self.margin * generator.standard_normal((SEEDS, 1))
         heights = generator.standard_normal((SEEDS, 1))
         noise = 0.3 * self.margin * generator.standard_normal((SEEDS, len(PLACES)))
@@ -440,7 +440,6 @@ class Slope(AbstractExpectation):
 
 
 def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
-    """Draw a faint line for each seed."""
     for _, seed in table.sort_values(along).groupby("seed"):
         axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
 
@@ -483,11 +482,11 @@ class Location(AbstractExpectation):
     def evidence(self, table: pd.DataFrame) -> Interval:
         find_column(table, self.along, "along")
         refuse_several(table, self.along)
-        places = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
-        known = [place for place in places if not math.isnan(place)]
-        lost = len(places) - len(known)
-        doubt = f"{lost} of {len(places)} seeds have it at an end of the axis" if lost else ""
-        return Interval(mean_of(known), self.expected, log=True, doubt=doubt)
+        locations = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
+        finite = [location for location in locations if not math.isnan(location)]
+        lost = len(locations) - len(finite)
+        doubt = f"{lost} of {len(locations)} seeds have it at an end of the axis" if lost else ""
+        return Interval(mean_of(finite), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
         """Locate the extreme of one seed, as the logarithm of its place; NaN at an end."""
@@ -512,10 +511,10 @@ class Location(AbstractExpectation):
         axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, place: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
         """Invent a hump for each seed, somewhere around the truth."""
         centre, reach = self.expected.value, self.expected.margin
-        truth = centre if place < 0 else centre + reach * (1 + 1.5 * place)
+        truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
         tops = truth + 0.4 * reach * generator.standard_normal((SEEDS, 1))
         x = centre + reach * np.arange(-6, 11)
         sign = 1 if self.extreme == "largest" else -1

@@ -19,7 +19,8 @@
 3. The looks. Where the control comes out supported too, the claim's own look decides nothing. The second look is judged
    by itself, and shown beside the first.
 
-4. All claims together. Verdicts are counted with Holm's correction over their p (`ntkexp.report.claims.standing`).
+4. All claims together. Verdicts are counted with Holm's correction over their p, by
+   `ntkexp.report.claims.holm_rejections`.
 """
 
 from __future__ import annotations
@@ -84,13 +85,13 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame) -> Finding:
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         evidence = part.evidence(rows[finite])
-        found = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence)
+        finding = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence)
     except Mistake:
         if finite.all():
             raise
-        found = Finding("undecided", math.nan)  # what is left may be no whole table
+        finding = Finding("undecided", math.nan)  # what is left may be no whole table
     without = int((~finite).sum())
-    return found.doubted(f"{without} of {len(rows)} rows have no number") if without else found
+    return finding.doubted(f"{without} of {len(rows)} rows have no number") if without else finding
 
 
 def judge_interval(evidence: Interval) -> Finding:
@@ -103,19 +104,19 @@ def judge_interval(evidence: Interval) -> Finding:
     ['supported', 'refuted']
     """
     estimate, expected = evidence.estimate, evidence.expected
-    found = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
+    finding = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
     compared = compare(estimate, expected, strict=evidence.strict)
     if not estimate.known or math.isnan(estimate.value):
-        found = replace(found, note=evidence.note or "there is no interval")
+        finding = replace(finding, note=evidence.note or "there is no interval")
     elif compared.where != "across":
-        found = replace(found, verdict="supported" if compared.where == "inside" else "refuted", p=compared.p)
+        finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=compared.p)
     else:
         never = "" if compared.more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
-        found = replace(found, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
+        finding = replace(finding, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
     if evidence.log:  # what was judged are logarithms, what is shown is not
-        low, figure, high = np.exp([found.low, found.figure, found.high]).tolist()
-        found = replace(found, low=low, figure=figure, high=high)
-    return found.doubted(evidence.doubt) if evidence.doubt else found
+        low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
+        finding = replace(finding, low=low, figure=figure, high=high)
+    return finding.doubted(evidence.doubt) if evidence.doubt else finding
 
 
 def judge_errors(errors: Errors) -> Finding:
@@ -133,25 +134,25 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
     many more seeds are asked for as the part needs that needs most.
     """
-    parts = [replace(found, part=part) for part, found in enumerate(findings)]
-    refuted = [found for found in parts if found.verdict == "refuted"]
+    parts = [replace(finding, part=part) for part, finding in enumerate(findings)]
+    refuted = [finding for finding in parts if finding.verdict == "refuted"]
 
     # Refuted: p_k ≤ 2.5 %/m of one part (an identity has no p), and then p = m min p_k.
-    beyond = [found for found in refuted if found.p is None or found.p <= CHANCE / len(parts)]
+    beyond = [finding for finding in refuted if finding.p is None or finding.p <= CHANCE / len(parts)]
     if beyond:
-        chances = [found.p for found in beyond if found.p is not None]
+        chances = [finding.p for finding in beyond if finding.p is not None]
         certain = len(chances) < len(beyond)
         return replace(beyond[0], p=None if certain else min(1.0, len(parts) * min(chances)))
 
     # Undecided: a part is, or is refuted by itself but not beyond chance among m parts.
-    undecided = [found.doubted("refuted alone, not among so many parts") for found in refuted]
-    undecided += [found for found in parts if found.verdict == "undecided"]
+    undecided = [finding.doubted("refuted alone, not among so many parts") for finding in refuted]
+    undecided += [finding for finding in parts if finding.verdict == "undecided"]
     if undecided:
-        needed = [found.more for found in undecided if found.more is not None]
+        needed = [finding.more for finding in undecided if finding.more is not None]
         return replace(undecided[0], more=max(needed) if len(needed) == len(undecided) else None)
 
     # Supported: every part is, and p = max p_k.
-    chances = [found.p for found in parts if found.p is not None]
+    chances = [finding.p for finding in parts if finding.p is not None]
     return replace(parts[0], p=max(chances) if chances else None)
 
 
@@ -161,13 +162,13 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     """Judge one look by the table of its quantity; runs that failed leave it undecided, with the first reason."""
     table = look.quantity.of(measured)
-    found = join_parts([judge_part(part, table) for part in look.expectation])
+    finding = join_parts([judge_part(part, table) for part in look.expectation])
     states = measured.table["state"] if "state" in measured.table else pd.Series("done", measured.table.index)
     failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
-        found = found.doubted(f"{len(failed)} of {len(measured.table)} runs have no result: {reason}")
-    return table, found
+        finding = finding.doubted(f"{len(failed)} of {len(measured.table)} runs have no result: {reason}")
+    return table, finding
 
 
 def judge_protocol(
@@ -175,10 +176,10 @@ def judge_protocol(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
     """Judge all looks at a claim: the tables that were judged, and what was found, by the names of the looks."""
     judged = {name: judge_look(look, measured[name]) for name, look in protocol.looks.items()}
-    found = {name: finding for name, (_, finding) in judged.items()}
-    if found[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
-        found[MAIN] = found[MAIN].doubted("the control comes out supported too, so this look decides nothing")
-    return {name: table for name, (table, _) in judged.items()}, found
+    findings = {name: finding for name, (_, finding) in judged.items()}
+    if findings[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
+        findings[MAIN] = findings[MAIN].doubted("the control comes out supported too, so this look decides nothing")
+    return {name: table for name, (table, _) in judged.items()}, findings
 
 
 # --- The judge is tried: rules judge invented tables whose truth is known, inside, outside and at the edge.
@@ -224,13 +225,13 @@ class Tried:
         }
 
 
-def try_rule(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
+def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
     """Judge tables whose truth is at each place."""
     generator = np.random.default_rng(seed)
     rates: dict[float, list[str]] = {
-        place: [judge_part(rule, rule.invent(place, generator)).verdict for _ in range(tables)] for place in rule.places
+        truth: [judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)] for truth in rule.places
     }
-    false = max(rates[place].count(word) for place in rule.places for word in WRONG[place]) / tables
+    false = max(rates[truth].count(word) for truth in rule.places for word in WRONG[truth]) / tables
     return Tried(
         rule=f"{rule.option}: {rule.words}",
         tables=tables,

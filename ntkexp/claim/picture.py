@@ -69,14 +69,20 @@ class PublishedNumber(Component):
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
         """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
-        for key, wanted in self.where.items():
-            table = table[find_column(table, key, "picture.numbers.where").isin([level(wanted)])]
+        for key, value in self.where.items():
+            table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
         return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
 
     def row(self, table: pd.DataFrame) -> dict[str, str | float]:
-        found = self.estimate(table)
-        return {"what": self.what, "published": self.value, "here": found.value, "low": found.low, "high": found.high}
+        estimate = self.estimate(table)
+        return {
+            "what": self.what,
+            "published": self.value,
+            "here": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+        }
 
 
 # --- How a claim is drawn, from the tables that were judged: it decides nothing, and the claim's digest knows none of
@@ -128,7 +134,7 @@ class JudgedRows(AbstractPicture):
 
         from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
 
-        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, drawn_parts(judged)
+        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, pairs_of_parts(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
@@ -138,25 +144,25 @@ class JudgedRows(AbstractPicture):
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        heading(figure, title(judged.record))
+        heading(figure, exhibit_title(judged.record))
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
-        there, shown = len(judged.claim.looks[MAIN].expectation), len(drawn_parts(judged))
+        there, shown = len(judged.claim.looks[MAIN].expectation), len(pairs_of_parts(judged))
         missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
         return f"blue is the claim's own look, orange the second{missing}."
 
 
-def drawn_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
+def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
-    found = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
-    return sorted(found, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
+    pairs = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
+    return sorted(pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
 
 
-def title(record: ClaimRecord) -> str:
+def exhibit_title(record: ClaimRecord) -> str:
     main = record.main
-    found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
-    return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})"
+    figure = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
+    return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({figure})"
 
 
 def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | None:
@@ -268,19 +274,19 @@ def draw_scalar_step(
 
     figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    x, (place, value) = rows["x"], observation
+    x, (position, value) = rows["x"], observation
     for name, colour, size in (("before", style.GREY, 2.5), ("after", style.BLACK, 2)):
         left.plot(x, rows[name], "o", color=colour, markersize=size)
         left.plot(x, rows[name], color=colour, linewidth=0.5, alpha=0.5)
-    left.plot([place], [value], "X", color=style.VERMILION, markersize=7, zorder=4)
+    left.plot([position], [value], "X", color=style.VERMILION, markersize=7, zorder=4)
     left.annotate(
-        "observation", (place, value), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7,
+        "observation", (position, value), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7,
         color=style.VERMILION,
     )  # fmt: skip
     left.set(xlabel="x", ylabel="f(x)")
     named = {"before": style.GREY, "after": style.BLACK}
     style.name_ends(left, [style.End(name, rows[name].iloc[-1], colour) for name, colour in named.items()])
-    prepare_kernel_axes(right, x, place)
+    prepare_kernel_axes(right, x, position)
     ends = []
     for (name, share), colour in zip(kernels, (style.BLUE, style.GREEN, style.PURPLE), strict=False):
         right.plot(x, share, "o", color=colour, markersize=2.5)
@@ -292,7 +298,7 @@ def draw_scalar_step(
     return figure
 
 
-def draw_scalar_training(rows: pd.DataFrame, place: float, answer: str) -> Figure:
+def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Figure:
     """Draw how the kernel changes while f(x′) is raised: rows with `x`, `before` and `share` of each number of steps,
     the later the darker.
     """
@@ -302,7 +308,7 @@ def draw_scalar_training(rows: pd.DataFrame, place: float, answer: str) -> Figur
 
     figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    prepare_kernel_axes(right, rows["x"], place)
+    prepare_kernel_axes(right, rows["x"], position)
     curves = [curve for _, curve in rows.groupby("ascended")]
     for axes, name, colour in ((left, "before", style.BLACK), (right, "share", style.BLUE)):
         for k, curve in enumerate(curves):
@@ -315,10 +321,12 @@ def draw_scalar_training(rows: pd.DataFrame, place: float, answer: str) -> Figur
     return figure
 
 
-def prepare_kernel_axes(axes: Axes, x: pd.Series[int], place: float) -> None:
+def prepare_kernel_axes(axes: Axes, x: pd.Series[int], position: float) -> None:
     """Prepare axes for kernels with x′ at this place, as shares of k(x′, x′)."""
     from ntkexp.report.plots.style import PALE  # noqa: PLC0415  drawing is slow to load
 
     axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
-    axes.axvline(place, color=PALE, linewidth=0.6, zorder=0)
-    axes.set(xlabel="x", ylabel=f"k(x, {place:g})/k({place:g}, {place:g})", xlim=(x.min() - 0.5, x.max() + 0.5))
+    axes.axvline(position, color=PALE, linewidth=0.6, zorder=0)
+    axes.set(
+        xlabel="x", ylabel=f"k(x, {position:g})/k({position:g}, {position:g})", xlim=(x.min() - 0.5, x.max() + 0.5)
+    )

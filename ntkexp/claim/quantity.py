@@ -44,8 +44,8 @@ class Measured:
     def by_run(self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]) -> pd.DataFrame:
         """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
         runs = [self.known.get(name) for name in self.table["run"]]
-        found = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
-        parts = [self.table.assign(quantity=name, value=[row[name] for row in found]) for name in names]
+        numbers = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
+        parts = [self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names]
         return pd.concat(parts, ignore_index=True)
 
 
@@ -84,21 +84,21 @@ class Column(AbstractQuantity):
         describe(self.column)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=numbers(measured, self.column))
+        return measured.table.assign(value=column_numbers(measured, self.column))
 
 
-def numbers(measured: Measured, name: str) -> pd.Series[float]:
-    known = measured.numbers
-    if name not in known:
-        raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(known)}{nearest(name, known)}")
+def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
+    columns = measured.numbers
+    if name not in columns:
+        raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}")
     return measured.table[name].astype(float)
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables below each other, told apart by `quantity`; runs that were not asked for a quantity have no row of it."""
     table = pd.concat([each.assign(quantity=name) for name, each in tables.items()], ignore_index=True)
-    asked = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
-    return table[asked].reset_index(drop=True)
+    has_values = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
+    return table[has_values].reset_index(drop=True)
 
 
 class Columns(AbstractQuantity):
@@ -118,7 +118,9 @@ class Columns(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         table = measured.table
-        return stacked({name: table.assign(quantity=name, value=numbers(measured, name)) for name in self.columns})
+        return stacked(
+            {name: table.assign(quantity=name, value=column_numbers(measured, name)) for name in self.columns}
+        )
 
 
 class Together(AbstractQuantity):
@@ -166,11 +168,11 @@ class Crossing(AbstractQuantity):
         for key, name in (("along", self.along), ("by", self.by)):
             if name not in table:
                 raise Mistake(f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}")
-        asked = table.assign(figure=numbers(measured, self.column))
-        asked = asked[asked[self.along].notna()]
+        figures = table.assign(figure=column_numbers(measured, self.column))
+        figures = figures[figures[self.along].notna()]
         rows = [
             {"runs": runs, "seed": seed, self.by: by, "value": self.place(group)}
-            for (runs, seed, by), group in asked.groupby(["runs", "seed", self.by], sort=True)
+            for (runs, seed, by), group in figures.groupby(["runs", "seed", self.by], sort=True)
         ]
         return pd.DataFrame(rows)
 

@@ -42,7 +42,7 @@ from ntkexp.config.build import Builder
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import split
 from ntkexp.config.field_types import refusal
-from ntkexp.config.plain_yaml import read, spelled
+from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 
@@ -62,18 +62,17 @@ def claim_names(choices: Choices) -> list[str]:
 
 def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
     """Read a claim at one of its sizes; what is wrong with it is said with its file."""
-    known = claim_names(builder.choices)
-    if name not in known:
-        raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(known)}{nearest(name, known)}")
+    names = claim_names(builder.choices)
+    if name not in names:
+        raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(names)}{nearest(name, names)}")
     file = builder.choices.file("claim", name)
     try:
-        return claim_of(name, read(file), builder, size)
+        return claim_of(name, read_yaml(file), builder, size)
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
 
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
-    """Make a claim of what its file holds."""
     for key in tree:
         if key not in KEYS:
             raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")
@@ -119,24 +118,24 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     ['steps=9', 'data=moons']
     """
     if not isinstance(change, Mapping):
-        raise Mistake(f"{name}={spelled(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
+        raise Mistake(f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
     for key in change:
         if key not in CHANGES:
-            known = ", ".join(CHANGES)
-            raise Mistake(f"{name}.{key}: there is no such key; there are {known}{nearest(str(key), CHANGES)}")
-    found = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
+            keys = ", ".join(CHANGES)
+            raise Mistake(f"{name}.{key}: there is no such key; there are {keys}{nearest(str(key), CHANGES)}")
+    changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
-        found["seeds"] = change["seeds"]
+        changed["seeds"] = change["seeds"]
     for key in ("quantity", "trial"):
         if key in change:
-            found[key] = merge_fields(found.get(key), change[key])
+            changed[key] = merge_fields(changed.get(key), change[key])
     if "expectation" in change:  # of several parts that are expected, each gets these fields
-        before, after = found.get("expectation"), change["expectation"]
+        before, after = changed.get("expectation"), change["expectation"]
         several = isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
-        found["expectation"] = (
+        changed["expectation"] = (
             [merge_fields(part, after) for part in before or ()] if several else merge_fields(before, after)
         )
-    return found
+    return changed
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
@@ -145,18 +144,18 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     for run in of_names:
         if run not in runs:
             raise Mistake(f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}")
-    known = [key for run in runs.values() for key in run.get("axes") or {}]
+    keys = [key for run in runs.values() for key in run.get("axes") or {}]
     for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
-        if key not in known:
-            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, known)}")
-    found = {}
+        if key not in keys:
+            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, keys)}")
+    changed = {}
     for run, before in runs.items():
         axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])
         for more in (change, of_names.get(run, {})):
             axes |= {key: values for key, values in (more.get("axes") or {}).items() if key in axes}
             base += more.get("base") or []
-        found[run] = {**before, "axes": axes, "base": base}
-    return found
+        changed[run] = {**before, "axes": axes, "base": base}
+    return changed
 
 
 def merge_fields(before: Any, change: Any) -> Any:
@@ -196,10 +195,10 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
         with mistakes_in(f"{SECOND}: "):
             given = seeds_of(changed["seeds"])
         seeds = [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
-    found = build_look({**changed, "seeds": seeds}, SECOND, builder)
-    if common := sorted({*found.seeds} & {*main.seeds}):
+    look = build_look({**changed, "seeds": seeds}, SECOND, builder)
+    if common := sorted({*look.seeds} & {*main.seeds}):
         raise Mistake(f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20")
-    return found
+    return look
 
 
 @contextmanager
@@ -213,7 +212,7 @@ def mistakes_in(name: str) -> Iterator[None]:
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
     """Read runs of a claim as a sweep, of one thread each: their bytes are the same however many are at work."""
     if not isinstance(fields, Mapping):
-        raise Mistake(f"runs.{name}={spelled(fields)}: it takes axes and base, as a sweep does")
+        raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")
     base = list(fields.get("base") or [])
     if not any(split(str(text)).key == "threads" for text in base):
         base.append("threads=1")
@@ -223,5 +222,7 @@ def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
 def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Any:
     """Build a part of a claim: its trial, quantity, picture, or what it expects."""
     if not isinstance(given, Mapping):
-        raise Mistake(f"{key}={spelled(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}")
+        raise Mistake(
+            f"{key}={spell_value(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}"
+        )
     return builder.component(given, (kind,), key)

@@ -6,46 +6,30 @@ from __future__ import annotations
 
 import errno
 import gc
-import inspect
 import os
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from ntkexp.chapter import files, folders
-from ntkexp.cli import commands
+from ntkexp.cli.claims import claims
+from ntkexp.cli.ensemble import ensemble
+from ntkexp.cli.explain import attribute, explain
+from ntkexp.cli.kernel_fill import limit, tangent
+from ntkexp.cli.kernel_predict import predict, study
 from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advice
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, in_words
+from ntkexp.cli.results import compare, report, runs
+from ntkexp.cli.sweep import sweep
+from ntkexp.cli.train import config, resume, train
+from ntkexp.cli.validate import validate
+from ntkexp.engine.base import DENIED, FAULTS, exhausted, fault_in_words
 from ntkexp.mistake import Mistake, without_secrets
 
-# --- The command line, put together from the files in `commands`: a command is the function that has the name of its
-# file, and a folder is a group of them.
-
-
-FIRST = (
-    "train",
-    "sweep",
-    "claims",
-    "config",
-    "resume",
-    "report",
-    "explain",
-    "attribute",
-    "validate",
-    "compare",
-    "runs",
-    "limit",
-    "tangent",
-    "predict",
-)
-"""The commands in the order in which somebody comes to need them; others follow."""
+# --- The command line, put together: each command is a function, listed here in the order of the help.
 
 
 def root(
@@ -60,39 +44,26 @@ def root(
         typer.echo(context.get_help())
 
 
-def assembled() -> typer.Typer:
-    """The program with all its commands."""
+COMMANDS = (train, sweep, claims, config, resume, report, explain, attribute, validate, compare, runs)
+KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
+
+
+def assemble() -> typer.Typer:
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
         rich_markup_mode=None,  # plain help comes in half the time
         pretty_exceptions_enable=False,
     )
     program.callback(invoke_without_command=True)(root)
-    fill(program, commands)
+    kernel = typer.Typer(help="Compute a kernel into a file, and predict with it.", no_args_is_help=True)
+    program.add_typer(kernel, name="kernel")
+    for group, commands in ((program, COMMANDS), (kernel, KERNEL_COMMANDS)):
+        for command in commands:
+            group.command()(spread(command))
     return program
 
 
-def fill(program: typer.Typer, package: ModuleType) -> None:
-    """Add the commands in a folder, and the groups in it."""
-    for name in folders(package):
-        inside = import_module(f"{package.__name__}.{name}")
-        group = typer.Typer(help=inspect.getdoc(inside), no_args_is_help=True)
-        fill(group, inside)
-        program.add_typer(group, name=name)
-    for name in sorted(files(package), key=place):
-        program.command()(spread(getattr(import_module(f"{package.__name__}.{name}"), name)))
-
-
-def place(name: str) -> tuple[int, str]:
-    """Where a command stands in the help.
-
-    >>> sorted(["my_command", "runs", "train"], key=place)
-    ['train', 'runs', 'my_command']
-    """
-    return FIRST.index(name) if name in FIRST else len(FIRST), name
-
-
-app = assembled()
+app = assemble()
 
 
 # --- What a process finds around itself, put right or refused before a library complains in words of its own.
@@ -168,7 +139,6 @@ UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ i
 
 
 def main() -> None:
-    """Run the command of `sys.argv`."""
     settle()
     status = run(sys.argv[1:])
     gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was
@@ -194,9 +164,9 @@ def run(arguments: Sequence[str]) -> int:
                 signal.signal(number, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     except Exception as error:
-        if (known := failure(error)) is None:
+        if (reason := failure(error)) is None:
             raise
-        return complain(*known)
+        return complain(*reason)
     return 0
 
 
@@ -224,7 +194,7 @@ def failure(error: Exception) -> tuple[str, int] | None:
                 sys.stdout.flush()
             except OSError:  # Python would try to write it once more at its end, and fail in its own words
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return in_words(error), 2 if error.errno in DENIED else 1
+            return fault_in_words(error), 2 if error.errno in DENIED else 1
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
         case RuntimeError() | MemoryError() if lacking := exhausted(error):

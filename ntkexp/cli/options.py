@@ -43,19 +43,18 @@ MOST_THREADS = 1024
 # --- Shell completion. Errors cannot be shown there, so a mistake offers nothing.
 
 
-def known_choices(context: typer.Context) -> Choices:
-    from ntkexp.config.choices import Choices, folders
+def choices_of(context: typer.Context) -> Choices:
+    from ntkexp.config.choices import Choices, config_folders
 
     given = context.params.get("config_dir")
-    return Choices(folders(given and Path(given)))
+    return Choices(config_folders(given and Path(given)))
 
 
 def offer(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer KEY=VALUE."""
     from ntkexp.config.choices import complete
 
     try:
-        return complete(context.params.get("overrides") or [], incomplete, known_choices(context))
+        return complete(context.params.get("overrides") or [], incomplete, choices_of(context))
     except Mistake:
         return []
 
@@ -66,7 +65,7 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
     words = context.params.get("words") or []
     try:
-        choices = known_choices(context)
+        choices = choices_of(context)
         named = bool(words) and words[0] in choices.options("sweep")
         names = [] if words else [name for name in choices.options("sweep") if name.startswith(incomplete)]
         return [*names, *complete(words[named:], incomplete, choices)]
@@ -75,25 +74,24 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer the names of claims, each once."""
     given = context.params.get("names") or []
     try:
-        known = known_choices(context).options("claim")
+        names = choices_of(context).options("claim")
     except Mistake:
         return []
-    return [name for name in [*known, "list", "judge"] if name.startswith(incomplete) and name not in given]
+    return [name for name in [*names, "list", "judge"] if name.startswith(incomplete) and name not in given]
 
 
 # --- Arguments and options.
 
 
-def require_tensorboard(wanted: bool) -> bool:
+def require_tensorboard(enabled: bool) -> bool:
     """TensorBoard is missed before an hour of training, not after it."""
-    if wanted:
+    if enabled:
         from ntkexp.report.events import refuse_without_tensorboard
 
         refuse_without_tensorboard()
-    return wanted
+    return enabled
 
 
 Overrides: TypeAlias = Annotated[
@@ -243,7 +241,7 @@ def ensure_writable(folder: Path) -> Path:
     return folder
 
 
-def keep_events(folder: Path, wanted: bool) -> None:
+def write_events(folder: Path, wanted: bool) -> None:
     """Write the finished run as TensorBoard reads it, if somebody wants it."""
     if wanted:
         from ntkexp.report.events import ensure_events

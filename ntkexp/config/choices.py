@@ -2,7 +2,7 @@
 
 Completion and advice ask here, without Hydra and without importing a component.
 
->>> choices = Choices(folders(None))
+>>> choices = Choices(config_folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
 (['mean_field', 'ntk', 'standard'], 32)
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ntkexp.config.plain_yaml import read, spelled
+from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.mistake import Mistake, WrongArgument, nearest, refuse_special
 
 # --- Where the YAML files lie: those that come with the package, and before them those of the user.
@@ -24,7 +24,7 @@ from ntkexp.mistake import Mistake, WrongArgument, nearest, refuse_special
 LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/model/NAME.yaml"
 
 
-def folders(config_dir: Path | None) -> tuple[Path, ...]:
+def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
     """List the folders to look in, the user's before the package's; the first that has a file wins."""
     if config_dir is None:
         return (shipped(),)
@@ -72,11 +72,10 @@ class Choices:
         return sorted({file.stem for file in files if file.is_file()})
 
     def file(self, group: str, option: str) -> Path:
-        """Find the file of an option."""
         if option not in self.options(group):
-            known = ", ".join(self.options(group))
+            options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
-            raise Mistake(f"'{option}' is no option of {group}; choose from {known}{hint}")
+            raise Mistake(f"'{option}' is no option of {group}; choose from {options}{hint}")
         return next(file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file())
 
     def root(self) -> Path:
@@ -85,16 +84,16 @@ class Choices:
 
     def keys(self, group: str, option: str) -> dict[str, Any]:
         """Find the dotted keys of an option, with their values."""
-        return dict(dotted(read(self.file(group, option)), f"{group}."))
+        return dict(dotted(read_yaml(self.file(group, option)), f"{group}."))
 
     def common(self) -> dict[str, Any]:
         """Find the dotted keys that belong to no group, with their values."""
-        values = {key: value for key, value in read(self.root()).items() if key != "defaults"}
+        values = {key: value for key, value in read_yaml(self.root()).items() if key != "defaults"}
         return dict(dotted(values, ""))
 
     def defaults(self) -> dict[str, str]:
         """The option of each group where nothing else is asked for."""
-        entries = read(self.root()).get("defaults", [])
+        entries = read_yaml(self.root()).get("defaults", [])
         if not isinstance(entries, list):
             raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
         pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
@@ -158,10 +157,10 @@ def lines(file: Path) -> Iterator[str]:
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:
     """The words that may stand in place of the unfinished one, given those before it.
 
-    >>> complete([], "model.wi", Choices(folders(None)))
+    >>> complete([], "model.wi", Choices(config_folders(None)))
     ['model.width=', 'model.width=512']
     """
-    *before, begun = rejoined(words)
+    *before, begun = rejoin_lists(words)
     chosen = choices.defaults() | {
         group: option
         for group, _, option in (word.partition("=") for word in before)
@@ -185,12 +184,12 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     return [word.removeprefix(begun) for word in offered if word.startswith(text)]
 
 
-def rejoined(words: Sequence[str]) -> list[str]:
+def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Words as they were typed, and last what of the unfinished one comes before an '='.
 
     bash splits a word at '=' and hands over its parts, others the whole; of `model=` bash drops the '=' itself.
 
-    >>> rejoined(["data", "=", "table", "model", "="]), rejoined(["data=table"]), rejoined(["model"])
+    >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])
     """
     typed: list[str] = []
@@ -219,4 +218,4 @@ def values(
     elif isinstance(known.get(key), bool):
         yield from ("false", "true")
     elif known.get(key) not in (None, "???"):
-        yield spelled(known[key]).replace(", ", ",")
+        yield spell_value(known[key]).replace(", ", ",")

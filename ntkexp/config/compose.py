@@ -41,10 +41,10 @@ from omegaconf.resolvers import oc
 from pydantic.fields import FieldInfo
 from yaml import YAMLError
 
-from ntkexp.config.build import Builder, admit, keys, unknown
-from ntkexp.config.choices import Choices, folders
-from ntkexp.config.field_types import OPTIONS, is_list, is_text, may_be_text, takes
-from ntkexp.config.plain_yaml import as_yaml, read, refuse_reference_growth
+from ntkexp.config.build import Builder, admit, config_keys, unknown_key
+from ntkexp.config.choices import Choices, config_folders
+from ntkexp.config.field_types import OPTIONS, accepted_values, is_list, is_text, may_be_text
+from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import HIDDEN, SHORTEST, HydraSetting, Mistake, first_line, nearest, without_secrets
 
@@ -85,24 +85,24 @@ def split(text: str) -> Override:
 
 
 def read_option(override: Override, choices: Choices) -> str:
-    """The option of a group that an override chooses."""
-    group, known = override.key, choices.options(override.key)
+    group, options = override.key, choices.options(override.key)
     name = override.value.strip("'\"")
     if not name:
-        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(known)}")
-    if "," in name and all(part.strip() in known for part in name.split(",")):
+        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(options)}")
+    if "," in name and all(part.strip() in options for part in name.split(",")):
         raise Mistake(f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}")
-    if name not in known:
+    if name not in options:
         alias = OPTIONS.get(group, {}).get(name.lower())
-        hint = f"; did you mean '{alias}'?" if alias in known else nearest(name, known)
-        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(known)}{hint}")
+        hint = f"; did you mean '{alias}'?" if alias in options else nearest(name, options)
+        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(options)}{hint}")
     return name
 
 
 def read_value(override: Override, field: FieldInfo) -> Any:
-    """The value that an override gives to a field."""
     if not override.value or override.value == "???":
-        raise Mistake(f"{override.key} is given no value; write {override.key}=VALUE: it takes {takes(field)}")
+        raise Mistake(
+            f"{override.key} is given no value; write {override.key}=VALUE: it takes {accepted_values(field)}"
+        )
     if is_text(field.annotation) and not MARKED.fullmatch(override.value):
         return override.value
     if len(override.value) > LONGEST:
@@ -116,7 +116,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
     except (HydraException, ValueError, RecursionError):  # the last two: 5000 digits, 500 brackets
         if may_be_text(field.annotation):
             return override.value
-        raise Mistake(f"{override}: the value cannot be read; {override.key} takes {takes(field)}") from None
+        raise Mistake(f"{override}: the value cannot be read; {override.key} takes {accepted_values(field)}") from None
     if not swept:
         return value
     if may_be_text(field.annotation):
@@ -163,11 +163,11 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
     # the files says what is wrong with one, and in which line, more plainly than Hydra does.
     files = [choices.root(), *(choices.file(group, option) for group, option in (usual | dict(picked)).items())]
     for file in files:
-        if "hydra" in read(file):
+        if "hydra" in read_yaml(file):
             raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
-    if any("defaults" in read(file) for file in files[1:]):  # they name files that are not chosen by themselves
+    if any("defaults" in read_yaml(file) for file in files[1:]):  # they name files that are not chosen by themselves
         for file in (file for folder in choices.folders[:-1] for file in folder.rglob("*.yaml")):
-            read(file)
+            read_yaml(file)
 
     token = user_folders.set(tuple(str(folder) for folder in choices.folders[:-1]))
     package = str(choices.folders[-1])
@@ -204,7 +204,7 @@ def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Seq
 
 def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Composer:
     """Make a composer for these folders and packages."""
-    return Composer(Builder(admit(trust), Choices(folders(config_dir))))
+    return Composer(Builder(admit(trust), Choices(config_folders(config_dir))))
 
 
 @dataclass(frozen=True)
@@ -261,27 +261,27 @@ class Composer:
         config = deepcopy(config)
 
         # the other values put into it, each read by its field; those first that say which component has the keys
-        known: dict[str, FieldInfo] = {}
+        keys: dict[str, FieldInfo] = {}
         for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
             if override.key in picked:
                 continue
-            known = known or known_keys(config, self.builder)
-            if override.key not in known:
-                raise unknown(override.key, known, chosen, choices)
-            value = read_value(override, known[override.key])
+            keys = keys or known_keys(config, self.builder)
+            if override.key not in keys:
+                raise unknown_key(override.key, keys, chosen, choices)
+            value = read_value(override, keys[override.key])
             try:
                 OmegaConf.update(config, override.key, value, force_add=True)
             except OmegaConfBaseException as error:
                 raise Mistake(f"{override}: {first_line(error)}") from None
-            target = override.key.endswith("._target_") or f"{override.key}._target_" in known
+            target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
             if target or isinstance(value, Mapping):
-                known = {}  # another component has keys of its own
+                keys = {}  # another component has keys of its own
         return Resolved(follow_references(config, self.builder), chosen, self.builder)
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
     """Every key of a tree, with its field."""
-    return dict(keys(plain(config, resolve=False), Experiment, builder))
+    return dict(config_keys(plain(config, resolve=False), Experiment, builder))
 
 
 def plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
     except MissingMandatoryValue as error:  # a ???
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
-        kind = f": it takes {takes(field)}" if field else ""
+        kind = f": it takes {accepted_values(field)}" if field else ""
         raise Mistake(f"{key} has no default; write {key}=VALUE{kind}") from None
     except OmegaConfBaseException as error:
         raise Mistake(f"{error.full_key}: {first_line(error)}; ${{KEY}} takes a key that has a value") from None

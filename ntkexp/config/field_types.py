@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component
-from ntkexp.config.plain_yaml import spelled
+from ntkexp.config.plain_yaml import spell_value
 from ntkexp.mistake import Mistake, nearest
 
 WORDS = {
@@ -79,38 +79,38 @@ def flat(limits: Iterable[object]) -> Iterator[object]:
             yield limit
 
 
-def takes(field: FieldInfo) -> str:
+def accepted_values(field: FieldInfo) -> str:
     return allowed(field.annotation, field.metadata)
 
 
-def kinds(kind: Any) -> tuple[Any, ...]:
+def plain_types(kind: Any) -> tuple[Any, ...]:
     """The plain types that a type is made of.
 
-    >>> kinds(tuple[int, ...] | Literal["log"] | None)
+    >>> plain_types(tuple[int, ...] | Literal["log"] | None)
     (<class 'int'>, 'log', <class 'NoneType'>)
     """
     match get_origin(kind):
         case None:
             return (kind,) if kind is not ... else ()
         case origin if origin is Annotated:
-            return kinds(get_args(kind)[0])
+            return plain_types(get_args(kind)[0])
         case origin if origin is Literal:
             return get_args(kind)
-    return tuple(plain for part in get_args(kind) for plain in kinds(part))
+    return tuple(plain for part in get_args(kind) for plain in plain_types(part))
 
 
-def bases(kind: Any) -> tuple[type[Component], ...]:
-    return tuple(plain for plain in kinds(kind) if isinstance(plain, type) and issubclass(plain, Component))
+def component_bases(kind: Any) -> tuple[type[Component], ...]:
+    return tuple(plain for plain in plain_types(kind) if isinstance(plain, type) and issubclass(plain, Component))
 
 
 def is_text(kind: Any) -> bool:
     """Whether only text can be meant, so that a value needs no quotes."""
-    return set(kinds(kind)) <= {str, Path, NoneType}
+    return set(plain_types(kind)) <= {str, Path, NoneType}
 
 
 def may_be_text(kind: Any) -> bool:
     """Whether text is among what can be meant."""
-    return bool({str, Path} & {plain for plain in kinds(kind) if isinstance(plain, type)})
+    return bool({str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)})
 
 
 def is_list(kind: Any) -> bool:
@@ -133,15 +133,16 @@ def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapp
     name = str(first["loc"][0])
     whole = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
-        known = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
-        keys = f"its keys are {', '.join(known)}" if known else "it has none"
-        return Mistake(f"{whole}: {kind.__name__} has no such key; {keys}{nearest(whole, known)}")
+        keys = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
+        those = f"its keys are {', '.join(keys)}" if keys else "it has none"
+        return Mistake(f"{whole}: {kind.__name__} has no such key; {those}{nearest(whole, keys)}")
     field = kind.model_fields[name]
     if first["type"] == "missing":
-        return Mistake(f"{whole} is missing; it takes {takes(field)}")
+        return Mistake(f"{whole} is missing; it takes {accepted_values(field)}")
     value = given.get(name)
-    words = [plain for plain in kinds(field.annotation) if isinstance(plain, str)]
-    return Mistake(f"{whole}={spelled(value)}: {reason or f'it takes {takes(field)}{nearest(str(value), words)}'}")
+    words = [plain for plain in plain_types(field.annotation) if isinstance(plain, str)]
+    reason = reason or f"it takes {accepted_values(field)}{nearest(str(value), words)}"
+    return Mistake(f"{whole}={spell_value(value)}: {reason}")
 
 
 # --- What others call our keys and options: the words of papers and of other libraries, with ours.

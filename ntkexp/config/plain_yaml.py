@@ -13,7 +13,7 @@ yaml.constructor.ConstructorError: '1x' is no int
 
 A value as it would be written on the command line.
 
->>> spelled([1, None, "a"]), spelled(True), spelled("x")
+>>> spell_value([1, None, "a"]), spell_value(True), spell_value("x")
 ('[1, null, a]', 'true', 'x')
 """
 
@@ -59,9 +59,9 @@ class Loader(yaml.SafeLoader):
         if self.depth > DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings lie in each other", mark)
-        found = super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
         self.depth -= 1
-        return found
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in PLAIN:
@@ -69,10 +69,10 @@ class Loader(yaml.SafeLoader):
             advice = "write it as text, a number, a list or KEY: VALUE lines"
             raise ConstructorError(None, None, f"{kind} is no kind of value here; {advice}", node.start_mark)
         try:
-            found = super().construct_object(node, deep)
-            if isinstance(found, str):
-                found.encode()  # half a character, which YAML can spell, is in no file that can be written
-            return found
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # half a character, which YAML can spell, is in no file that can be written
+            return value
         except (ValueError, ArithmeticError, AttributeError, LookupError, TypeError):
             kind, shown = str(node.tag).rpartition(":")[2], brief(node.value)
             raise ConstructorError(None, None, f"{shown} is no {kind}", node.start_mark) from None
@@ -93,12 +93,12 @@ def parsed(text: str) -> Any:
 
 def refuse_growth(root: yaml.Node) -> None:
     """An anchor stands for a copy, and a few of them in each other for more copies than there is memory."""
-    known: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
 
     def extent(node: yaml.Node) -> tuple[int, int]:
         """How many entries a node has with all copies, and how deep it is."""
-        if id(node) not in known:
-            known[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
             match node:
                 case yaml.MappingNode():
                     children = [part for pair in node.value for part in pair]
@@ -108,11 +108,11 @@ def refuse_growth(root: yaml.Node) -> None:
                     children = []
             own = 1 + (LETTER * len(node.value) if isinstance(node, yaml.ScalarNode) and "${" in node.value else 0)
             parts = [extent(child) for child in children]
-            known[id(node)] = (
+            sizes[id(node)] = (
                 own + sum(part[0] for part in parts),
                 1 + max((part[1] for part in parts), default=0),
             )
-        entries, depth = known[id(node)]
+        entries, depth = sizes[id(node)]
         if entries > MOST or depth > DEEPEST:
             found = f"{MOST} entries" if entries > MOST else f"{DEEPEST} levels"
             raise ComposerError(None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark)
@@ -158,13 +158,13 @@ class Extent:
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.tree, self.level = tree, 0
         self.known: dict[Place, tuple[int, int]] = {}
-        self.texts = [place for place, node in leaves(tree, ()) if refers(node)]
+        self.texts = [place for place, node in leaves(tree, ()) if has_references(node)]
 
     def __call__(self, place: Place) -> tuple[int, int]:
         if place not in self.known:
             self.known[place] = 0, 0  # until it is known: who follows a circle says so by himself
             node = self.node(place)
-            if refers(node):
+            if has_references(node):
                 self.known[place] = self.of_references(place, node)
             else:
                 parts = [self((*place, key)) for key, _ in children(node)]
@@ -176,10 +176,10 @@ class Extent:
         """The extent of what a text refers to, or may refer to."""
         self.level += 1
         targets: list[Place | None] = []
-        for found in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
-            if found[2] == "$":  # the key is made of another reference
+        for reference in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
+            if reference[2] == "$":  # the key is made of another reference
                 targets += self.texts
-            words = REFERRED.findall(text, found.end()) if found[2] == ":" else [found[1].strip()]
+            words = REFERRED.findall(text, reference.end()) if reference[2] == ":" else [reference[1].strip()]
             targets += [self.target(place, word) for word in words]
         parts = [self(target) for target in targets if target is not None]
         entries = text.count("${") + len(text) // LONG + sum(part[0] for part in parts)
@@ -196,7 +196,7 @@ class Extent:
         up = len(key) - len(key.lstrip("."))
         target = place[: len(place) - up] if up else ()
         for part in re.findall(r"[^.\[\]]+", key):
-            if refers(self.node(target)):
+            if has_references(self.node(target)):
                 return target
             if child(self.node(target), part) is None:
                 return None
@@ -210,7 +210,7 @@ class Extent:
         return node
 
 
-def refers(node: object) -> bool:
+def has_references(node: object) -> bool:
     return isinstance(node, str) and "${" in node
 
 
@@ -231,7 +231,6 @@ def children(node: object) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
-    """Whatever holds nothing else."""
     parts = list(children(node))
     for key, value in parts:
         yield from leaves(value, (*place, key))
@@ -246,27 +245,26 @@ LARGEST = 1 << 24
 """Bytes of a YAML file."""
 
 
-def read(file: Path) -> dict[str, Any]:
-    """A YAML file, which must be a mapping."""
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         refuse_special(file, str(file), LARGEST)
-        found = deepcopy(known(file.read_text(encoding="utf-8")))
+        tree = deepcopy(parse_cached(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise Mistake(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise unparsed(error, file) from None
-    if not isinstance(found, dict | None):
+        raise yaml_mistake(error, file) from None
+    if not isinstance(tree, dict | None):
         raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
-    return found or {}
+    return tree or {}
 
 
 @lru_cache(maxsize=1000)
-def known(text: str) -> Any:
+def parse_cached(text: str) -> Any:
     """What a text says, parsed once: a list of all choices reads the same few files again and again."""
     return parsed(text)
 
 
-def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
+def yaml_mistake(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
     """What is wrong with a YAML file, and where."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
@@ -278,7 +276,7 @@ def unparsed(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
 # --- Plain data as YAML.
 
 
-def spelled(value: object) -> str:
+def spell_value(value: object) -> str:
     """Spell a value as YAML on one line, and text as it stands."""
     if isinstance(value, str):
         return value

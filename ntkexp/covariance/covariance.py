@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.pairs import Coarse, Pairs, averaged, reached, trivial
+from ntkexp.covariance.pairs import Coarse, Pairs, average_pixels, keeps_pixels, pairs_after
 from ntkexp.mistake import Mistake
 
 PORTION = 2**17  # numbers: what is done to a portion of examples, one step after the other, meets it in a cache
@@ -95,7 +95,7 @@ class Covariance:
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
         """K of each input with itself: the mean over channels of x[p] x[q]."""
-        few = portions(x, pairs.count * x.shape[1])
+        few = split_portions(x, pairs.count * x.shape[1])
         return cls(torch.cat([(pairs.spread(part) * pairs.at_second(part)).mean(1) for part in few]), None, pairs)
 
     @classmethod
@@ -131,10 +131,10 @@ class Covariance:
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
         """On coarser pixels, axis by axis: K′[p′, q′] = mean K[p, q] over members p of p′ and q of q′, and Θ′ alike."""
-        if trivial(coarse, self.pairs):
+        if keeps_pixels(coarse, self.pairs):
             return self
-        found = self.map(lambda values: averaged(values, self.pairs, coarse))
-        return replace(found, pairs=reached(coarse, self.pairs))
+        averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
+        return replace(averages, pairs=pairs_after(coarse, self.pairs))
 
     def without_pixels(self) -> Covariance:
         """An image of one pixel as a vector."""
@@ -156,10 +156,10 @@ class Covariance:
         return replace(last, nngp=one.nngp + two.nngp, ntk=ntk, pairs=pairs)
 
 
-def portions(x: Float[Tensor, "example ..."], each: int) -> Sequence[Float[Tensor, "few ..."]]:
+def split_portions(x: Float[Tensor, "example ..."], each: int) -> Sequence[Float[Tensor, "few ..."]]:
     """The examples, in chunks of a reasonable size.
 
-    >>> [len(portion) for portion in portions(torch.zeros(5, 3), 2**16)]
+    >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]
     """
     return torch.split(x, max(1, PORTION // max(1, each)))

@@ -44,8 +44,7 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs are stored."""
-        return prod(n * len(kept) for n, kept in zip(self.pixels, self.offsets, strict=True))
+        return prod(n * len(offsets) for n, offsets in zip(self.pixels, self.offsets, strict=True))
 
     def union(self, other: Pairs) -> Pairs:
         """The pairs that are in either, and what lies in between: offsets are stored axis by axis."""
@@ -53,7 +52,6 @@ class Pairs:
         return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
 
     def common(self, other: Pairs) -> Pairs:
-        """The pairs that are in both."""
         both = zip(self.offsets, other.offsets, strict=True)
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 
@@ -66,9 +64,9 @@ class Pairs:
         """Find the values [*example, *pixel] of the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
-            index, place = self.second(axis).to(values.device), first + 2 * axis
-            picked = values.index_select(place, index.flatten())
-            values = picked.view(*values.shape[:place], *index.shape, *values.shape[place + 1 :])
+            index, dim = self.second(axis).to(values.device), first + 2 * axis
+            picked = values.index_select(dim, index.flatten())
+            values = picked.view(*values.shape[:dim], *index.shape, *values.shape[dim + 1 :])
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
@@ -82,11 +80,11 @@ class Pairs:
         """These values, with others in the place of equal pixels."""
         if not self.pixels:
             return diagonal
-        if all(kept == (0,) for kept in self.offsets):
+        if all(offsets == (0,) for offsets in self.offsets):
             return diagonal.reshape(values.shape)
         equal = torch.ones((), dtype=torch.bool, device=values.device)
-        for axis, kept in enumerate(self.offsets):
-            zero = torch.tensor(kept, device=values.device) == 0
+        for axis, offsets in enumerate(self.offsets):
+            zero = torch.tensor(offsets, device=values.device) == 0
             equal = equal & zero.view(-1, *(1,) * (2 * (len(self.pixels) - axis) - 1))
         return torch.where(equal, self.spread(diagonal), values)
 
@@ -111,12 +109,12 @@ class Pairs:
 # around. A window moves along one axis after the other, and changes no offset.
 
 
-def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
+def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
     """The mean over a window at every pair.
 
     >>> import torch
     >>> pairs = Pairs.all((3,))
-    >>> box(torch.ones(3, 3), pairs, [3], circular=False) * 3
+    >>> window_mean(torch.ones(3, 3), pairs, [3], circular=False) * 3
     tensor([[2., 3., 2.],
             [2., 2., 1.],
             [1., 2., 2.]])
@@ -128,22 +126,22 @@ def box(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) ->
     return values / prod(windows)
 
 
-def window_sum(values: Tensor, pairs: Pairs, axis: int, place: int, reach: int, circular: bool) -> Tensor:
+def window_sum(values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool) -> Tensor:
     """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
     n = pairs.pixels[axis]
     if circular:
-        return sum((values.roll(-shift, place + 1) for shift in range(-reach, reach + 1) if shift), start=values)
+        return sum((values.roll(-shift, dim + 1) for shift in range(-reach, reach + 1) if shift), start=values)
     total = values.clone()
     second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
     for shift in range(-min(reach, n - 1), min(reach, n - 1) + 1):
         start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
-        here, there = total.narrow(place + 1, start, length), values.narrow(place + 1, end, length)
+        here, there = total.narrow(dim + 1, start, length), values.narrow(dim + 1, end, length)
         if shift and second is None:  # equal pixels leave an image together
             here += there
         elif shift and second is not None:
             moved = second[:, start : start + length] + shift
             inside = ((moved >= 0) & (moved < n)).to(values.dtype)
-            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - place - 2)))
+            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - dim - 2)))
     return total
 
 
@@ -183,7 +181,6 @@ class Coarse:
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:
-        """Whether the operation leaves this number of pixels unchanged."""
         return self.members == tuple((p,) for p in range(pixels))
 
     @property
@@ -206,8 +203,8 @@ class Coarse:
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
         """Find the places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
-        n, place = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
-        rows = [[place[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
+        n, index = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
+        rows = [[index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
@@ -218,34 +215,33 @@ class Coarse:
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """The coarse offsets that can be had from fine ones."""
-        known = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= known)
+        fine_offsets = set(offsets)
+        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
 
 
-def needed(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
+def pairs_before(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
-    offsets = (one.needed(kept, n) for one, kept, n in zip(coarse, wanted.offsets, pixels, strict=True))
+    offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
-def reached(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
+def pairs_after(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
     """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
-    offsets = tuple(one.reached(kept, n) for one, kept, n in each)
+    offsets = tuple(one.reached(before, n) for one, before, n in each)
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
 
 
-def trivial(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
-    """Whether no axis is changed."""
+def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
     return all(one.trivial(n) for one, n in zip(coarse, pairs.pixels, strict=True))
 
 
-def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
+def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """Apply the map, axis by axis."""
-    after = reached(coarse, pairs)
+    after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        place = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
-        lead, rest = values.shape[:place], values.shape[place + 2 :]
+        dim = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
+        lead, rest = values.shape[:dim], values.shape[dim + 2 :]
         if not after.offsets[axis]:  # nothing that is needed
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
@@ -253,14 +249,14 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
             continue
         # For every coarse offset and pixel, the places of the pairs that are averaged among those that are stored.
         tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
-        flat, columns = values.flatten(place, place + 1), tables.flatten(0, 1).t()
+        flat, columns = values.flatten(dim, dim + 1), tables.flatten(0, 1).t()
         if len(columns) > columns.shape[1]:  # a few means over many
-            picked = flat.index_select(place, columns.t().flatten())
-            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(place + 1)
+            picked = flat.index_select(dim, columns.t().flatten())
+            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(dim + 1)
         else:
-            mean = flat.index_select(place, columns[0])
+            mean = flat.index_select(dim, columns[0])
             for column in columns[1:]:
-                mean = mean + flat.index_select(place, column)
+                mean = mean + flat.index_select(dim, column)
             mean = mean / len(columns)
         values = mean.view(*lead, *tables.shape[:2], *rest)
     return values
@@ -269,14 +265,14 @@ def averaged(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
 LARGEST_ERROR = 1e-4
 
 
-def resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
+def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
     """The variances at which a layer's kernel is known in their precision; others are refused.
 
     Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
     1/b². The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near
     neighbours.
 
-    >>> resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
+    >>> require_resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, ...
     """
@@ -360,7 +356,7 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
     return Operation(COARSEN, register, coarse=(*missing, *coarse))
 
 
-def roots(q: Tensor) -> tuple[Tensor, Tensor]:
+def root_and_inverse(q: Tensor) -> tuple[Tensor, Tensor]:
     """The roots √q and 1/√q, zero where q is."""
     root = q.sqrt()
     return root, torch.where(root > 0, 1 / root, 0.0)

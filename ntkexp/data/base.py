@@ -16,16 +16,79 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from pathlib import Path
+from typing import Annotated, Literal, final
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from ntkexp.component import Component, Count, CountOrNone
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, nearest_file, refuse_special
 from ntkexp.stream import stream
+
+LARGEST = 1 << 34
+"""Bytes of a file of data, all of which are read into memory."""
+
+
+def expand_home(path: Path) -> Path:
+    """`~` as the shell means it."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise Mistake(f"{quoted(path)}: there is no such home folder") from error
+
+
+UserPath = Annotated[Path, AfterValidator(expand_home)]
+"""A path on the command line or in YAML."""
+
+
+def quoted(path: Path) -> str:
+    """The key and its value, which is quoted, because a file name may hold blanks and line breaks."""
+    return f"data.path={str(path)!r}"
+
+
+def is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def require_file(path: Path) -> Path:
+    try:
+        folder, exists = path.is_dir(), path.exists()
+        beside = path.parent.iterdir() if path.parent.is_dir() and not exists else ()
+        siblings = [entry.name for entry in beside if entry.is_file()]
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if folder:
+        raise Mistake(f"{quoted(path)} is a folder; name the file")
+    if not exists:
+        raise Mistake(f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
+    refuse_special(path, quoted(path), LARGEST)
+    return path
+
+
+def read_contents(path: Path) -> bytes:
+    """Read the bytes of a file, as many as it says: of those in /proc, which say 0, some never end."""
+    try:
+        with require_file(path).open("rb") as file:
+            return file.read(path.stat().st_size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> Mistake:
+    """The mistake of a file that cannot be read, with what the operating system says."""
+    return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
+
+
+def one_line(text: str) -> str:
+    """The text with line breaks as they are written in Python."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
 
 Standardise = Literal["each", "all", "none"]
 """Every feature by itself; all features alike, so that a pixel stays brighter than another; not at all."""
@@ -54,10 +117,10 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
-def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
+def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
     """The mean of each feature over the examples that have it, which is put where it is missing (NaN).
 
-    >>> means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
+    >>> column_means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
     [2.0, 7.0]
     """
     mean = train.nanmean(0)
@@ -70,7 +133,7 @@ def means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
     return mean
 
 
-def noisy(
+def add_label_noise(
     target: Int[Tensor, " example"] | Float[Tensor, "example value"],
     classes: int,
     share: float,
@@ -82,7 +145,7 @@ def noisy(
     Real targets get Gaussian noise whose standard deviation is the given share of theirs.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
-    >>> noisy(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
+    >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
     2
     """
     if not classes:  # y + share · deviation · N(0, 1)
@@ -106,12 +169,12 @@ def share(count: int, number: int, phases: int) -> int:
     return count // phases + (number < count % phases)
 
 
-def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
+def phase_positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
     """Where the examples of each phase are, of `count` in all.
 
-    >>> [place.tolist() for place in positions(torch.tensor([0, 1, 0]), 2, 3)]
+    >>> [place.tolist() for place in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
-    >>> [place.tolist() for place in positions(None, 1, 3)]
+    >>> [place.tolist() for place in phase_positions(None, 1, 3)]
     [[0, 1, 2]]
     """
     if phase is None:
@@ -119,22 +182,22 @@ def positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) ->
     return [(phase == number).nonzero()[:, 0] for number in range(phases)]
 
 
-def leaked(
+def find_leak(
     learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
     """Find two phases of which one learns what the other reads, given examples and their phases.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
-    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
+    >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
     (1, 0)
-    >>> leaked((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
+    >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
     """
-    known: dict[bytes, set[int]] = {}
+    seen: dict[bytes, set[int]] = {}
     for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
-        known.setdefault(row.numpy().tobytes(), set()).add(phase)
+        seen.setdefault(row.numpy().tobytes(), set()).add(phase)
     for row, phase in zip(read[0], read[1].tolist(), strict=True):
-        if others := known.get(row.numpy().tobytes(), set()) - {phase}:
+        if others := seen.get(row.numpy().tobytes(), set()) - {phase}:
             return min(others), phase
     return None
 
@@ -240,21 +303,25 @@ class AbstractSource(Component):
                 refuse_leaks(train, others)
                 refuse_constant(train)  # before the noise, which would hide it, and after, lest it is the noise's doing
                 noise = stream("noise", seed)
-                train = replace(train, target=noisy(train.target, len(examples.classes), self.label_noise, noise))
+                train = replace(
+                    train, target=add_label_noise(train.target, len(examples.classes), self.label_noise, noise)
+                )
                 refuse_constant(train)
             return self.standardised([train, *others], examples)
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
         """Cut the positions of the examples into the three splits, in random order; of each phase an equal share."""
-        groups = positions(examples.phase, len(examples.phases), len(examples.inputs))
+        groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
+            # each phase in an order of its own, the same for every seed of the weights
             order = group
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
             train, probe = share(self.train, number, len(groups)), share(self.probe, number, len(groups))
             test = None if self.test is None else share(self.test, number, len(groups))
+            # the first examples train, the next are probes, and the rest, or as many as are given, test
             end = train + probe + (test or 0)
             of_phase = f" of phase {number + 1}" if len(groups) > 1 else ""
             if end > len(order):
@@ -274,7 +341,7 @@ class AbstractSource(Component):
     def standardised(self, splits: Sequence[Split], examples: Examples) -> Data:
         """Standardise the splits as the network gets them; every statistic is one of the first."""
         if examples.gaps:
-            fill = means(splits[0].shown)
+            fill = column_means(splits[0].shown)
             splits = [replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown)) for split in splits]
         scale = scale_of(self.standardise, splits[0].shown)
         rescale = scale_of("none" if examples.classes or examples.as_given else "each", splits[0].target)
@@ -310,7 +377,7 @@ def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
     for split in others if train.phase is not None else ():
         assert train.phase is not None
         assert split.phase is not None
-        if (found := leaked((train.shown, train.phase), (split.shown, split.phase))) is not None:
+        if (found := find_leak((train.shown, train.phase), (split.shown, split.phase))) is not None:
             learned, read = found
             raise Mistake(
                 f"data.phases: an example that is learned in phase {learned + 1} is read, but not learned, in phase "
@@ -321,7 +388,7 @@ def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
 def refuse_constant(train: Split) -> None:
     """One class, or one value, leaves nothing to learn and no scale, in whatever phase."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
-    for number, group in enumerate(positions(train.phase, phases, len(train.target))):
+    for number, group in enumerate(phase_positions(train.phase, phases, len(train.target))):
         target = train.target[group]
         if (target == target[:1]).all(0).any():
             of = f" of phase {number + 1}" if phases > 1 else ""

@@ -19,9 +19,8 @@ from jaxtyping import Integer, UInt8
 from torch import Tensor
 
 from ntkexp.component import CountOrNone
-from ntkexp.data.base import AbstractSource, Examples, Standardise
+from ntkexp.data.base import AbstractSource, Examples, Standardise, UserPath, is_there, quoted, read_contents
 from ntkexp.data.table import read_bundled
-from ntkexp.data.user_path import UserPath, contents, is_there, quoted
 from ntkexp.mistake import Mistake
 
 # --- IDX, the format of MNIST: bytes in an array of any number of axes, gzipped or not.
@@ -37,28 +36,30 @@ LABELS = ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte")
 BYTE = 0x08
 
 
-def pair(folder: Path, advice: str) -> tuple[Path, Path]:
+def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
     """Find the files with the training images and their labels, gzipped or not."""
-    found = []
+    files = []
     for names in (IMAGES, LABELS):
         file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
         if file is None:
             raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
-        found.append(file)
-    return found[0], found[1]
+        files.append(file)
+    return files[0], files[1]
 
 
-def idx_pictures(images: Path, labels: Path) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
+def read_idx_pictures(
+    images: Path, labels: Path
+) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
     """Read images of one channel, with their labels."""
-    shown, classes = array(images, axes=3), array(labels, axes=1)
+    shown, classes = read_idx(images, axes=3), read_idx(labels, axes=1)
     if len(shown) != len(classes):
         raise Mistake(f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels")
     return shown[:, None], classes
 
 
-def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
+def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     """The array of bytes in a file, unzipped if need be; it must be exactly what its header says."""
-    raw = contents(path)
+    raw = read_contents(path)
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (EOFError, OSError, zlib.error) as error:
@@ -87,34 +88,34 @@ def array(path: Path, axes: int) -> UInt8[Tensor, "..."]:
 PIXELS = 3 * 32 * 32
 
 
-def batches(folder: Path) -> tuple[Path, ...]:
+def find_batches(folder: Path) -> tuple[Path, ...]:
     """Find the training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
-        found = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
-        if found:
-            return found
+        paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
+        if paths:
+            return paths
     raise Mistake(
         f"{quoted(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
         "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
     )
 
 
-def pictures(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
+def read_batches(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
     """Read images and labels of all batches, one after the other."""
-    together = torch.from_numpy(np.concatenate([records(path) for path in paths]))
+    together = torch.from_numpy(np.concatenate([read_records(path) for path in paths]))
     return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
 
 
-def records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
+def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
     """Read the records of a file, each a label in front of its image."""
-    raw = contents(path)
+    raw = read_contents(path)
     if path.suffix == ".bin":
         if not raw or len(raw) % (1 + PIXELS):
             whole = f"{len(raw)} bytes are not whole records of {1 + PIXELS}"
             raise Mistake(f"{quoted(path)} is cut short or damaged: {whole}")
         return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
     try:
-        batch: Any = plain(raw)  # one that was written anew may name its parts by texts
+        batch: Any = unpickle_plain(raw)  # one that was written anew may name its parts by texts
         match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
                 if labels and pixels.shape == (len(labels), PIXELS):
@@ -170,8 +171,7 @@ def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> A
     return array
 
 
-def encoded(text: str, encoding: str) -> bytes:
-    """A stand-in for the codec that bytes come in."""
+def encode_latin1(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise Forbidden(f"_codecs.encode to {encoding}")
     return text.encode("latin1")
@@ -184,7 +184,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
     "numpy._core.multiarray._reconstruct": Array,
     "numpy.core.numeric._frombuffer": from_buffer,
     "numpy._core.numeric._frombuffer": from_buffer,
-    "_codecs.encode": encoded,
+    "_codecs.encode": encode_latin1,
 }
 
 
@@ -197,12 +197,12 @@ class Restricted(pickle.Unpickler):
         return STAND_INS[f"{module}.{name}"]
 
 
-def plain(raw: bytes) -> object:
+def unpickle_plain(raw: bytes) -> object:
     """What the pickle holds; texts of Python 2 come as bytes.
 
-    >>> plain(pickle.dumps({"labels": [1, 2]}))
+    >>> unpickle_plain(pickle.dumps({"labels": [1, 2]}))
     {'labels': [1, 2]}
-    >>> plain(pickle.dumps(print))
+    >>> unpickle_plain(pickle.dumps(print))
     Traceback (most recent call last):
     ntkexp.data.images.Forbidden: builtins.print
     """
@@ -234,8 +234,8 @@ class AbstractImages(AbstractSource):
         chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
-            known = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
-            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {known}")
+            class_names = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
+            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {class_names}")
         if len(set(chosen)) < max(2, len(chosen)):
             raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
 
@@ -245,8 +245,8 @@ class AbstractImages(AbstractSource):
         position = torch.full((len(self.names),), -1)
         position[list(chosen)] = torch.arange(len(chosen))
         encoded = position[labels.long()]
-        kept = encoded >= 0
-        return Examples(pictures[kept], encoded[kept], tuple(self.names[k] for k in chosen), self.white)
+        of_chosen = encoded >= 0
+        return Examples(pictures[of_chosen], encoded[of_chosen], tuple(self.names[k] for k in chosen), self.white)
 
 
 class Digits(AbstractImages):
@@ -285,10 +285,10 @@ class MNIST(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return pair(self.path, ADVICE)
+        return find_idx_files(self.path, ADVICE)
 
     def pictures(self) -> Pictures:
-        return idx_pictures(*pair(self.path, ADVICE))
+        return read_idx_pictures(*find_idx_files(self.path, ADVICE))
 
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -314,10 +314,10 @@ class FashionMnist(AbstractImages):
     path: UserPath | None = None
 
     def files(self) -> tuple[Path, ...]:
-        return pair(self.path or DEBIAN, FASHION_MNIST_ADVICE)
+        return find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE)
 
     def pictures(self) -> Pictures:
-        return idx_pictures(*pair(self.path or DEBIAN, FASHION_MNIST_ADVICE))
+        return read_idx_pictures(*find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE))
 
 
 class CIFAR10(AbstractImages):
@@ -336,7 +336,7 @@ class CIFAR10(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return batches(self.path)
+        return find_batches(self.path)
 
     def pictures(self) -> Pictures:
-        return pictures(batches(self.path))
+        return read_batches(find_batches(self.path))

@@ -13,9 +13,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone, Steps
-from ntkexp.data.base import AbstractSource, Examples, Standardise, examples_stream, share
+from ntkexp.data.base import (
+    AbstractSource,
+    Examples,
+    Standardise,
+    UserPath,
+    examples_stream,
+    quoted,
+    read_contents,
+    require_file,
+    share,
+)
 from ntkexp.data.images import Digits
-from ntkexp.data.user_path import UserPath, contents, existing, quoted
 from ntkexp.mistake import Mistake
 
 # --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to be told of each.
@@ -68,11 +77,11 @@ class ModularAddition(AbstractTokens):
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:
-        asked, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
-        if asked > pairs:
+        count, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
+        if count > pairs:
             raise Mistake(
                 f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and data.test ask for "
-                f"{asked}; lower one of them, or raise data.modulus"
+                f"{count}; lower one of them, or raise data.modulus"
             )
         numbers = torch.arange(self.modulus)
         tokens = torch.cartesian_prod(numbers, numbers)
@@ -102,10 +111,10 @@ class Text(AbstractTokens):
     context: Count = 16
 
     def files(self) -> tuple[Path, ...]:
-        return (existing(self.path),)
+        return (require_file(self.path),)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        raw = contents(self.path)
+        raw = read_contents(self.path)
         present = sorted(set(raw))
         position = torch.zeros(256, dtype=torch.int64)
         position[present] = torch.arange(len(present))
@@ -113,23 +122,23 @@ class Text(AbstractTokens):
 
         # pieces of the text, of which there have to be enough
         size = self.context + 1
-        count = len(tokens) // size
-        windows: Tensor = torch.unique(tokens[: count * size].view(count, size), dim=0) if count else tokens[:0]
-        asked = self.train + self.probe + (self.test or 0)
-        if asked > len(windows):
+        whole = len(tokens) // size
+        windows: Tensor = torch.unique(tokens[: whole * size].view(whole, size), dim=0) if whole else tokens[:0]
+        count = self.train + self.probe + (self.test or 0)
+        if count > len(windows):
             raise Mistake(
                 f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} different windows of "
-                f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {asked}; "
+                f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {count}; "
                 "lower one of them, or take a longer text"
             )
-        names = tuple(name(byte) for byte in present)
+        names = tuple(byte_name(byte) for byte in present)
         return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
 
 
-def name(byte: int) -> str:
+def byte_name(byte: int) -> str:
     """A byte as a person would write it.
 
-    >>> name(97), name(10), name(32), name(200)
+    >>> byte_name(97), byte_name(10), byte_name(32), byte_name(200)
     ('a', '0x0a', '0x20', '0xc8')
     """
     return chr(byte) if 32 < byte < 127 else f"0x{byte:02x}"
@@ -232,8 +241,8 @@ class Sequence(AbstractSource):
             targets = [part.target for part in parts]
         else:  # every class has an output: its place among the names of all
             names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-            places = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
-            targets = [place[part.target.long()] for place, part in zip(places, parts, strict=True)]
+            class_numbers = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
+            targets = [numbers[part.target.long()] for numbers, part in zip(class_numbers, parts, strict=True)]
         bytes_ = all(part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts)
         inputs = [part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white for part in parts]
         first = parts[0]

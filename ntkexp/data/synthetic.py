@@ -128,25 +128,25 @@ class Parity(AbstractSynthetic):
         if self.order > self.dimension:
             raise Mistake(f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}")
         if self.inputs == "signs":
-            inputs = corners(self.size, self.dimension, generator)
+            inputs = distinct_corners(self.size, self.dimension, generator)
         else:
             inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
         positive = inputs[:, : self.order].sign().prod(1) > 0
         return Examples(inputs, positive.long(), ("odd", "even"))
 
 
-def corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
+def distinct_corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
     """Different corners of the cube, every set of them equally likely."""
     if count > 2**dimension:
         raise Mistake(
             f"data.train, data.probe and data.test ask for {count} examples, and a cube of data.dimension={dimension} "
             f"has {2**dimension} corners; lower one of them, or raise data.dimension"
         )
-    found = torch.empty(0, dimension, dtype=torch.float64)
-    while len(found) < count:
-        drawn = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
-        found = torch.unique(torch.cat([found, drawn.double()]), dim=0)
-    return found[torch.randperm(len(found), generator=generator)[:count]]
+    points = torch.empty(0, dimension, dtype=torch.float64)
+    while len(points) < count:
+        signs = 2.0 * torch.randint(0, 2, (count, dimension), generator=generator) - 1.0
+        points = torch.unique(torch.cat([points, signs.double()]), dim=0)
+    return points[torch.randperm(len(points), generator=generator)[:count]]
 
 
 class Teacher(AbstractSynthetic):

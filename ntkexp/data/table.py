@@ -3,16 +3,16 @@ package (their sources: sets/README.md).
 
 What the text of a cell means.
 
->>> number("1e3"), number("TRUE"), number("1_000"), number("inf")
+>>> parse_number("1e3"), parse_number("TRUE"), parse_number("1_000"), parse_number("inf")
 (1000.0, 1.0, nan, nan)
->>> missing("N/A"), missing("none")
+>>> is_missing("N/A"), is_missing("none")
 (True, False)
 
 What a file is by its first bytes, whatever its name says: of many formats, they are a text that is known.
 
->>> foreign(b"PK\x03\x04...")
+>>> foreign_format(b"PK\x03\x04...")
 'a ZIP archive (of Excel, NumPy or torch, perhaps)'
->>> foreign(b"size,price\n1,2\n")
+>>> foreign_format(b"size,price\n1,2\n")
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone
-from ntkexp.data.base import AbstractSource, Examples
-from ntkexp.data.user_path import UserPath, contents, existing, one_line, quoted
+from ntkexp.data.base import AbstractSource, Examples, UserPath, one_line, quoted, read_contents, require_file
 from ntkexp.mistake import Mistake, nearest
 
 # --- A table as text: named columns, rows of cells, and where in its file each row stands.
@@ -78,8 +77,8 @@ class Grid:
                 f"{quoted(self.path)} has more than one column {brief(twice[0])}; give each a name of its own"
             )
         if target not in self.columns:
-            known, hint = listed(self.columns), one_line(nearest(target, self.columns))
-            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {known}{hint}")
+            columns, hint = list_names(self.columns), one_line(nearest(target, self.columns))
+            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {columns}{hint}")
         if target in self.unlearned:
             raise Mistake(
                 f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "
@@ -89,10 +88,10 @@ class Grid:
             raise Mistake(f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it from")
 
 
-def listed(names: Iterable[str], most: int = 12) -> str:
+def list_names(names: Iterable[str], most: int = 12) -> str:
     """The first names, and how many there are if these are not all.
 
-    >>> listed(["a", "b", "c"], most=2)
+    >>> list_names(["a", "b", "c"], most=2)
     "'a', 'b', … (3 in all)"
     """
     names = list(names)
@@ -104,7 +103,7 @@ TRUTH = {"false": 0.0, "true": 1.0}
 MISSING = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 
-def number(cell: str) -> float:
+def parse_number(cell: str) -> float:
     """The number a cell holds, NaN if it holds none; infinity is none, and Python's 1_000 is text elsewhere."""
     word = cell.lower()
     if word in TRUTH:
@@ -116,7 +115,7 @@ def number(cell: str) -> float:
     return value if isfinite(value) and "_" not in word else nan
 
 
-def missing(cell: str) -> bool:
+def is_missing(cell: str) -> bool:
     return cell.lower() in MISSING
 
 
@@ -140,7 +139,7 @@ KINDS = {
 """First bytes, and last ones where a text could begin alike."""
 
 
-def foreign(raw: bytes) -> str | None:
+def foreign_format(raw: bytes) -> str | None:
     """The format of another kind that these bytes are in; None for text, and for unknown formats."""
     return next((kind for first, kind in KINDS.items() if re.match(first, raw)), None)
 
@@ -152,8 +151,8 @@ def foreign(raw: bytes) -> str | None:
 
 
 def read_comma(path: Path) -> Grid:
-    """Read the table in a file."""
-    reader = csv.reader(StringIO(text(path), newline=""), skipinitialspace=True, strict=True)
+    # rows with the number of the line at which each begins, for messages
+    reader = csv.reader(StringIO(read_text(path), newline=""), skipinitialspace=True, strict=True)
     numbers, lines, begins = [], [], 1
     try:
         for cells in reader:
@@ -165,6 +164,7 @@ def read_comma(path: Path) -> Grid:
         raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
     if not lines:
         raise Mistake(f"{quoted(path)} is empty")
+    # a header of one column that holds a separator is of another dialect
     header = tuple(lines[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:
@@ -175,13 +175,13 @@ def read_comma(path: Path) -> Grid:
     return Grid(path, header, lines[1:], numbers[1:], "line")
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read the file as text; a byte order mark is no part of the first name."""
-    raw = contents(path)
-    if kind := foreign(raw):
+    raw = read_contents(path)
+    if kind := foreign_format(raw):
         raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")
-    if (place := raw.find(b"\0")) >= 0:
-        line = raw.count(b"\n", 0, place) + 1
+    if (position := raw.find(b"\0")) >= 0:
+        line = raw.count(b"\n", 0, position) + 1
         raise Mistake(f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
     try:
         return raw.decode("utf-8-sig")
@@ -196,14 +196,14 @@ def text(path: Path) -> str:
 
 
 def read_parquet(path: Path) -> Grid:
-    raw = contents(path)
+    raw = read_contents(path)
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise Mistake("reading Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
     try:
         table = parquet.ParquetFile(BytesIO(raw)).read()
-        columns = [[cell(value) for value in column.to_pylist()] for column in table.columns]
+        columns = [[cell_text(value) for value in column.to_pylist()] for column in table.columns]
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise Mistake(f"{quoted(path)} is cut short or damaged: it is no Parquet file that can be read") from error
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -220,10 +220,10 @@ def is_learned(kind: Any, types: Any) -> bool:
     return bool(text or number or types.is_boolean(kind) or types.is_null(kind))
 
 
-def cell(value: object) -> str:
+def cell_text(value: object) -> str:
     """A value as text would hold it.
 
-    >>> [cell(value) for value in (None, True, 0.1, " a ")]
+    >>> [cell_text(value) for value in (None, True, 0.1, " a ")]
     ['', 'true', '0.1', 'a']
     """
     if value is None:
@@ -239,10 +239,10 @@ def cell(value: object) -> str:
 Missing = Literal["refuse", "drop", "mean"]
 
 
-def features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
+def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
     """Put all columns but the target together, with NaN for a gap."""
     names = [name for name in grid.columns if name != target]
-    values = torch.tensor([[number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64).t()
+    values = torch.tensor([[parse_number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64).t()
     empty = values.isnan().all(0)
     if empty.any():
         name = names[int(empty.nonzero()[0])]
@@ -253,7 +253,7 @@ def features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
     return values.contiguous()
 
 
-def usable(values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing) -> Bool[Tensor, " row"]:
+def usable_rows(values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing) -> Bool[Tensor, " row"]:
     """The rows to keep: those without a gap, or all of them if gaps are to be filled."""
     gaps = values.isnan()
     if how == "refuse" and gaps.any():
@@ -279,24 +279,24 @@ MOST = 20
 Name = TypeVar("Name", str, int)
 
 
-def targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
+def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     """Find labels and the names of their classes, or real values and no names."""
     cells = grid.cells(target)
     for row, cell in enumerate(cells):
-        if missing(cell):
+        if is_missing(cell):
             raise Mistake(f"{grid.place(row, target)}: the target is missing; remove the row, or give its target")
     if all(cell.lower() in TRUTH for cell in cells):
-        return labels([cell.lower() for cell in cells])
+        return number_labels([cell.lower() for cell in cells])
 
     # Texts are classes, of which there cannot be many.
-    values = [number(cell) for cell in cells]
+    values = [parse_number(cell) for cell in cells]
     numbers = [not isnan(value) for value in values]
     if not any(numbers):
         if (different := len(set(cells))) > MOST:
             raise Mistake(
                 f"data.target={brief(target)} holds {different} different texts, and at most {MOST} can be classes"
             )
-        return labels(cells)
+        return number_labels(cells)
 
     # A text is the mistake among numbers, a number among texts.
     rare = 2 * sum(numbers) < len(numbers)
@@ -304,11 +304,11 @@ def targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
         kinds = "a number, and most others are not" if rare else "no number, and most others are"
         raise Mistake(f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row")
     if all(value.is_integer() for value in values) and len(set(values)) <= MOST:
-        return labels([int(value) for value in values])
+        return number_labels([int(value) for value in values])
     return torch.tensor(values, dtype=torch.float64)[:, None], ()
 
 
-def labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
+def number_labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
     """Number each value by its position among the different ones."""
     names = sorted(set(values))
     position = {name: k for k, name in enumerate(names)}
@@ -348,17 +348,17 @@ class Table(AbstractSource):
     missing: Missing = "refuse"
 
     def files(self) -> tuple[Path, ...]:
-        return (existing(self.path),)
+        return (require_file(self.path),)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        ending = existing(self.path).suffix.lower()
+        ending = require_file(self.path).suffix.lower()
         if ending not in self.readers:
             raise Mistake(f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")
         grid = self.readers[ending](self.path)
         grid.check(self.target)
-        target, classes = targets(grid, self.target)
-        values = features(grid, self.target)
-        keep = usable(values, grid, self.target, self.missing)
+        target, classes = read_targets(grid, self.target)
+        values = read_features(grid, self.target)
+        keep = usable_rows(values, grid, self.target, self.missing)
         return Examples(values[keep], target[keep], classes, gaps=self.missing == "mean")
 
 

@@ -137,7 +137,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
                 yield Began(task.name)
                 running += 1
                 future: Future[Ended] = executor.submit(work, task)
-                future.add_done_callback(partial(put_end, events, task.name))
+                future.add_done_callback(partial(report_end, events, task.name))
             if not running:
                 return
             event = events.get()
@@ -147,7 +147,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
         executor.shutdown(cancel_futures=True)
 
 
-def put_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
+def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
     """Put the end of a task behind whatever was heard of it."""
     if future.cancelled():
         events.put(Ended(name, "stopped"))
@@ -199,13 +199,13 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
         os.chdir(task.home)
         return Ended(task.name, task.job.carry_out(task.name, task.threads, tell))
     except (Exception, KeyboardInterrupt) as error:
-        return Ended(task.name, *ending(error))
+        return Ended(task.name, *ending_of(error))
 
 
-def ending(error: BaseException) -> tuple[Ending, str]:
+def ending_of(error: BaseException) -> tuple[Ending, str]:
     """Say what an exception means for a task; the notes of an unexpected one belong to it.
 
-    >>> ending(KeyError("weights"))
+    >>> ending_of(KeyError("weights"))
     ('failed', "KeyError: 'weights'")
     """
     match error:
@@ -216,7 +216,7 @@ def ending(error: BaseException) -> tuple[Ending, str]:
         case Mistake():
             return "failed", str(error)
         case OSError() if error.errno in FAULTS:
-            return "broken", in_words(error)
+            return "broken", fault_in_words(error)
         case _:
             reason = f"{type(error).__name__}: {first_line(error)}"
             return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
@@ -258,10 +258,10 @@ class Unfinished(RuntimeError):
     """Workers did not finish what they were given; the message is one line, with what to try."""
 
 
-def in_words(error: OSError) -> str:
+def fault_in_words(error: OSError) -> str:
     """Say where a fault happened, and what it was.
 
-    >>> in_words(OSError(errno.EIO, "", "kernels.zarr"))
+    >>> fault_in_words(OSError(errno.EIO, "", "kernels.zarr"))
     'kernels.zarr: the disk cannot be read or written'
     """
     return f"{f'{error.filename}: ' if error.filename else ''}{FAULTS[error.errno or 0]}"

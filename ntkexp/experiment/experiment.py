@@ -4,7 +4,7 @@ The default memory of a run: on a GPU most of its own, which is the same in each
 
 What is free there would be another number each time, and with it the blocks in which points are read, and rounding.
 
->>> room_of("cpu")
+>>> memory_limit("cpu")
 4.0
 """
 
@@ -17,7 +17,6 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from ntkexp.chapter import is_own
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init import AbstractInit
@@ -26,6 +25,7 @@ from ntkexp.loss import AbstractLoss
 from ntkexp.machine.ladder import Ladder
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.naming import is_in_this_package
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.integration import AbstractIntegration, choose_integration
 from ntkexp.path.settings import AbstractTimetable, Kernel, Path
@@ -70,7 +70,7 @@ class Experiment(Component):
     @property
     def room_gb(self) -> float:
         """What it may use: as much as it says, else by its device."""
-        return self.memory_gb or room_of(self.device)
+        return self.memory_gb or memory_limit(self.device)
 
     @property
     def switches(self) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Experiment(Component):
     @property
     def knows_derivative(self) -> bool:
         """Whether the derivative of the optimizer's update is written down."""
-        return is_own(type(self.optimizer).update.__module__)
+        return is_in_this_package(type(self.optimizer).update.__module__)
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
@@ -120,15 +120,15 @@ class Experiment(Component):
         _ = self.integration  # which refuses what it does not go with itself
 
         # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
-        asked = f"path.effects={str(self.path.effects).lower()}"
+        given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
-                f"{asked}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
+                f"{given}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
                 "differentiated; use optimizer=gd with a small optimizer.step_size"
             )
         if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
             raise Mistake(
-                f"{asked}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
+                f"{given}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
             )
@@ -153,7 +153,7 @@ USUAL = 4.0  # GB
 SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its allocator cannot use
 
 
-def room_of(device: str) -> float:
+def memory_limit(device: str) -> float:
     """GB on this device; of one that is not here, as much as on the processor."""
     if device == "cpu" or not torch.cuda.is_available():
         return USUAL

@@ -85,11 +85,10 @@ def digest(file: Path) -> str:
 
 @cache  # a thousand runs of a sweep share their data
 def contents(file: Path, state: tuple[int, int, int]) -> str:
-    """Find the sha256 of a file in this state."""
-    found = sha256()
+    content = sha256()
     with file.open("rb") as stream:
         left = state[1]
         while block := stream.read(min(left, 1 << 20)):
-            found.update(block)
+            content.update(block)
             left -= len(block)
-    return found.hexdigest()
+    return content.hexdigest()

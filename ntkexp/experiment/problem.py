@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.taping import MemoryLimit
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.mistake import Mistake
@@ -129,23 +129,23 @@ def limit_kernels(
             f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
         )
     try:
-        return kernels(network, inputs, train, experiment)
+        return infinite_kernels(network, inputs, train, experiment)
     except Mistake as mistake:  # of variances that are too large for an activation
         return DoesNotApply(str(mistake))
 
 
-def kernels(
+def infinite_kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
     """Compute the kernels of training examples among themselves, exact where one meets itself, and with all other
     points.
     """
     learned, others = slice(0, train), slice(train, len(inputs))
-    places = [BlockPlace(learned, learned, same=True)]
-    places += [BlockPlace(others, learned, same=False)] if len(inputs) > train else []
+    blocks = [BlockSlices(learned, learned, same=True)]
+    blocks += [BlockSlices(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
-        compute(network, place, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for place in places
+        compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for block in blocks
     ]
     start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
     return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))

@@ -264,8 +264,10 @@ def measured_queries(
     """The measure of these queries, which a module in evaluation has answered."""
     found = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
-    with beginning_at(generator_states(module)), left_alone(module):
-        found.out_names(CalledModule(module, output).outputs, weights, queries)
+    with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
+        outputs = CalledModule(module, output).outputs(weights, queries)
+    found.out_names(outputs, queries)
+    found.refuse_unexplained(outputs, queries)
     return found
 
 
@@ -288,8 +290,6 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
         reader.secant(tape, tape, (0,))
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
-    if called.measured is not None:
-        called.measured.refuse_unexplained(without_casts(called.outputs), weights, queries)
 
 
 def common_submodule(names: Sequence[str]) -> str:

@@ -134,22 +134,21 @@ class MeasuredQueries:
         found: Tensor = columns[0] if isinstance(names, range) else torch.stack(columns, 1)
         return names, found.to(outputs.dtype)
 
-    def out_names(self, function: Function, weights: Weights, queries: Inputs) -> list[str] | list[int]:
-        """The names of the numbers; what is wrong with them at these weights is refused."""
-        with torch.no_grad():
-            outputs = function(weights, queries)
-            outputs = outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
-            try:
+    def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
+        """The names of the numbers; what is wrong with them at these outputs is refused."""
+        outputs = outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+        try:
+            with torch.no_grad():
                 each = [
                     self.of_call(outputs[where], part(queries, where), self.calls.ids[where]) for where in self.calls
                 ]
-            except Mistake:
-                raise
-            except Exception as error:  # the user's own
-                raise Mistake(
-                    f"measure=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
-                    f"{first_line(error)}); it is given the outputs of a call of the queries, and the call"
-                ) from error
+        except Mistake:
+            raise
+        except Exception as error:  # the user's own
+            raise Mistake(
+                f"measure=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
+                f"{first_line(error)}); it is given the outputs of a call of the queries, and the call"
+            ) from error
         first, _ = each[0]
         for where, (names, found) in zip(self.calls, each, strict=True):
             if list(names) != list(first):
@@ -164,19 +163,26 @@ class MeasuredQueries:
                 )
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
-    def refuse_unexplained(self, function: Function, weights: Weights, queries: Inputs) -> None:
-        """Refuse a measure that no secant leads through, or that mixes queries."""
-        with torch.no_grad():
-            outputs = function(weights, queries)
+    def refuse_unexplained(self, outputs: Tensor, queries: Inputs, *, closely: bool = False) -> None:
+        """Refuse a measure that no secant leads through, or that mixes queries: g by itself, at these outputs times a
+        weight of 1. It is asked again with other queries beside each, of which `closely` are many."""
+
+        def alone(weights: Weights, inputs: Inputs) -> Tensor:
+            assert isinstance(inputs, tuple)
+            given, asked = inputs
+            return self.values(given * weights["one"], asked)  # type: ignore[operator,arg-type]  # as they are put below
+
         with torch.enable_grad():
             if not self.values(outputs.detach().requires_grad_(), queries).requires_grad:
                 raise Mistake(
                     "measure=: its numbers have no gradient in the outputs (a constant, a count, detach(), numpy?), so "
                     "no example adds to them; let them follow from `outputs` by operations of torch that have one"
                 )
-        reader = Reader(self.of(function), frozenset(weights), whole=True)
+        reader = Reader(alone, frozenset({"one"}), whole=True)
         try:
-            tape = reader.record(weights, queries)
+            tape = reader.record({"one": outputs.new_ones(())}, (outputs, queries))
+            if not closely:
+                reader.findings.independent.keep(tape.operations, True)
             reader.secant(tape, tape, (0,))
         except Mistake as error:
             raise Mistake(f"measure=: {self.reworded(str(error))}") from error

@@ -49,8 +49,9 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.tape import examples, map_tensors, part
-from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.tape import Tape, examples, map_tensors, part
+from ntkexp.kernel.record.taping import columns, plain_kernels, record
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -67,6 +68,7 @@ OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does
 OF_CASTS = 8  # eps of the shorter numbers
 NOISE_OF_CASTS = 2.0  # times what noise of that size does
 AT_ONCE = 256  # queries
+FEW = 2  # queries of which it is seen whether a module mixes them
 NUMBERS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The numbers r that were drawn so far, by how many they are."""
 
@@ -293,6 +295,20 @@ class CalledModule:
     def asked(self, function: Function) -> Function:
         """What is asked of the outputs that a function gives at the queries: themselves, or a measure of them."""
         return function if self.measured is None else self.measured.of(function)
+
+    def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
+        """The names of what is asked. A measure by itself couples no queries, nor does the module by itself; so less is
+        checked of both together, which takes as long as many calls of all queries."""
+        assert self.measured is not None
+        weights, queries = {name: tape[slot].detach() for slot, name in tape.weights.items()}, tape.given
+        with torch.no_grad(), plain_kernels():
+            outputs = self.outputs(weights, queries)
+        names = self.measured.out_names(outputs, queries)
+        self.measured.refuse_unexplained(outputs, queries, closely=True)
+        few = record(self.outputs, weights, part(queries, slice(FEW)))
+        refuse_dependence(self.outputs, few)
+        reader.findings.independent.keep(tape.operations, True)
+        return names
 
     def room(self, how: Circumstances) -> float:
         """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""

@@ -248,6 +248,7 @@ class Trace:
         reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
         end = end | last_ones
         last = reader.record(end, self.queries)
+        named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
         sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
         back = Backwards(
@@ -292,10 +293,8 @@ class Trace:
             facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
-        named = {}
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-            named = {"out": self.measured.out_names(self.called.outputs, end, self.queries)}
         return xr.Dataset(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),

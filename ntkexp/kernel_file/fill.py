@@ -29,6 +29,7 @@ from ntkexp.path.budget import refuse_years
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import Damaged, acquire, make_folder, to_text
 from ntkexp.records.kernel_file import KernelMatrix, Layout, Tiling, create, open_matrix, side_for
+from ntkexp.records.kernels import drop_partial
 from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
 
@@ -75,7 +76,7 @@ def fill(
                     progress.step(tiles - len(left) + count, None, None)
         finally:
             progress.stop()
-        matrix.tidy()
+        drop_partial(path)  # what a killed process left half written
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -187,15 +188,15 @@ def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Ar
         if tiling.owns(row, column):
             alone = [kernel.among(point[None]) for point in points]
             own = {name: torch.cat([block[name][:, :, 0] for block in alone]) for name in kernel.names}
-        return arrays(kernel.between(points, inputs[tiling.columns(column)])), arrays(own)
+        return to_arrays(kernel.between(points, inputs[tiling.columns(column)])), to_arrays(own)
     whole = kernel.among(points)
     train = tiling.columns(column)
     square = {name: block[:, :, : train.stop - train.start] for name, block in whole.items()}
     diagonal = {name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in whole.items()}
-    return arrays(square), arrays(diagonal)
+    return to_arrays(square), to_arrays(diagonal)
 
 
-def arrays(blocks: Blocks) -> Arrays:
+def to_arrays(blocks: Blocks) -> Arrays:
     """Turn tensors into arrays as the file takes them."""
     return {name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()}
 
@@ -266,7 +267,7 @@ def fill_by_jobs(
         lost, home, logs = "", str(Path.cwd()), str(matrix.path.parent)
         tasks = (
             Task(f"tiles-{digits}-{number}", replace(job, tiles=tuple(part)), home, logs)
-            for number, part in enumerate(parts(left, seconds, engine.workers))
+            for number, part in enumerate(split_tiles(left, seconds, engine.workers))
         )
         with closing(run_jobs(engine, tasks)) as events:
             for event in events:
@@ -277,13 +278,13 @@ def fill_by_jobs(
                         lost = event.reason or "it was asked to stop"
                         progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others go on")
                 yield len(tiles) - len(matrix.unmarked(tiles))
-        before, left = left, left_of(matrix, left, 0.0 if lost else LATE)
+        before, left = left, unmarked_tiles(matrix, left, 0.0 if lost else LATE)
         if len(left) == len(before):
             reason = lost or "what they wrote is not to be seen here"
             raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}; the same command goes on")
 
 
-def left_of(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
+def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
     """Find the tiles without a mark; a missing mark counts after some seconds."""
     end = time.monotonic() + patience
     while True:
@@ -293,12 +294,12 @@ def left_of(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> lis
         time.sleep(PAUSE)
 
 
-def parts(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[Tile]]:
+def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[Tile]]:
     """Cut tiles into parts that take long enough, and no fewer than there are workers.
 
-    >>> [len(part) for part in parts([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
+    >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]
-    >>> len(parts([(k, 0) for k in range(10)], seconds=100.0, workers=3))
+    >>> len(split_tiles([(k, 0) for k in range(10)], seconds=100.0, workers=3))
     4
     """
     count = min(len(tiles), max(workers, ceil(len(tiles) * seconds / ENOUGH)))
@@ -357,11 +358,11 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
     layout = begun.layout if begun else layout_of(kernel)
     left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
-    each = kernel.seconds if kernel.seconds * pairs < LONG / 10 else max(kernel.seconds, timed(kernel))
+    each = kernel.seconds if kernel.seconds * pairs < LONG / 10 else max(kernel.seconds, time_pair(kernel))
     return WorkLeft(len(left), pairs, pairs * each, layout.bytes)
 
 
-def timed(kernel: AbstractKernel) -> float:
+def time_pair(kernel: AbstractKernel) -> float:
     """Time pairs of points, twice as many on each side until it takes a while; once before, to load what it needs."""
     kernel = replace(kernel)  # what is timed is no part of the file, on which a kernel may have a remark
     train, side = kernel.inputs[: len(kernel.data.train.inputs)], 2
@@ -369,7 +370,7 @@ def timed(kernel: AbstractKernel) -> float:
         points = train[:side]
         kernel.between(points, points)
         start = time.process_time()
-        arrays(kernel.between(points, points))  # fetched from a device, which would not have waited
+        to_arrays(kernel.between(points, points))  # fetched from a device, which would not have waited
         spent = time.process_time() - start
         if spent >= TIMED or 2 * side > min(LARGEST, len(train)):
             return spent / len(points) ** 2

@@ -29,7 +29,7 @@ from ntkexp.experiment.identity import digest, files_of
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel.read.plan import Outputs, wanted
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
 from ntkexp.loss import Squared
 from ntkexp.model.base import LearningTask, ScaledOutput
@@ -49,12 +49,12 @@ def splits_of(data: Data) -> dict[str, Split]:
 
 def data_digest(data: Data) -> str:
     """The digest of all numbers that make the points."""
-    found = sha256()
+    content = sha256()
     for split in splits_of(data).values():
         for part in (split.inputs, split.target):
-            found.update(f"{list(part.shape)}".encode())
-            found.update(np.ascontiguousarray(part.numpy()).tobytes())
-    return found.hexdigest()
+            content.update(f"{list(part.shape)}".encode())
+            content.update(np.ascontiguousarray(part.numpy()).tobytes())
+    return content.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,6 @@ class AbstractKernel(ABC):
 
     @cached_property
     def inputs(self) -> Float[Tensor, "point *shape"]:
-        """The inputs of all points."""
         whole = torch.cat([split.inputs for split in splits_of(self.data).values()])
         return whole.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 
@@ -132,7 +131,6 @@ class AbstractKernel(ABC):
 
     @property
     def index(self) -> Int[Tensor, " point"]:
-        """Which example of the source each point is."""
         return torch.cat([split.index for split in splits_of(self.data).values()])
 
     @cached_property
@@ -150,7 +148,6 @@ class AbstractKernel(ABC):
 
     @property
     def identity(self) -> str:
-        """The digest of the description, 64 hexadecimal digits."""
         return sha256(json.dumps(self.description, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
@@ -198,11 +195,11 @@ class InfiniteKernel(AbstractKernel):
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
         """Both kernels, scaled."""
-        place = BlockPlace(slice(0, len(left)), slice(0, len(right)), same)
+        block = BlockSlices(slice(0, len(left)), slice(0, len(right)), same)
         room = self.experiment.room_gb / self.threads
-        found = compute(self.network, place, left, right, memory_gb=room, threads=1)
+        kernels = compute(self.network, block, left, right, memory_gb=room, threads=1)
         scale = self.experiment.init.alpha**2
-        return {"nngp": scale * found.nngp[:, None, :, None], "ntk": scale * found.ntk[:, None, :, None]}
+        return {"nngp": scale * kernels.nngp[:, None, :, None], "ntk": scale * kernels.ntk[:, None, :, None]}
 
 
 # --- The tangent kernel of networks of finite width, at their start or at the end of a run, as a mean over seeds:
@@ -222,7 +219,6 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def width(self) -> int:
-        """The number of the network's outputs."""
         return self.experiment.loss.targets(self.data.train.target, len(self.data.classes)).shape[1]
 
     @cached_property

@@ -37,8 +37,8 @@ from ntkexp.closed_form import (
 from ntkexp.component import Component
 from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
-from ntkexp.config.plain_yaml import read
-from ntkexp.machine.ladder import label
+from ntkexp.config.plain_yaml import read_yaml
+from ntkexp.machine.ladder import predicted_label
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
@@ -87,12 +87,10 @@ class Entries:
 
     @property
     def train(self) -> int:
-        """The number of training examples."""
         return self.matrix.layout.tiling.train
 
     @property
     def count(self) -> int:
-        """The number of entries that they make."""
         return self.train * self.matrix.layout.outputs
 
     def blocks(self, points: slice) -> list[slice]:
@@ -102,13 +100,12 @@ class Entries:
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
         """The kernel between points and training examples."""
-        found = torch.as_tensor(self.matrix.array(kernel, points)).double()
-        if not found.isfinite().all():
+        kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
+        if not kernel_rows.isfinite().all():
             raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
-        return found.mul_(self.share).flatten(2).flatten(0, 1)
+        return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
-        """The kernel between training examples."""
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
@@ -222,7 +219,7 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
     if solver == "eigen":
-        yield from by_modes(entries, kernel, question, ways, targets)
+        yield from solve_by_modes(entries, kernel, question, ways, targets)
         return
     (when,), ridge = ways, question.ridge or 0.0
     if solver == "cholesky":
@@ -244,11 +241,11 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
             tell(f"{kernel}: {count} products, residual {residual:.0e}")
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
-    found = conjugate_gradients(product, diagonal, targets, tell=remark)
-    yield SolvedKernel(when, ridge, found.solution, f"{found.products} products, residual {found.residual:.0e}")
+    solved = conjugate_gradients(product, diagonal, targets, tell=remark)
+    yield SolvedKernel(when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}")
 
 
-def by_modes(
+def solve_by_modes(
     entries: Entries,
     kernel: str,
     question: Question,
@@ -264,8 +261,8 @@ def by_modes(
         ridge = min(tried, key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()))
     else:
         ridge = question.ridge
-    wanted = question.ridge is None or question.folds is not None
-    left_out = held_out(modes, ridge, targets, parts) if wanted else None
+    needs_modes = question.ridge is None or question.folds is not None
+    left_out = held_out(modes, ridge, targets, parts) if needs_modes else None
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
     for when, gain in ways.items():
         learned = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
@@ -327,51 +324,51 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
-    """Predict kernel by kernel, way by way."""
     for kernel in reversed(entries.matrix.layout.kernels):
         for found in solve(entries, kernel, question, tell):
-            yield answer(entries, kernel, found)
+            yield answer_at_splits(entries, kernel, found)
 
 
-def answer(entries: Entries, kernel: str, found: SolvedKernel) -> Answer:
-    """Predict and score at every split."""
+def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
     splits = entries.matrix.splits
-    predicted = {split: predict_at(entries, kernel, found, points) for split, points in splits.items()}
-    if found.left_out is not None:
-        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(found.left_out), None)
+    predicted = {split: predict_at(entries, kernel, solved, points) for split, points in splits.items()}
+    if solved.left_out is not None:
+        predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
         targets, labels = entries.targets[points], entries.labels[points]  # labels below zero are none
         error, classifies = outputs.mean - targets, bool((labels >= 0).all())
         spread = outputs.deviation if classifies else None
-        known = None if spread is None else probabilities(outputs.mean, spread)
+        chances = None if spread is None else probabilities(outputs.mean, spread)
         scores.append(
             Score(
                 kernel=kernel,
-                when="t=∞" if split == LEFT_OUT else found.when,  # the only time at which that has a closed form
-                ridge=found.ridge,
+                when="t=∞" if split == LEFT_OUT else solved.when,  # the only time at which that has a closed form
+                ridge=solved.ridge,
                 split=split,
                 points=len(targets),
-                accuracy=float((label(outputs.mean).long() == labels).double().mean()) if classifies else None,
+                accuracy=float((predicted_label(outputs.mean).long() == labels).double().mean())
+                if classifies
+                else None,
                 rmse=float(error.square().mean().sqrt()),
                 r2=1 - float(error.square().sum() / targets.square().sum()),
-                log_loss=None if known is None else log_loss(known, labels),
-                calibration_error=None if known is None else calibration_error(known, labels),
-                solver=found.solver,
+                log_loss=None if chances is None else log_loss(chances, labels),
+                calibration_error=None if chances is None else calibration_error(chances, labels),
+                solver=solved.solver,
             )
         )
-    return Answer(kernel, found, tuple(scores), predicted)
+    return Answer(kernel, solved, tuple(scores), predicted)
 
 
-def predict_at(entries: Entries, kernel: str, found: SolvedKernel, points: slice) -> MeanAndDeviation:
+def predict_at(entries: Entries, kernel: str, solved: SolvedKernel, points: slice) -> MeanAndDeviation:
     """Predict the outputs at some points, block by block."""
-    learned = found.learned if "nngp" in entries.matrix.layout.kernels else None
+    learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
     prior = entries.among("nngp") if learned and kernel == "ntk" else None
     means, variances = [], []
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
-        means.append(entries.values(cross @ found.coefficients))
+        means.append(entries.values(cross @ solved.coefficients))
         if learned and prior is not None:  # of networks that train all layers
             start = Kernels(prior, entries.rows("nngp", block))
             variances.append(Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block)))
@@ -400,12 +397,11 @@ class Study(Component):
         return {name: [*self.base, *own, *words] for name, own in self.kernels.items()}
 
 
-def study(name: str, choices: Choices) -> Study:
-    """Read the study of a file."""
-    known = choices.options("study")
-    if name not in known:
-        raise Mistake(f"'{name}' is no study; choose from {', '.join(known)}{nearest(name, known)}")
-    fields = read(choices.file("study", name))
+def read_study(name: str, choices: Choices) -> Study:
+    names = choices.options("study")
+    if name not in names:
+        raise Mistake(f"'{name}' is no study; choose from {', '.join(names)}{nearest(name, names)}")
+    fields = read_yaml(choices.file("study", name))
     try:
         return Study.model_validate(fields)
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ntkexp.chapter import classes_of
+from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.layer.affine import AbstractAffine as AbstractAffine

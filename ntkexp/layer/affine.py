@@ -14,8 +14,19 @@ from torch import Tensor, nn
 
 from ntkexp.component import LARGEST, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import CLEAR, WRAP, Coarse, Operation, Operations, Pairs, box, coarsen, needed, weigh
-from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, number
+from ntkexp.covariance.pairs import (
+    CLEAR,
+    WRAP,
+    Coarse,
+    Operation,
+    Operations,
+    Pairs,
+    coarsen,
+    pairs_before,
+    weigh,
+    window_mean,
+)
+from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
 
 # --- The modules of affine layers: weights as they are drawn, and factors that multiply the inputs or the result.
@@ -124,7 +135,7 @@ class AbstractAffine(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
-        inputs, W_std, b_std = prod(weights[1:]), number(self.W_std), number(self.b_std)
+        inputs, W_std, b_std = prod(weights[1:]), detached_number(self.W_std), detached_number(self.b_std)
         weight = torch.randn(weights, generator=generator, dtype=torch.float64)
         bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if b_std > 0 else None
         if self.param == "standard":
@@ -159,7 +170,7 @@ class AbstractAffine(AbstractLayer):
 
     def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
         """The sum over a window with the weights of a mean."""
-        scale, shift = number(self.W_std) ** 2 / prod(windows), number(self.b_std) ** 2
+        scale, shift = detached_number(self.W_std) ** 2 / prod(windows), detached_number(self.b_std) ** 2
         learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
         deep, down, across = (window // 2 for window in windows)
         return weigh(register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across))
@@ -216,7 +227,6 @@ class Conv(AbstractAffine):
         return (self.features, *(len(one.members) for one in self.samples(shape)))
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
         window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")
@@ -226,7 +236,7 @@ class Conv(AbstractAffine):
         return (self.features, shape[0], *self.windows(shape))
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        return box(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
+        return window_mean(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
         windows = self.windows(shape)
@@ -234,7 +244,7 @@ class Conv(AbstractAffine):
         return [Coarse.every(n, self.stride, margin) for n, margin in zip(shape[1:], margins, strict=True)]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-        return needed(self.samples(shape), wanted, shape[1:])
+        return pairs_before(self.samples(shape), wanted, shape[1:])
 
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
         shift = 1.0 if bias is None else shift
@@ -243,5 +253,7 @@ class Conv(AbstractAffine):
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
         outside = Operation(WRAP if self.circular else CLEAR, register)
-        found = outside, self.weighed(shape, register, (deep, down, across))
-        return found if self.stride == 1 and not self.valid else (*found, coarsen(register, self.samples(shape)))
+        operations = outside, self.weighed(shape, register, (deep, down, across))
+        if self.stride == 1 and not self.valid:
+            return operations
+        return (*operations, coarsen(register, self.samples(shape)))

@@ -31,10 +31,10 @@ LARGEST = 1e150
 # --- Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
 
 
-def single(value: Tensor | float) -> Tensor | float:
+def single_number(value: Tensor | float) -> Tensor | float:
     """A tensor without axes, if it is one.
 
-    >>> single(torch.tensor([2.0]))
+    >>> single_number(torch.tensor([2.0]))
     tensor(2.)
     """
     if not isinstance(value, Tensor):
@@ -44,7 +44,7 @@ def single(value: Tensor | float) -> Tensor | float:
     return value.reshape(())
 
 
-def number(value: Tensor | float) -> float:
+def detached_number(value: Tensor | float) -> float:
     """The number itself, without what it takes for derivatives."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
@@ -53,17 +53,19 @@ def scale(zero: bool) -> AfterValidator:
     """A validator of scales that are more than zero, or may be zero; their squares are numbers as well."""
 
     def check(value: Tensor | float) -> Tensor | float:
-        if not (number(value) >= 0 if zero else number(value) > 0):
-            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {number(value):g}")
-        if number(value) > LARGEST:
-            raise Mistake(f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {number(value):g}")
+        if not (detached_number(value) >= 0 if zero else detached_number(value) > 0):
+            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {detached_number(value):g}")
+        if detached_number(value) > LARGEST:
+            raise Mistake(
+                f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {detached_number(value):g}"
+            )
         return value
 
     return AfterValidator(check)
 
 
-Positive = Annotated[Tensor | float, AfterValidator(single), scale(zero=False)]
-NotNegative = Annotated[Tensor | float, AfterValidator(single), scale(zero=True)]
+Positive = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=False)]
+NotNegative = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=True)]
 
 
 class AbstractLayer(Component):
@@ -119,10 +121,10 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     >>> shapes((Flatten(),), (3, 4))
     [(3, 4), (12,)]
     """
-    found = [shape]
+    chain = [shape]
     for layer in layers:
-        found.append(layer.shape(found[-1]))
-    return found
+        chain.append(layer.shape(chain[-1]))
+    return chain
 
 
 def build(layers: Layers, shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
@@ -183,8 +185,8 @@ def registers(operations: Operations) -> int:
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
     """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
-    found = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
-    return form in vars(found)
+    definer = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
+    return form in vars(definer)
 
 
 class Residual(AbstractLayer):
@@ -276,17 +278,14 @@ class Concatenation(AbstractLayer):
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
 
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The shapes that the branches give to an example."""
-        found = [shapes(layers, shape)[-1] for layers in self.branches]
-        if len({end[1:] for end in found}) > 1:
-            raise Mistake(
-                f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in found)}"
-            )
-        return found
+        ends = [shapes(layers, shape)[-1] for layers in self.branches]
+        if len({end[1:] for end in ends}) > 1:
+            raise Mistake(f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}")
+        return ends
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        found = self.ends(shape)
-        return (sum(end[0] for end in found), *found[0][1:])
+        ends = self.ends(shape)
+        return (sum(end[0] for end in ends), *ends[0][1:])
 
     def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
         """The share that each branch has of the channels, p."""
@@ -310,8 +309,8 @@ class Concatenation(AbstractLayer):
         return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        asked = [found for layers in self.branches if (found := need_own(layers, wanted, shape))]
-        return reduce(Pairs.union, asked) if asked else None
+        needed = [before for layers in self.branches if (before := need_own(layers, wanted, shape))]
+        return reduce(Pairs.union, needed) if needed else None
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         total: Covariance | None = None
@@ -325,12 +324,12 @@ class Concatenation(AbstractLayer):
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
-        found = tuple(Operation(COPY, register, other) for other in others)
+        operations = tuple(Operation(COPY, register, other) for other in others)
         for layers, here, share in zip(self.branches, (register, *others), self.shares(shape), strict=True):
             branch = fused(layers, shape, here, free)
             free = max(free, registers(branch))
-            found = (*found, *branch, weigh(here, share))
-        return (*found, *(Operation(ADD, register, other) for other in others))
+            operations = (*operations, *branch, weigh(here, share))
+        return (*operations, *(Operation(ADD, register, other) for other in others))
 
 
 class SideBySide(nn.ModuleList):
@@ -340,12 +339,12 @@ class SideBySide(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-def named(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
+def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
     """A validator that puts a layer in place of its name in a configuration, and leaves a layer as it is.
 
-    >>> named("activation", {"relu": "R", "tanh": "T"})("tanh")
+    >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'
-    >>> named("activation", {"relu": "R", "tanh": "T"})("tahn")
+    >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tahn")
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
     """

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import NORM, Coarse, Operation, Operations, Pairs, coarsen, needed
-from ntkexp.layer.base import AbstractLayer, named
+from ntkexp.covariance.pairs import NORM, Coarse, Operation, Operations, Pairs, coarsen, pairs_before
+from ntkexp.layer.base import AbstractLayer, name_validator
 from ntkexp.mistake import Mistake
 
 # --- Linear maps without weights: flattening, and the mean over an image.
@@ -137,7 +137,6 @@ class AbstractPool(AbstractLayer):
     window: Depth | tuple[Depth, ...] = 2
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One window for each axis of pixels."""
         return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -173,7 +172,7 @@ class AvgPool(AbstractPool):
         return [Coarse.windows(n, window) for n, window in zip(shape[1:], self.windows(shape), strict=True)]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-        return needed(self.coarse(shape), wanted, shape[1:])
+        return pairs_before(self.coarse(shape), wanted, shape[1:])
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         return covariance.coarse(self.coarse(shape))
@@ -194,7 +193,7 @@ class MaxPool(AbstractPool):
 
 POOLINGS: dict[str, AvgPool | MaxPool | None] = {"none": None, "average": AvgPool(), "max": MaxPool()}
 
-Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(named("pooling", POOLINGS))]
+Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("pooling", POOLINGS))]
 """A pooling layer, its name, or none."""
 
 
@@ -289,5 +288,5 @@ NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
     "batch": BatchNorm(),
 }
 
-Norm = Annotated[LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(named("norm", NORMS))]
+Norm = Annotated[LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(name_validator("norm", NORMS))]
 """A normalisation, its name, or none."""

@@ -11,7 +11,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.covariance.covariance import Covariance, PairEnd, Signal
-from ntkexp.covariance.pairs import ARC, BEND, GATE, WAVE, Operation, Operations, Pairs, resolved, roots
+from ntkexp.covariance.pairs import (
+    ARC,
+    BEND,
+    GATE,
+    WAVE,
+    Operation,
+    Operations,
+    Pairs,
+    require_resolved,
+    root_and_inverse,
+)
 from ntkexp.layer.base import AbstractLayer
 
 ROUNDING = 16
@@ -123,7 +133,6 @@ class AbstractBent(AbstractPointwise):
 
     @property
     def constants(self) -> tuple[float, float]:
-        """k and h."""
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 
@@ -146,7 +155,7 @@ class AbstractBent(AbstractPointwise):
         return h * q, torch.full_like(q, h)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (Operation(BEND, register, constants=self.constants, ends=roots),)
+        return (Operation(BEND, register, constants=self.constants, ends=root_and_inverse),)
 
 
 class ReLU(AbstractBent):
@@ -198,7 +207,7 @@ class AbstractEntire(AbstractPointwise):
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         for end in (first, second):
-            resolved(type(self).__name__, end.variance, self.squared_frequency)
+            require_resolved(type(self).__name__, end.variance, self.squared_frequency)
         return super().between(first, c, second)
 
 
@@ -220,7 +229,7 @@ class Erf(AbstractEntire):
         return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (Operation(ARC, register, ends=lambda q: ((1 + 2 * resolved("Erf", q)).rsqrt(),)),)
+        return (Operation(ARC, register, ends=lambda q: ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)),)
 
 
 class GELU(AbstractEntire):
@@ -249,7 +258,7 @@ class GELU(AbstractEntire):
         return value, c / (2 * pi * D) * (1 / D2 + (1 - squared) / P + 1) + phi
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (Operation(GATE, register, ends=lambda q: ((1 + resolved("GELU", q)).rsqrt(), q)),)
+        return (Operation(GATE, register, ends=lambda q: ((1 + require_resolved("GELU", q)).rsqrt(), q)),)
 
 
 class AbstractWave(AbstractEntire):
@@ -281,7 +290,9 @@ class AbstractWave(AbstractEntire):
         name, squared = type(self).__name__, self.b**2
         constants = (self.a**2 / 2, squared, self.phase)
         return (
-            Operation(WAVE, register, constants=constants, ends=lambda q: (squared / 2 * resolved(name, q, squared),)),
+            Operation(
+                WAVE, register, constants=constants, ends=lambda q: (squared / 2 * require_resolved(name, q, squared),)
+            ),
         )
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
-from ntkexp.covariance.pairs import SERIES, Operation, Operations, roots
+from ntkexp.covariance.pairs import SERIES, Operation, Operations, root_and_inverse
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
 
@@ -110,14 +110,14 @@ class AbstractSmooth(AbstractPointwise):
         )
         order = self.order(largest)
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
-        rho, found = c / torch.where(root > 0, root, 1.0), []
+        rho, sums = c / torch.where(root > 0, root, 1.0), []
         ends = (self.coefficients(end.variance, order) for end in (first, second))
         for a, b in zip(*ends, strict=True):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
             total = torch.zeros_like(rho)
             for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
                 total = total * rho + first.lay_out(one) * second.lay_out(two)
-            found.append(total)
-        return found[0], found[1]
+            sums.append(total)
+        return sums[0], sums[1]
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         return self.between(PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values))
@@ -162,7 +162,7 @@ class AbstractSmooth(AbstractPointwise):
 
         terms = interpolated(both, q).unbind()
         missing = (1 - len(terms)) % TOGETHER
-        return roots(q)[1], *terms, *(torch.zeros_like(q),) * missing
+        return root_and_inverse(q)[1], *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
         """The terms of κ̇ that matter in a precision, for variances up to this one."""
@@ -174,13 +174,13 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""
         z, root = nodes().to(q.device), densities().sqrt().to(q.device)
-        wanted = q.requires_grad and torch.is_grad_enabled()
+        differentiable = q.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             u = q.sqrt()[:, None] * z
-            u = u if wanted else u.detach().requires_grad_()
+            u = u if differentiable else u.detach().requires_grad_()
             value = self.apply(u)
-            (slope,) = torch.autograd.grad(value.sum(), u, create_graph=wanted)
-        return of((value if wanted else value.detach()) * root), of(slope * root)
+            (slope,) = torch.autograd.grad(value.sum(), u, create_graph=differentiable)
+        return of((value if differentiable else value.detach()) * root), of(slope * root)
 
 
 @cache
@@ -277,7 +277,7 @@ KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
 """The layers of functions with a kink."""
 
 
-def smooth(name: str) -> str:
+def smooth_function_name(name: str) -> str:
     """The name of a function that has a series."""
     if name in KINKED:
         raise Mistake(f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}")
@@ -295,7 +295,7 @@ class Generic(AbstractSmooth):
     tensor([0.])
     """
 
-    fn: Annotated[str, AfterValidator(smooth)]
+    fn: Annotated[str, AfterValidator(smooth_function_name)]
     deg: CountOrNone = 0
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -1,8 +1,8 @@
 """Layers as plain data, `{"layer": NAME, …}` each: which there are, by name, and lists of them made wider.
 
->>> parse('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
+>>> parse_layers('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
->>> parse([{"layer": "Dence", "features": 8}])
+>>> parse_layers([{"layer": "Dence", "features": 8}])
 Traceback (most recent call last):
 ntkexp.mistake.Mistake: layers[0]: there is no layer 'Dence'; did you mean 'Dense'?
 """
@@ -12,57 +12,52 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
-from ntkexp.chapter import files, option, public
 from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
-from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, named
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.naming import class_path, module_names, option_name
 
-CHAPTER = __name__.rpartition(".")[0]
+PACKAGE = __name__.rpartition(".")[0]
 
 
-def kinds() -> dict[str, type[AbstractLayer]]:
-    """The classes of layers by their names, of this chapter and of what was imported from elsewhere; two that go by the
-    same words are a mistake.
+def layer_classes() -> dict[str, type[AbstractLayer]]:
+    """The classes of layers by name: those of this package, and subclasses that were imported from elsewhere.
 
-    >>> kinds()["Dense"]
+    >>> layer_classes()["Dense"]
     <class 'ntkexp.layer.affine.Dense'>
     """
-    read()
-    found: dict[str, type[AbstractLayer]] = {}
-    for kind in below(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
+    # Import the files of this package, so that their classes are known as subclasses.
+    for name in module_names(sys.modules[PACKAGE]):
+        import_module(f"{PACKAGE}.{name}")
+    # Two classes with the same option name are refused.
+    by_option: dict[str, type[AbstractLayer]] = {}
+    for kind in subclasses(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
         if not can_be_built(kind):
             continue
-        known = found.setdefault(option(kind.__name__), kind)
-        if public(known) != public(kind):
-            raise Mistake(f"{public(kind)}: there is a layer of this name, {public(known)}; call the class otherwise")
-    return {kind.__name__: kind for kind in found.values()}
+        first = by_option.setdefault(option_name(kind.__name__), kind)
+        if class_path(first) != class_path(kind):
+            raise Mistake(
+                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; call the class otherwise"
+            )
+    return {kind.__name__: kind for kind in by_option.values()}
 
 
-@cache
-def read() -> None:
-    """Import the files of this chapter."""
-    for name in files(sys.modules[CHAPTER]):
-        import_module(f"{CHAPTER}.{name}")
-
-
-def below(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
-    """The classes that are made from one, and from these."""
+def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
     for child in kind.__subclasses__():
         yield child
-        yield from below(child)
+        yield from subclasses(child)
 
 
 def activations() -> dict[str, AbstractPointwise]:
     """Every pointwise layer that is known without a number, by the words of its class."""
-    pointwise = [kind for kind in kinds().values() if issubclass(kind, AbstractPointwise)]
+    pointwise = [kind for kind in layer_classes().values() if issubclass(kind, AbstractPointwise)]
     usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
     return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
 
@@ -73,7 +68,7 @@ def activation(name: object) -> object:
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
     """
-    return named("activation", activations())(name)
+    return name_validator("activation", activations())(name)
 
 
 Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]
@@ -83,7 +78,7 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, or the same as JSON."""
 
 
-def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
+def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
     """Parse the layers of a description; `place` is how it is spoken of."""
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
@@ -91,53 +86,52 @@ def parse(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
         raise Mistake(f"{place} is no JSON: {error}") from None
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
         raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
-    return tuple(layer(item, f"{place}[{k}]") for k, item in enumerate(items))
+    return tuple(parse_layer(item, f"{place}[{k}]") for k, item in enumerate(items))
 
 
 def names_layer(node: Mapping[str, Any]) -> bool:
-    """Whether a mapping is meant to be a layer."""
     return "layer" in node and "_target_" not in node
 
 
-def layer(item: object, place: str) -> AbstractLayer:
-    """Parse one layer of a description."""
+def parse_layer(item: object, place: str) -> AbstractLayer:
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
         raise Mistake(f'{place} is no layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
-    classes, name = kinds(), item["layer"]
+    classes, name = layer_classes(), item["layer"]
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
     kind = classes[name]
     given: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
-    known = kind.model_fields
+    fields = kind.model_fields
     for key in given:
-        if key not in known:
-            keys = f"its keys are {', '.join(known)}" if known else "it has none"
-            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, known)}")
+        if key not in fields:
+            keys = f"its keys are {', '.join(fields)}" if fields else "it has none"
+            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}")
+    # layers inside layers: a branch, or several of them
     for key, value in given.items():
-        if known[key].annotation == tuple[AbstractLayer, ...]:
-            given[key] = parse(value, f"{place}.{key}")
+        if fields[key].annotation == tuple[AbstractLayer, ...]:
+            given[key] = parse_layers(value, f"{place}.{key}")
     for key, value in given.items():
-        if known[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
+        if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             if not isinstance(value, Sequence) or isinstance(value, str | bytes):
                 raise Mistake(f"{place}.{key} is no list of branches; write [[…], […]], each a list of layers")
-            given[key] = tuple(parse(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
+            given[key] = tuple(parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, kind, f"{place} ({kind.__name__})") from None
+        raise layer_mistake(error, kind, f"{place} ({kind.__name__})") from None
 
 
-def refusal(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
+def layer_mistake(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
     """The first thing that is wrong with a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
-    said = str(first.get("ctx", {}).get("error", "")) or first["msg"]
+    reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {', '.join(kind.model_fields)}")
-    return Mistake(f"{place}: {name}={first['input']!r}: {said}" if name else f"{place}: {said}")
+    return Mistake(f"{place}: {name}={first['input']!r}: {reason}" if name else f"{place}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]
@@ -151,29 +145,30 @@ def at_width(layers: Layers, width: int) -> Layers:
     [4, 8, 1]
     """
     *hidden, last = layers
-    widest = max((layer.features for layer in affine(tuple(hidden))), default=width)
-    return (*(scaled(layer, width / widest) for layer in hidden), last)
+    widest = max((layer.features for layer in affine_layers(tuple(hidden))), default=width)
+    return (*(scale_features(layer, width / widest) for layer in hidden), last)
 
 
-def scaled(layer: AbstractLayer, factor: float) -> AbstractLayer:
-    """Multiply the features of a layer."""
+def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, Residual):
-        branch, shortcut = (tuple(scaled(one, factor) for one in side) for side in (layer.branch, layer.shortcut))
+        branch, shortcut = (
+            tuple(scale_features(one, factor) for one in side) for side in (layer.branch, layer.shortcut)
+        )
         return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
     if isinstance(layer, Concatenation):
-        branches = tuple(tuple(scaled(one, factor) for one in branch) for branch in layer.branches)
+        branches = tuple(tuple(scale_features(one, factor) for one in branch) for branch in layer.branches)
         return layer.model_copy(update={"branches": branches})
     return layer
 
 
-def affine(layers: Layers) -> Iterator[AbstractAffine]:
+def affine_layers(layers: Layers) -> Iterator[AbstractAffine]:
     """Find the layers with weights, those of branches included."""
     for layer in layers:
         if isinstance(layer, AbstractAffine):
             yield layer
         if isinstance(layer, Residual):
-            yield from affine(layer.branch + layer.shortcut)
+            yield from affine_layers(layer.branch + layer.shortcut)
         if isinstance(layer, Concatenation):
-            yield from affine(tuple(one for branch in layer.branches for one in branch))
+            yield from affine_layers(tuple(one for branch in layer.branches for one in branch))

@@ -15,7 +15,7 @@ from ntkexp.kernel.record.casts import full_precision
 from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
 from ntkexp.layer.sequential import Scales, read_sequential
-from ntkexp.layer.spec import Spec, parse
+from ntkexp.layer.spec import Spec, parse_layers
 from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
@@ -135,7 +135,7 @@ class DrawsItself(Protocol):
 def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int) -> Iterator[nn.Module]:
     """Networks with weights of their own, one after the other."""
     if not isinstance(spec, nn.Module):
-        layers = parse(spec)
+        layers = parse_layers(spec)
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return

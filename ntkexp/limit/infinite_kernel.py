@@ -14,14 +14,14 @@ from math import isqrt
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ntkexp.covariance.covariance import portions
+from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm
-from ntkexp.layer.spec import Spec, affine, parse
+from ntkexp.layer.spec import Spec, affine_layers, parse_layers
 from ntkexp.limit import network as limit_network
-from ntkexp.limit.fused.program import TileProgram, program
+from ntkexp.limit.fused.program import program
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, nearest
 
@@ -43,40 +43,34 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
     # What the fused engine does not do, whatever the layers are; then whether it knows the layers.
-    scales = [scale for layer in affine(net.layers) for scale in (layer.W_std, layer.b_std)]
+    scales = [scale for layer in affine_layers(net.layers) for scale in (layer.W_std, layer.b_std)]
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     elif x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
         reason = "it has no derivatives"
     else:
         try:
-            known = program(net.layers, net.shape)
+            fused_program = program(net.layers, net.shape)
         except NoFusedForm as missing:
             reason = f"{missing} has no fused form"
         else:
-            return partial(by_tiles, known, net, threads or torch.get_num_threads(), memory_gb)
+            from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
+
+            threads = threads or torch.get_num_threads()
+            return partial(fused_kernels, fused_program, net, threads=threads, memory_gb=memory_gb)
     if engine == "fused":
         raise Mistake(f"engine=fused: {reason}; choose torch")
     return by_torch
 
 
-def by_tiles(
-    known: TileProgram, net: Network, threads: int, memory_gb: float, left: Side, right: Side, same: bool
-) -> Kernels:
-    """The kernels by numba, which is loaded when it is first needed."""
-    from ntkexp.limit.fused.run import kernels  # noqa: PLC0415
-
-    return kernels(known, net, left, right, same, threads, memory_gb)
-
-
 WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
 SIDES = (16, 2048)
 
-__all__ = ["BlockPlace", "KernelBlock", "blocks", "compute", "network", "places"]
+__all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
 
 
 @dataclass(frozen=True)
-class BlockPlace:
+class BlockSlices:
     """A block has this place; the rows and columns of a `same` block are the same examples."""
 
     rows: slice
@@ -88,30 +82,30 @@ class BlockPlace:
 class KernelBlock:
     """Both kernels are known at a place."""
 
-    place: BlockPlace
+    place: BlockSlices
     nngp: Float[Tensor, "row column"]
     ntk: Float[Tensor, "row column"]
 
     @property
     def mirrored(self) -> KernelBlock:
         """The block on the other side of the diagonal is this one, transposed."""
-        place = BlockPlace(self.place.columns, self.place.rows, self.place.same)
+        place = BlockSlices(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
 
-def places(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockPlace]:
+def block_slices(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockSlices]:
     """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the diagonal.
 
     >>> from ntkexp.layer.affine import Dense
     >>> net = network((Dense(features=1),), (2,))
-    >>> [(place.rows, place.columns) for place in places(net, 5, None, side=3)][:2]
+    >>> [(place.rows, place.columns) for place in block_slices(net, 5, None, side=3)][:2]
     [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
     # What is done once per example costs little beside a block, and little is lost with a block.
     least, most = SIDES
     size = side or min(most, max(least, isqrt(WORK // net.work)))
     return [
-        BlockPlace(row, column, columns is None and row == column)
+        BlockSlices(row, column, columns is None and row == column)
         for row in cuts(rows, size)
         for column in cuts(rows if columns is None else columns, size)
         if columns is not None or column.start >= row.start
@@ -120,7 +114,7 @@ def places(net: Network, rows: int, columns: int | None, side: int | None = None
 
 def compute(
     net: Network,
-    place: BlockPlace,
+    place: BlockSlices,
     x1: Float[Tensor, "row *shape"],
     x2: Float[Tensor, "column *shape"] | None = None,
     *,
@@ -150,7 +144,7 @@ def blocks(
     """Compute all blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as
     usual.
     """
-    for place in places(net, len(x1), None if x2 is None else len(x2), side):
+    for place in block_slices(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
 
 
@@ -187,7 +181,7 @@ def infinite_kernel(
     refuse_unfit(x1, x2, memory_gb)
     if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
         raise Mistake(f"threads={threads!r:.40}: it takes a whole number > 0")
-    net = network(parse(spec), tuple(x1.shape[1:]))
+    net = network(parse_layers(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
     side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
     nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
@@ -218,20 +212,15 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
             )
         # The largest entry of each example, or what is not finite there.
         if x[:1].numel():
-            parts = portions(x.detach().flatten(1), x[0].numel())
+            parts = split_portions(x.detach().flatten(1), x[0].numel())
             sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
         else:
             sizes = x.detach().flatten(1).sum(1)
+        kind = torch.finfo(sizes.dtype)
+        tiny = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)  # whose squares are no normal numbers
         for odd, what, advice in (
             (~sizes.isfinite(), "has entries that are not finite, the first", ""),
-            (is_tiny(sizes), "is so small that its squares lose digits,", "; scale it up"),
+            (tiny, "is so small that its squares lose digits,", "; scale it up"),
         ):
             if odd.any():
                 raise Mistake(f"{name} {what} in example {int(odd.nonzero()[0])}{advice}")
-
-
-def is_tiny(sizes: Float[Tensor, " example"]) -> Bool[Tensor, " example"]:
-    """The examples whose largest squares are no normal numbers; zeros are zeros."""
-    kind = torch.finfo(sizes.dtype)
-    found: Tensor = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)
-    return found

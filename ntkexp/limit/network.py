@@ -109,7 +109,6 @@ COPIES = 32  # tensors of a chunk's size that live at once: 19 to 29 on dense, p
 
 
 def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: float) -> Kernels:
-    """Compute both kernels of a block."""
     rows, columns = chunk(network, left, right, memory_gb)
     shape = (len(left.x), len(right.x))
     nngp, ntk = left.x.new_empty(shape), left.x.new_empty(shape)
@@ -119,14 +118,15 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
                 continue
             one, two, itself = left.part(row), right.part(column), same and row == column
             start = Covariance.between(one.x, two.x, network.pairs, one.variances, two.variances, itself)
-            for whole, values in zip((nngp, ntk), both(base.push(network.layers, start, network.shape)), strict=True):
+            kernels = kernels_of(base.push(network.layers, start, network.shape))
+            for whole, values in zip((nngp, ntk), kernels, strict=True):
                 whole[row, column] = symmetric(values) if itself else values
                 if same and not itself:
                     whole[column, row] = values.t()
     return finite((nngp, ntk))
 
 
-def both(covariance: Covariance) -> Kernels:
+def kernels_of(covariance: Covariance) -> Kernels:
     """K and Θ of two sides."""
     assert covariance.ntk is not None
     return covariance.nngp, covariance.ntk

@@ -43,11 +43,6 @@ class Training:
     repeat: Repeat
 
     @property
-    def is_closed(self) -> bool:
-        """Whether small steps with a fixed kernel follow the gradient of a quadratic function of f, in closed form."""
-        return self.is_quadratic and self.is_plain
-
-    @property
     def manner(self) -> str:
         """What is said of a machine that repeats the training of the network."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
@@ -117,7 +112,6 @@ class Evidence:
 
     @property
     def path(self) -> PathKernel:
-        """𝒦 and 𝒮 by that rule."""
         return self.paths[self.rule]
 
     @property
@@ -134,14 +128,13 @@ class Evidence:
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
         """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
         outs = list(self.integrated)
-        known = self.start[self.read, outs] + change
-        outputs = known.new_full(self.start.shape, torch.nan)
-        outputs[self.read, outs] = known
+        changed = self.start[self.read, outs] + change
+        outputs = changed.new_full(self.start.shape, torch.nan)
+        outputs[self.read, outs] = changed
         return outputs
 
     @property
     def learned(self) -> Float[Tensor, "train out"]:
-        """f_T − f_0 on the training examples."""
         return (self.end - self.start)[: self.train]
 
 
@@ -175,7 +168,7 @@ def apply_kernel(
     return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
 
 
-def square(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
+def train_matrix(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
     """Put the kernel among training examples as a matrix."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)

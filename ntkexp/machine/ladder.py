@@ -33,8 +33,8 @@ class Ladder(Component):
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        tried = [rung_of(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
-        sums = [rung_of(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
+        tried = [try_machine(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
+        sums = [try_machine(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
         return tried + sums
 
 
@@ -56,8 +56,9 @@ class Region:
     norms: Float[Tensor, "term point"]
 
 
-def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False) -> Rung:
-    """Try one machine."""
+def try_machine(
+    name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False
+) -> Rung:
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
@@ -69,50 +70,50 @@ def rung_of(name: str, predict: Callable[[Evidence], Prediction], evidence: Evid
     return Rung(name, outcome, time.perf_counter() - start, control)
 
 
-def results(rungs: list[Rung], places: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
-    """The table, machine by machine."""
+def ladder_rows(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
     return [
-        replace(row(split, rung, place, evidence, classifies), control=rung.control)
+        replace(compare_on_split(split, rung, region, evidence, classifies), control=rung.control)
         for rung in rungs
-        for split, place in places.items()
+        for split, region in regions.items()
     ]
 
 
-def row(split: str, rung: Rung, place: Region, evidence: Evidence, classifies: bool) -> Result:
-    """Compare one machine on one split."""
-    found = rung.outcome
-    if isinstance(found, DoesNotApply):
-        return Result(split, rung.name, note=str(found))
-    known = evidence.attributed[place.points]
-    if not found.partial:
-        known = known | True
-    if not known.any():
+def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
+    outcome = rung.outcome
+    if isinstance(outcome, DoesNotApply):
+        return Result(split, rung.name, note=str(outcome))
+    attributed = evidence.attributed[region.points]
+    if not outcome.partial:
+        attributed = attributed | True
+    if not attributed.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
-    outputs = list(evidence.integrated if found.partial else range(evidence.end.shape[1]))
-    around = (evidence.start, evidence.end, found.outputs)
-    start, end, predicted = (f[place.points][known][:, outputs] for f in around)
+    outputs = list(evidence.integrated if outcome.partial else range(evidence.end.shape[1]))
+    around = (evidence.start, evidence.end, outcome.outputs)
+    start, end, predicted = (f[region.points][attributed][:, outputs] for f in around)
     error = predicted - end
     missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(place.norms[:, known].norm(dim=1).sum())  # Σ‖terms‖ that round
+    size = float(region.norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
     # Where it was measured, if not everywhere: at how many points, and at which outputs.
     whole = len(outputs) == evidence.end.shape[1]
-    share = "" if known.all() else at_points(int(known.sum()), len(known))
+    share = "" if attributed.all() else at_points(int(attributed.sum()), len(attributed))
     those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-    note = "; ".join(part for part in (found.note, share, those) if part)
+    note = "; ".join(part for part in (outcome.note, share, those) if part)
     return Result(
         split,
         rung.name,
-        found.detail,
+        outcome.detail,
         relative_error=missed / moved if moved else None,
         floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
         max_error=float(error.abs().max()),
-        agreement=float((label(end + error) == label(end)).double().mean()) if classifies and whole else None,
+        agreement=float((predicted_label(end + error) == predicted_label(end)).double().mean())
+        if classifies and whole
+        else None,
         r2=1 - missed**2 / spread if spread else None,
         note=note if moved else "the network did not move here",
     )
 
 
-def label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
+def predicted_label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
     """The class of the largest output, or the sign of a single one."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

@@ -14,11 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.chapter import option
 from ntkexp.closed_form import FlowGain, Kernels, condition, modes_of
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction, apply_kernel, refuse_none, square
+from ntkexp.machine.base import (
+    AbstractMachine,
+    DoesNotApply,
+    Evidence,
+    Prediction,
+    apply_kernel,
+    refuse_none,
+    train_matrix,
+)
 from ntkexp.mistake import Mistake
-from ntkexp.on_disk import places, summed
+from ntkexp.naming import option_name
+from ntkexp.on_disk import row_blocks, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
 
@@ -36,7 +44,7 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
     path = evidence.paths[rule]
     change = summed(path.contributions) + path.decay
-    return Prediction(evidence.after(change), path.detail, parts(path.facts), partial=True)
+    return Prediction(evidence.after(change), path.detail, describe_parts(path.facts), partial=True)
 
 
 class AbstractPathSum(AbstractMachine):
@@ -48,12 +56,12 @@ class AbstractPathSum(AbstractMachine):
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
-    """The rules that no machine of this chapter, or of elsewhere, goes by.
+    """The rules that no machine, of this package or of elsewhere, is named after.
 
     >>> without_machine(["secant", "my_rule"])
     ['my_rule']
     """
-    named = {option(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
+    named = {option_name(kind.__name__) for kind in AbstractPathSum.__subclasses__()}
     return [rule for rule in rules if rule not in named]
 
 
@@ -69,16 +77,16 @@ class Left(AbstractPathSum):
     """The path kernel machine of Domingos as published, its sum by the left ends of the steps."""
 
 
-def parts(facts: Mapping[str, float]) -> str:
+def describe_parts(facts: Mapping[str, float]) -> str:
     """How well the single contributions are known, though their sum may be exact.
 
-    >>> parts({"cancellation": 20.3, "error_bar": 1.2e-4})
+    >>> describe_parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'its parts exceed their sum 20.3-fold and are known to 1e-4'
-    >>> parts({"cancellation": 3.0, "top_10": 0.5, "decay_share": 0.125})
+    >>> describe_parts({"cancellation": 3.0, "top_10": 0.5, "decay_share": 0.125})
     'its parts exceed their sum 3-fold, 50 % from the 10 largest; decay moved the outputs by 0.125 of what training did'
-    >>> parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
+    >>> describe_parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
     'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
-    >>> parts({"cancellation": 3.0, "error_bar": float("nan")})
+    >>> describe_parts({"cancellation": 3.0, "error_bar": float("nan")})
     'its parts exceed their sum 3-fold'
     """
     facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
@@ -133,7 +141,7 @@ class KernelRegression(AbstractMachine):
         refuse_none(evidence.path.kernel)
         if evidence.read.start:
             raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
-        prediction = regression(evidence.path.kernel, evidence)
+        prediction = regression_prediction(evidence.path.kernel, evidence)
         return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)
 
 
@@ -144,9 +152,9 @@ class KernelRegression(AbstractMachine):
 # singular values below `cutoff` times the largest counting as zero.
 
 
-def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
+def regression_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
     """The machine that reproduces what was learned at the training examples."""
-    matrix = square(kernel)
+    matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
     if matrix.isnan().all():
@@ -158,13 +166,14 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
         )
     if not matrix.isfinite().all():
         raise DoesNotApply("the kernel among the training examples is not finite")
+    # a = K⁺ (f_T − f_0), and f̂ = f_0 + K a
     U, singular, Vh = torch.linalg.svd(matrix)
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
-    kept = singular > cutoff * singular.max()
-    inverse = torch.where(kept, 1 / singular, 0.0)
+    used = singular > cutoff * singular.max()
+    inverse = torch.where(used, 1 / singular, 0.0)
     coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
     outputs = evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
-    return Prediction(outputs, f"rank {int(kept.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
+    return Prediction(outputs, f"rank {int(used.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
 
 
 # --- Training with a fixed kernel Θ, in function space.
@@ -180,19 +189,19 @@ def regression(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
 # by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
 
 
-def flow(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+def flow_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
     """f_t at the time at which training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
-    coefficients = modes_of(square(kernel)).at(gain)(missing)
+    coefficients = modes_of(train_matrix(kernel)).at(gain)(missing)
     return evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
 
 
-def descent(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+def descent_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
     """f_T after the steps that training took."""
     train = evidence.train
     coefficients, remaining = evidence.training.repeat(
-        square(kernel), evidence.start[:train], evidence.start_pull[:train]
+        train_matrix(kernel), evidence.start[:train], evidence.start_pull[:train]
     )
     return evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
 
@@ -209,9 +218,10 @@ class AbstractFrozen(AbstractMachine):
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
-        if evidence.training.is_closed:
-            return Prediction(flow(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
-        return Prediction(descent(kernel, evidence), evidence.training.manner)
+        # small steps along the gradient of a quadratic function of f have a closed form
+        if evidence.training.is_quadratic and evidence.training.is_plain:
+            return Prediction(flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
+        return Prediction(descent_prediction(kernel, evidence), evidence.training.manner)
 
 
 class FrozenStart(AbstractFrozen):
@@ -246,7 +256,7 @@ class Linearised(AbstractMachine):
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
-        return Prediction(descent(evidence.kernel_start, evidence), evidence.training.manner)
+        return Prediction(descent_prediction(evidence.kernel_start, evidence), evidence.training.manner)
 
 
 class NNGP(AbstractMachine):
@@ -293,14 +303,14 @@ class RBFIdentity(AbstractMachine):
         points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
         width = median_distance(train)
 
-        def rows(place: slice) -> Float[Tensor, "probe train"]:
-            kernel = gaussian(points[place], train, width)
+        def rows(some: slice) -> Float[Tensor, "probe train"]:
+            kernel = gaussian_kernel(points[some], train, width)
             if (kernel == 0).any():
                 far = "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
                 raise DoesNotApply(far)
             return kernel
 
-        return identity(evidence, rows, f"h={width:.3g}")
+        return divide_and_multiply(evidence, rows, f"h={width:.3g}")
 
 
 class RandomIdentity(AbstractMachine):
@@ -312,13 +322,15 @@ class RandomIdentity(AbstractMachine):
         kernel = random_kernel(evidence)
         if (kernel == 0).any():
             raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
-        return identity(evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}")
+        return divide_and_multiply(evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}")
 
 
-def identity(evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str) -> Prediction:
+def divide_and_multiply(
+    evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str
+) -> Prediction:
     """Divide 𝒮 by a kernel, multiply with it again, and add up: some rows at a time."""
     parts = evidence.path.contributions
-    around = ((parts[place], rows(place)[:, None]) for place in places(parts))
+    around = ((parts[place], rows(place)[:, None]) for place in row_blocks(parts))
     change = torch.cat([(part / divisor * divisor).sum(2) for part, divisor in around])
     outputs = evidence.after(change + evidence.path.decay)
     return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)
@@ -333,7 +345,9 @@ class RBFRegression(AbstractMachine):
         refuse_none(evidence.kernel_start)
         train = evidence.inputs[: evidence.train]
         width = median_distance(train)
-        prediction = regression(for_each_output(gaussian(evidence.inputs, train, width), evidence), evidence)
+        prediction = regression_prediction(
+            kernel_for_each_output(gaussian_kernel(evidence.inputs, train, width), evidence), evidence
+        )
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
@@ -344,19 +358,20 @@ class RandomRegression(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.kernel_start)
-        return regression(for_each_output(random_kernel(evidence), evidence), evidence)
+        return regression_prediction(kernel_for_each_output(random_kernel(evidence), evidence), evidence)
 
 
-def for_each_output(kernel: Float[Tensor, "probe train"], evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+def kernel_for_each_output(
+    kernel: Float[Tensor, "probe train"], evidence: Evidence
+) -> Float[Tensor, "probe out train out_"]:
     """The same kernel for every output, which do not know of one another."""
     outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * outputs[:, None]
 
 
-def gaussian(
+def gaussian_kernel(
     points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
 ) -> Float[Tensor, "probe train"]:
-    """The Gaussian kernel of width h."""
     return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 
@@ -370,9 +385,9 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     zeros = len(distances) - np.count_nonzero(distances)
     if zeros == len(distances):
         return 1.0
-    place = zeros + (len(distances) - zeros - 1) // 2
-    distances.partition(place)  # in place: they are many
-    return float(distances[place])
+    middle = zeros + (len(distances) - zeros - 1) // 2
+    distances.partition(middle)  # in place: they are many
+    return float(distances[middle])
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:

@@ -109,7 +109,7 @@ class Antisymmetric(ScaledOutput):
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha / sqrt(2))
-        self.mirror = copied(network, "antisymmetric")
+        self.mirror = copy_network(network, "antisymmetric")
 
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.mirror(x))
@@ -120,7 +120,7 @@ class Centred(ScaledOutput):
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha)
-        self.origin = copied(network, "centred").requires_grad_(False)
+        self.origin = copy_network(network, "centred").requires_grad_(False)
 
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.origin(x))
@@ -129,14 +129,14 @@ class Centred(ScaledOutput):
         return (self.network(x),)
 
 
-def read(network: nn.Module, init: AbstractInit) -> ScaledOutput:
+def read_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
     """The network with its output read as `init` says."""
     if init.antisymmetric:
         return Antisymmetric(network, init.alpha)
     return Centred(network, init.alpha) if init.centred else ScaledOutput(network, init.alpha)
 
 
-def copied(network: nn.Module, key: str) -> nn.Module:
+def copy_network(network: nn.Module, key: str) -> nn.Module:
     try:
         return deepcopy(network)
     except Exception as error:  # what a module of the user's does when it is copied
@@ -169,7 +169,7 @@ class AbstractArchitecture(Component):
         """The network at the start of training, its output read as `init` says; `shape` is that of one example, and
         a `vocabulary` that is not 0 says that examples are tokens.
         """
-        return read(self.network(init, LearningTask(shape, outputs, vocabulary), generator), init)
+        return read_output(self.network(init, LearningTask(shape, outputs, vocabulary), generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         """What the network h becomes as its width grows; where that is not known, a mistake says so."""

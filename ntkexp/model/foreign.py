@@ -46,17 +46,17 @@ class Adapted(nn.Module):
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
         """Whatever the module itself returns."""
-        with making(x.dtype):
+        with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
 
-def adapted(
+def adapt_module(
     make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
 ) -> Adapted:
     """The module that is made, in double precision and evaluation mode, tried; meanwhile torch's own generator starts
     at the seed.
     """
-    with torch.random.fork_rng(devices=[]), making(torch.float64), one_line(given, file):
+    with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(given, file):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
@@ -68,7 +68,7 @@ def adapted(
 
 
 @contextmanager
-def making(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Tensors are made in this dtype where nothing is said of it, such as the first state of a recurrent network."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -83,6 +83,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
         raise Mistake(f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example")
+    # forwards: the shape, and inputs that stay as they are
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
@@ -91,6 +92,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
         raise Mistake(f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
     if not outputs.requires_grad:
         raise Mistake(f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?")
+    # backwards: dense gradients; and once more, to the same outputs
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):
@@ -123,10 +125,10 @@ def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
         raise Mistake(
             f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, [examples, outputs]"
         )
-    shape, wanted = list(outputs.shape), [2, task.outputs]
-    if wanted not in (shape, [*shape, 1]):
+    shape, expected = list(outputs.shape), [2, task.outputs]
+    if expected not in (shape, [*shape, 1]):
         raise Mistake(
-            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {wanted} is expected: data and "
+            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {expected} is expected: data and "
             f"loss ask for {task.outputs} for each example"
         )
     if not outputs.is_floating_point():
@@ -155,20 +157,20 @@ VISION = {"timm", "torchvision", "transformers"}
 """Packages that import torchvision, or are it."""
 
 
-def load(file: Path, given: str) -> ModuleType:
+def load_module(file: Path, given: str) -> ModuleType:
     """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
     file = file.resolve()
-    known = sys.modules.get(file.stem)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    if known is not None or not file.stem.isidentifier():
+    loaded = sys.modules.get(file.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    if loaded is not None or not file.stem.isidentifier():
         raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; call the file otherwise")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
-    if not VISION.isdisjoint(imports(file)):
+    if not VISION.isdisjoint(imported_packages(file)):
         load_torchvision()
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
@@ -180,19 +182,19 @@ def load(file: Path, given: str) -> ModuleType:
     return module
 
 
-def files_of(file: Path) -> tuple[Path, ...]:
+def files_imported(file: Path) -> tuple[Path, ...]:
     """The file, and those beside it that it imports, and that these import."""
-    found, waiting = {file}, [file]
+    files, waiting = {file}, [file]
     while waiting:
-        for name in imports(waiting.pop()):
+        for name in imported_packages(waiting.pop()):
             beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))  # a module or a package
-            new = {other for other in beside if other.is_file()} - found
-            found |= new
+            new = {other for other in beside if other.is_file()} - files
+            files |= new
             waiting += new
-    return tuple(sorted(found))
+    return tuple(sorted(files))
 
 
-def imports(file: Path) -> Iterator[str]:
+def imported_packages(file: Path) -> Iterator[str]:
     """The packages whose modules a file imports; none where it is no Python."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -213,7 +215,7 @@ Option = bool | int | float | str | None
 """What a library's own settings are made of."""
 
 
-def library(package: str, extra: str) -> Any:  # the types of another library are its own
+def import_library(package: str, extra: str) -> Any:  # the types of another library are its own
     """Import the package that an extra of this one installs."""
     if find_spec(package) is None:
         raise Mistake(f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'")
@@ -274,14 +276,13 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; ...
     """
-    for key, value in entries(fields):
+    for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
             raise Mistake(f"{given}: '{key}' would run or read what lies elsewhere, which is never done; remove it")
 
 
-def entries(value: object) -> Iterator[tuple[str, Any]]:
-    """The keys of a tree with their values."""
+def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
     waiting = [value]
     while waiting:
         node = waiting.pop()
@@ -319,11 +320,11 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
     except Mistake:
         raise
     except (Exception, SystemExit) as error:
-        where = place(error, file) if file else ""
+        where = line_in_file(error, file) if file else ""
         raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
-def place(error: BaseException, file: Path) -> str:
+def line_in_file(error: BaseException, file: Path) -> str:
     """The last line of the file that took part in an error."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]

@@ -36,8 +36,8 @@ def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict
     """Tensors and numbers that torch has saved; nothing of a file that holds anything else is carried out."""
     try:
         with warnings.catch_warnings(action="ignore"):  # the refusal says it
-            found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-        return dict(found)
+            tensors: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        return dict(tensors)
     except (UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise Damaged(f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})") from None
 
@@ -93,8 +93,8 @@ def called(
     ([[0.0]], True)
     """
     names = dict(held(module, named_once=False))
-    known = {id(names[name]): value for name, value in values.items()}
-    places = {name: known[id(value)] for name, value in held(module) if id(value) in known}
+    by_tensor = {id(names[name]): value for name, value in values.items()}
+    places = {name: by_tensor[id(value)] for name, value in held(module) if id(value) in by_tensor}
     return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
 
 
@@ -150,15 +150,15 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
         parts = {field.name: getattr(answer, field.name) for field in fields(answer)}
     elif isinstance(answer, tuple | list):
         parts = {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
-    kind, known = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
-    listed = f"its tensors are {', '.join(map(repr, known))}" if known else "it holds no tensor"
+    kind, tensors = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
+    listed = f"its tensors are {', '.join(map(repr, tensors))}" if tensors else "it holds no tensor"
     if output is None:
         raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output=")
     if not parts:
         raise Mistake(f"output={output!r}: the module gives a {kind}, which has no parts; leave output out")
     value = parts.get(output)
     if not isinstance(value, Tensor):
-        hint = nearest(output, [name for name in known if isinstance(name, str)]) if isinstance(output, str) else ""
+        hint = nearest(output, [name for name in tensors if isinstance(name, str)]) if isinstance(output, str) else ""
         raise Mistake(f"output={output!r} is no tensor of the {kind} that the module gives{hint}; {listed}")
     return value
 
@@ -228,7 +228,7 @@ class InOrder(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in BATCH_NORMS and len(found) == 1:
-            return found.flatten().view(found.shape)  # what comes back to it is in the order of its axes
-        return found
+        result = func(*args, **(kwargs or {}))
+        if func in BATCH_NORMS and len(result) == 1:
+            return result.flatten().view(result.shape)  # what comes back to it is in the order of its axes
+        return result

@@ -24,15 +24,15 @@ from ntkexp.mistake import Mistake, nearest, nearest_file
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.foreign import (
     Option,
-    adapted,
-    files_of,
-    library,
-    load,
+    adapt_module,
+    files_imported,
+    import_library,
+    load_module,
     refuse_chance,
     refuse_elsewhere,
     refuse_parts_elsewhere,
 )
-from ntkexp.model.transformer import along, dividing, fitting
+from ntkexp.model.transformer import at_each_position, fitting_patch, largest_divisor
 from ntkexp.records.atomic import read_object
 
 
@@ -87,12 +87,12 @@ class Module(AbstractArchitecture):
         return (self.file,)
 
     def files(self) -> tuple[Path, ...]:
-        return files_of(self.file)
+        return files_imported(self.file)
 
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        build = function(load(self.file, self.given), file_and_function(self.path)[2], self.given)
+        build = find_function(load_module(self.file, self.given), file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
-        known = {
+        offered = {
             "shape": task.shape,
             "outputs": task.outputs,
             "width": self.width,
@@ -103,11 +103,11 @@ class Module(AbstractArchitecture):
         parameters = inspect.signature(build).parameters.values()
         several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         for parameter in parameters:
-            if parameter.name not in known and parameter.default is parameter.empty and parameter.kind not in several:
+            if parameter.name not in offered and parameter.default is parameter.empty and parameter.kind not in several:
                 raise Mistake(
-                    f"{self.given} wants '{parameter.name}', and can be given {', '.join(known)}; give it a default"
+                    f"{self.given} wants '{parameter.name}', and can be given {', '.join(offered)}; give it a default"
                 )
-        arguments = {parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known}
+        arguments = {parameter.name: offered[parameter.name] for parameter in parameters if parameter.name in offered}
 
         def make() -> nn.Module:
             made = build(**arguments)
@@ -115,7 +115,7 @@ class Module(AbstractArchitecture):
                 raise Mistake(f"{self.given} returns a {type(made).__name__}; let it return an nn.Module")
             return made
 
-        module, again = (adapted(make, task, seed, self.given, self.file) for _ in range(2))
+        module, again = (adapt_module(make, task, seed, self.given, self.file) for _ in range(2))
         refuse_chance(self.given, module, again)
         return module
 
@@ -129,19 +129,20 @@ def file_and_function(path: str) -> tuple[str, str, str]:
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
 
 
-def function(module: object, name: str, given: str) -> Callable[..., object]:
-    """A function or class of a module by its name."""
+def find_function(module: object, name: str, given: str) -> Callable[..., object]:
     own = getattr(module, "__name__", "")
-    known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own]
-    found: object = getattr(module, name, None)
-    if found is None:
-        there = f"it has {', '.join(known)}" if known else "it has no function"
-        raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, known)}")
-    if isinstance(found, nn.Module):
+    functions = [
+        key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own
+    ]
+    value: object = getattr(module, name, None)
+    if value is None:
+        there = f"it has {', '.join(functions)}" if functions else "it has no function"
+        raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}")
+    if isinstance(value, nn.Module):
         raise Mistake(f"{given}: {name} is a module that no seed can draw anew; name a function that builds it")
-    if not callable(found):
-        raise Mistake(f"{given}: {name} is a {type(found).__name__}, and a function is expected")
-    return found
+    if not callable(value):
+        raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
+    return value
 
 
 class Timm(AbstractArchitecture):
@@ -168,57 +169,56 @@ class Timm(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.description}; choose model=mlp")
-        make = partial(self.build, library("timm", "timm"), task)
-        return adapted(make, task, generator.initial_seed(), f"model.name={self.name}")
+        make = partial(self.build, import_library("timm", "timm"), task)
+        return adapt_module(make, task, generator.initial_seed(), f"model.name={self.name}")
 
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
-        """The model, in the sizes that its class knows."""
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())
             raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
         with torch.device("meta"):  # to look at the class without making the weights of its usual size
             usual = timm.create_model(self.name)
-        known = settings(type(usual))
-        if strange := [key for key in self.options if key not in known]:
+        names = constructor_settings(type(usual))
+        if strange := [key for key in self.options if key not in names]:
             kind = type(usual).__name__
-            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], known)}")
+            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}")
         sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
         model: nn.Module = timm.create_model(
             self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
         )
         return model
 
-    def sizes(self, task: LearningTask, known: set[str]) -> dict[str, int | tuple[int, ...]]:
+    def sizes(self, task: LearningTask, names: set[str]) -> dict[str, int | tuple[int, ...]]:
         """The names that the classes of timm have for sizes, of those that this class knows."""
         stages = tuple(self.width * 2**stage for stage in range(4))
-        found: dict[str, int | tuple[int, ...]] = {
+        sizes: dict[str, int | tuple[int, ...]] = {
             "channels": stages,
             "stem_width": max(4, self.width // 2),
             "dims": stages,
             "embed_dim": self.width,
         }
-        if "depth" in known:
-            found |= {"depth": self.depth, "num_heads": dividing(self.heads, self.width)}
-        if "img_size" in known:
-            found |= {"img_size": task.shape[1:], "patch_size": fitting(4, task.shape)}
-        return {key: value for key, value in found.items() if key in known}
+        if "depth" in names:
+            sizes |= {"depth": self.depth, "num_heads": largest_divisor(self.heads, self.width)}
+        if "img_size" in names:
+            sizes |= {"img_size": task.shape[1:], "patch_size": fitting_patch(4, task.shape)}
+        return {key: value for key, value in sizes.items() if key in names}
 
 
-def settings(kind: type[nn.Module]) -> set[str]:
+def constructor_settings(kind: type[nn.Module]) -> set[str]:
     """What a class of timm can be told: its arguments, those it hands on, and entries of the description it is made of.
 
-    >>> sorted(settings(nn.Flatten))
+    >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         parameters = list(inspect.signature(each).parameters.values())
-        found |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
+        names |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
         described = get_type_hints(vars(each).get("__init__", each)).get("cfg")
-        found |= {field.name for field in fields(described)} if is_dataclass(described) else set()
+        names |= {field.name for field in fields(described)} if is_dataclass(described) else set()
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
             break
-    return found - {"cfg"}
+    return names - {"cfg"}
 
 
 # --- The body of a model of positions: what it is given for each, and how one vector is read of all.
@@ -246,14 +246,14 @@ class DenseByRow(nn.Module):
         self.dense = dense
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
-        return along(self.dense, x.reshape(len(x), *rows(x.shape[1:])))
+        return at_each_position(self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:])))
 
 
-def rows(shape: tuple[int, ...]) -> tuple[int, int]:
+def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
     """The positions of an example, and the features of each: the rows of images with all channels, else the first
     axis.
 
-    >>> rows((3, 8, 4)), rows((5, 7)), rows((6,))
+    >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
     """
     positions = shape[-2] if len(shape) > 2 else shape[0]
@@ -293,7 +293,6 @@ class Huggingface(AbstractArchitecture):
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
-        """The configuration and the weights."""
         if self.path is None:
             return ()
         folder = self.path.expanduser()
@@ -304,11 +303,10 @@ class Huggingface(AbstractArchitecture):
 
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
         make = partial(self.build, init, task, generator)
-        return adapted(make, task, generator.initial_seed(), self.given)
+        return adapt_module(make, task, generator.initial_seed(), self.given)
 
     def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        """The body of a model between the data and a readout."""
-        with quiet(library("transformers", "huggingface")) as transformers:
+        with quiet_library(import_library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
         sample = task.sample()
@@ -338,39 +336,39 @@ class Huggingface(AbstractArchitecture):
 
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
         """The library's own class of configurations of a name."""
-        known = list(transformers.CONFIG_MAPPING.keys())
-        if name not in known:
-            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, known)}")
+        names = list(transformers.CONFIG_MAPPING.keys())
+        if name not in names:
+            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, names)}")
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
         """The options as this configuration calls them: entries that it has, which are values and no methods."""
         refuse_elsewhere(self.options, "model.options")
-        known = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
-        if strange := [key for key in self.options if key not in known and not key.endswith("_implementation")]:
-            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], known)}")
+        names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
+        if strange := [key for key in self.options if key not in names and not key.endswith("_implementation")]:
+            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], names)}")
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
         """Our sizes under the names that configurations have for them."""
-        heads = dividing(self.heads, self.width)
-        found: dict[str, Option | tuple[int, ...]] = {
+        heads = largest_divisor(self.heads, self.width)
+        sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
             "hidden_size": self.width,
             "num_hidden_layers": self.depth,
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "intermediate_size": 4 * self.width,
-            "max_position_embeddings": rows(task.shape)[0],
+            "max_position_embeddings": rows_of_example(task.shape)[0],
             "pad_token_id": None,
             "bos_token_id": None,
             "eos_token_id": None,
             "use_cache": False,
         }
         if len(task.shape) == 3:
-            side = fitting(4, task.shape)
-            found |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
-        return found
+            side = fitting_patch(4, task.shape)
+            sizes |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
+        return sizes
 
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
@@ -381,12 +379,12 @@ class Huggingface(AbstractArchitecture):
             return nn.Identity(), "pixel_values"
         if task.vocabulary:
             return nn.Identity(), "input_ids"
-        features = rows(task.shape)[1]
+        features = rows_of_example(task.shape)[1]
         return DenseByRow(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[Any]:
+def quiet_library(transformers: Any) -> Iterator[Any]:
     """The library is kept from its remarks and progress bars."""
     logging = transformers.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

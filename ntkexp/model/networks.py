@@ -16,7 +16,7 @@ from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Residual
 from ntkexp.layer.linear import Flatten, GlobalAvgPool, Norm, Pooling
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.layer.spec import Activation, at_width, parse
+from ntkexp.layer.spec import Activation, at_width, parse_layers
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
 
@@ -94,7 +94,7 @@ class Layers(AbstractLayered):
     """
 
     width: Count = 64
-    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse)] = USUAL
+    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = USUAL
 
     def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
         if not self.spec or not isinstance(self.spec[-1], AbstractAffine):

@@ -189,11 +189,11 @@ class TableOfEntries(nn.Module):
         self.entry = nn.Parameter(entry[:, None].clone())
 
     def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
-        place = (x[:, 0] - self.key[0]).round().long()
-        known = (place >= 0) & (place < len(self.key)) & (x[:, 0] == x[:, 0].round())
+        entry = (x[:, 0] - self.key[0]).round().long()
+        known = (entry >= 0) & (entry < len(self.key)) & (x[:, 0] == x[:, 0].round())
         if not known.all():
             raise Mistake(
                 f"model=lookup_table has no entry for {float(x[~known][0, 0]):g}; its keys are the whole numbers from "
                 f"{int(self.key[0])} to {int(self.key[-1])}, which model.first and model.last say"
             )
-        return nn.functional.embedding(place, self.entry)
+        return nn.functional.embedding(entry, self.entry)

@@ -33,7 +33,7 @@ class Transformer(AbstractArchitecture):
     tied: bool = False
 
     def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        heads = dividing(self.heads, self.width)
+        heads = largest_divisor(self.heads, self.width)
         self.refuse_unfit(task)
         tokens = Tokens(task, self.width, generator) if task.vocabulary else None
         embedding = tokens or Patches(self, init, task.shape, generator)
@@ -74,8 +74,8 @@ class Tokens(nn.Module):
 
     def __init__(self, task: LearningTask, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.table = nn.Parameter(normal((task.vocabulary, width), generator))
-        self.positions = nn.Parameter(normal((*task.shape, width), generator))
+        self.table = nn.Parameter(draw_normal((task.vocabulary, width), generator))
+        self.positions = nn.Parameter(draw_normal((*task.shape, width), generator))
 
     def forward(self, x: Float[Tensor, "example token"]) -> Float[Tensor, "example position width"]:
         return nn.functional.embedding(x.long(), self.table) + self.positions
@@ -99,13 +99,13 @@ class Patches(nn.Module):
         self, model: Transformer, init: AbstractInit, shape: tuple[int, ...], generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.side = fitting(model.patch, shape)
-        count, size = patches(torch.zeros(1, *shape), self.side).shape[1:]
+        self.side = fitting_patch(model.patch, shape)
+        count, size = cut_patches(torch.zeros(1, *shape), self.side).shape[1:]
         self.dense = init.dense(model.width).build((size,), generator)
-        self.positions = nn.Parameter(normal((count, model.width), generator))
+        self.positions = nn.Parameter(draw_normal((count, model.width), generator))
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
-        return along(self.dense, patches(x, self.side)) + self.positions
+        return at_each_position(self.dense, cut_patches(x, self.side)) + self.positions
 
 
 class EncoderBlock(nn.Module):
@@ -128,49 +128,51 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
         x = x + self.attention(self.norms[0](x))
         h = self.norms[1](x)
-        inner = along(self.inner, h)
+        inner = at_each_position(self.inner, h)
         if self.gate is None:
-            return x + along(self.outer, nn.functional.gelu(inner))
-        return x + along(self.outer, nn.functional.silu(inner) * along(self.gate, h))
+            return x + at_each_position(self.outer, nn.functional.gelu(inner))
+        return x + at_each_position(self.outer, nn.functional.silu(inner) * at_each_position(self.gate, h))
 
     def attention(self, h: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
         """softmax(QKᵀ/√d) V, head by head."""
-        maps = (along(dense, h) for dense in (self.query, self.key, self.value))
+        maps = (at_each_position(dense, h) for dense in (self.query, self.key, self.value))
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in maps)
         scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
         if self.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        return along(self.mixed, mixed)
+        return at_each_position(self.mixed, mixed)
 
 
-def along(module: nn.Module, x: Float[Tensor, "example position inputs"]) -> Float[Tensor, "example position features"]:
+def at_each_position(
+    module: nn.Module, x: Float[Tensor, "example position inputs"]
+) -> Float[Tensor, "example position features"]:
     """Apply a dense layer at every position."""
     rows: Tensor = module(x.flatten(0, 1))
     return rows.view(*x.shape[:2], -1)
 
 
-def dividing(most: int, width: int) -> int:
+def largest_divisor(most: int, width: int) -> int:
     """Find the largest number of heads up to `most` that divides the width.
 
-    >>> dividing(4, 6)
+    >>> largest_divisor(4, 6)
     3
     """
     return next(heads for heads in range(min(most, width), 0, -1) if width % heads == 0)
 
 
-def fitting(patch: int, shape: tuple[int, ...]) -> int:
+def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
     """Find the largest side up to `patch` that divides both sides of an image."""
     if len(shape) != 3:
         return 1
     return next(side for side in range(min(patch, *shape[1:]), 0, -1) if shape[1] % side == shape[2] % side == 0)
 
 
-def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "example position size"]:
+def cut_patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "example position size"]:
     """Cut an image into squares, row by row; anything else into its elements.
 
-    >>> patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
+    >>> cut_patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
     tensor([2., 3., 6., 7.])
     """
     if x.dim() != 4:
@@ -180,6 +182,5 @@ def patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "exa
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(example, -1, channel * side * side)
 
 
-def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw numbers from N(0, 1)."""
+def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)

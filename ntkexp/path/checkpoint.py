@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ntkexp.on_disk import take
+from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
@@ -28,7 +28,7 @@ class Resumable:
                 continue
             kept = state[name]
             if isinstance(own, Tensor):
-                take(own, kept)
+                copy_rows(own, kept)
             elif isinstance(own, Resumable):
                 own.restore(kept)
             elif isinstance(own, Mapping):

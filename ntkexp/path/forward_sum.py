@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.on_disk import blocks, put_back
+from ntkexp.on_disk import blocks, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
 from ntkexp.path.points import Domain
@@ -114,7 +114,7 @@ class ErrorBar(Resumable):
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
         """Take in the error of a step of the sample at some of the points."""
         self.total[rows].add_(error)
-        put_back(self.total)
+        release_pages(self.total)
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:

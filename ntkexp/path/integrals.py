@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.segment import Closure, bound
-from ntkexp.on_disk import RowsInFile, RowsOfArray, placed, put_back
+from ntkexp.on_disk import RowsInFile, RowsOfArray, copied_like, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.components import Components
 from ntkexp.path.points import Domain, StepBlock
@@ -147,7 +147,7 @@ class Integrals(Resumable):
         else:
             parts, kernel = kernel.squeeze(3).mul_(-step.step_size), self.kernel[block.rows]
         self.contributions[block.rows].add_(parts)
-        put_back(self.contributions)
+        release_pages(self.contributions)
         self.decay[block.rows].sub_(shrunk)
         return kernel, parts, shrunk
 
@@ -322,7 +322,7 @@ Mark: TypeAlias = Mapping[str, Sums]
 def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
     """The sums as they are now."""
     return {
-        name: Sums(placed(found.contributions, like=found.contributions), found.decay.clone())
+        name: Sums(copied_like(found.contributions, like=found.contributions), found.decay.clone())
         for name, found in integrals.items()
     }
 
@@ -335,7 +335,7 @@ def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
 def marks_from(state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor) -> list[Mark]:
     """Marks of a checkpoint, where the sums of the run lie."""
     return [
-        {name: Sums(placed(parts, like), decay.to(like.device)) for name, (parts, decay) in mark.items()}
+        {name: Sums(copied_like(parts, like), decay.to(like.device)) for name, (parts, decay) in mark.items()}
         for mark in state
     ]
 

@@ -55,7 +55,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
     try:
         opening = partial.open("xb")  # none is written over, and no link is followed
     except FileNotFoundError:
-        raise no_place(partial.parent) from None
+        raise cannot_write(partial.parent) from None
     try:
         with opening as file:
             yield file
@@ -78,12 +78,12 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
-        raise no_place(folder) from None
+        raise cannot_write(folder) from None
     except RecursionError:  # it goes up by calls
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
 
 
-def no_place(folder: Path) -> PermissionError:
+def cannot_write(folder: Path) -> PermissionError:
     """Make the error of a place such as /proc, of which the system says that there is no such file, though one was to
     be made: who calls knows what to say of places where that is not allowed.
     """
@@ -188,7 +188,6 @@ class Sealing:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """The mark of a file as `Seals` have it."""
         return self.position, self.hash.hexdigest()
 
 
@@ -199,7 +198,6 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
-    """Take in the first bytes of a file."""
     sealing, left = Sealing(of), size
     with open(path, "rb", buffering=0) as file:  # the blocks are large enough
         while left > 0 and (block := file.read(min(BLOCK, left))):
@@ -210,19 +208,22 @@ def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
     """The seals of files that were written, those in folders among them."""
-    places = (place for name in names for place in (folder / name, *(folder / name).rglob("*")))
-    files = sorted(place for place in places if place.is_file())
+    paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
+    files = sorted(path for path in paths if path.is_file())
     return {file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark for file in files}
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
     """The files that are not as they were sealed; those that are larger than that are only measured."""
-    place, wrong = str(folder), []  # names are joined as text: there are many, and paths take longer than their files
+    folder_name, wrong = (
+        str(folder),
+        [],
+    )  # names are joined as text: there are many, and paths take longer than their files
     for name, (size, mark) in seals.items():
-        path = os.path.join(place, name)
+        path = os.path.join(folder_name, name)
         try:
-            found = os.stat(path)
-            right = S_ISREG(found.st_mode) and found.st_size == size
+            status = os.stat(path)
+            right = S_ISREG(status.st_mode) and status.st_size == size
             right = right and (size > largest or sealing_of(path, size).mark[1] == mark)
         except OSError as error:
             if error.errno not in NOTHING_THERE:
@@ -275,11 +276,10 @@ AGAIN = "the command that wrote it writes it again"
 
 
 def to_text(value: Json) -> str:
-    return json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(finite_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object."""
     return as_object(read_bytes(path), path)
 
 
@@ -301,14 +301,14 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def finite(value: Json) -> Json:
+def finite_json(value: Json) -> Json:
     """The value with null for every number that JSON cannot write."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return value
 
 
@@ -459,17 +459,17 @@ class SealedLog:
 def size_of(path: Path) -> int | None:
     """Find the bytes of a file, or of all files in a folder; None if there is neither."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_size if S_ISREG(found.st_mode) else in_folder(str(path))
+    return status.st_size if S_ISREG(status.st_mode) else size_of_folder(str(path))
 
 
-def in_folder(path: str) -> int:
+def size_of_folder(path: str) -> int:
     """Add up the files in a folder; a link to a folder is not followed, and counts as the folder itself."""
-    found = 0
+    total = 0
     with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # a link to nothing
-                found += in_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
-    return found
+                total += size_of_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+    return total

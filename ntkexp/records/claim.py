@@ -11,7 +11,7 @@ from pathlib import Path
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
 from ntkexp.records.folder import results_version
-from ntkexp.records.results import Took, read_timings
+from ntkexp.records.results import Seconds, read_timings
 
 # --- claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
 #
@@ -44,9 +44,9 @@ class Judgement:
 
     @property
     def fields(self) -> dict[str, Json]:
-        found: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
-        found |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
-        return found | {"draws": self.draws, "note": self.note}
+        fields: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
+        fields |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
+        return fields | {"draws": self.draws, "note": self.note}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ClaimRecord:
 
     def minutes_of(self, part: str) -> float:
         """The same for the runs of a look."""
-        return read_timings(self.path / TIMINGS).get(part, Took(math.nan)).processor / 60
+        return read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor / 60
 
     @property
     def main(self) -> Judgement:
@@ -78,9 +78,9 @@ class ClaimRecord:
 
     @property
     def fields(self) -> dict[str, Json]:
-        found: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
-        found |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
-        return found | {"looks": {name: look.fields for name, look in self.looks.items()}}
+        fields: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
+        fields |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
+        return fields | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
     def json_fields(self) -> dict[str, Json]:
@@ -100,32 +100,32 @@ def write_claim(claim: ClaimRecord) -> None:
 
 
 def read_claim_record(path: Path) -> ClaimRecord:
-    found = read_sealed(path / VERDICT, of_claim(path, VERDICT))
+    fields = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
         looks = {}
-        for name, fields in found.pop("looks").items():
+        for name, look in fields.pop("looks").items():
             # a number that JSON could not write is NaN
             figure, low, high = (
-                math.nan if number is None else float(number) for number in (fields["figure"], *fields["interval"])
+                math.nan if number is None else float(number) for number in (look["figure"], *look["interval"])
             )
-            rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
-            seeds = tuple(map(int, fields["seeds"]))
+            rest = {key: look[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
+            seeds = tuple(map(int, look["seeds"]))
             looks[str(name)] = Judgement(figure=figure, low=low, high=high, seeds=seeds, **rest)
-        return ClaimRecord(path=path, looks=looks, **found)
+        return ClaimRecord(path=path, looks=looks, **fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Mistake(f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})") from error
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
     """Read the claims that were judged in a folder, by name: of each name and size the latest that can be read."""
-    found: dict[tuple[str, str], ClaimRecord] = {}
+    records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)):
         try:
             record = read_claim_record(file.parent)
         except Mistake:
             continue  # the command that wrote it writes it again
-        found[record.name, record.size] = record
-    return [found[key] for key in sorted(found)]
+        records[record.name, record.size] = record
+    return [records[key] for key in sorted(records)]
 
 
 # --- claims/<name>-<digest>/picture.json: what is said below the picture of a claim, and the table that belongs to
@@ -156,8 +156,8 @@ def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
 def read_exhibit(folder: Path) -> Exhibit:
     """Read it; one that is not there, or is damaged, says nothing."""
     try:
-        found = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
-        rows = tuple(tuple(row) for row in found["rows"])
-        return Exhibit(str(found["caption"]), tuple(map(str, found["columns"])), rows)
+        fields = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
+        rows = tuple(tuple(row) for row in fields["rows"])
+        return Exhibit(str(fields["caption"]), tuple(map(str, fields["columns"])), rows)
     except (Mistake, KeyError, TypeError):
         return Exhibit()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, broken, sealed
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, open_store, put_array, put_stacked
+from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, open_store, write_array, write_stacked
 
 # --- contributions.zarr: what made each output at each point.
 #
@@ -138,16 +138,16 @@ def write_contributions(
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:
-                put_array(store, called(kind, rule, first or rule), array, dims, facts, kind=np.dtype(np.float64))
+                write_array(store, called(kind, rule, first or rule), array, dims, facts, kind=np.dtype(np.float64))
     if edges := [found.by_step.edges for found in rules.values() if found.by_step is not None]:
         begins = np.array(edges[0], dtype=np.int64)  # which are the same by every rule
-        put_array(store, STEP, begins[:-1], (STEP,), {})
-        put_array(store, LAST_STEP, begins[1:] - 1, (STEP,), {})
+        write_array(store, STEP, begins[:-1], (STEP,), {})
+        write_array(store, LAST_STEP, begins[1:] - 1, (STEP,), {})
 
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
     """Write what leaving each example out would change, beside contributions that are written."""
-    put_array(open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
+    write_array(open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
 
 
 # --- What contributions.zarr holds beside contributions where data come in phases, the axis `phase` counted from 1:
@@ -181,17 +181,17 @@ class ContributionsByPhase:
     decay: Mapping[str, NDArray[np.float64]]
 
 
-def add_phases(path: Path, found: ContributionsByPhase) -> None:
+def add_phases(path: Path, phases: ContributionsByPhase) -> None:
     """Write what happened in each phase, beside contributions that are written."""
-    store, first = open_store(path, write=True), explained_rule(found.parts)
-    store.attrs[PHASES] = list(found.names)
-    put_array(store, CHANGE, np.asarray(found.change, dtype=np.float64), ("phase", "probe", "out"), {})
-    put_array(store, EXAMPLE_PHASE, found.examples, ("example",), {})
-    put_array(store, POINT_PHASE, found.points, ("probe",), {})
-    for rule, parts in found.parts.items():
-        put_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
-    for rule, decay in found.decay.items():
-        put_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
+    store, first = open_store(path, write=True), explained_rule(phases.parts)
+    store.attrs[PHASES] = list(phases.names)
+    write_array(store, CHANGE, np.asarray(phases.change, dtype=np.float64), ("phase", "probe", "out"), {})
+    write_array(store, EXAMPLE_PHASE, phases.examples, ("example",), {})
+    write_array(store, POINT_PHASE, phases.points, ("probe",), {})
+    for rule, parts in phases.parts.items():
+        write_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
+    for rule, decay in phases.decay.items():
+        write_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
 
 
 # --- leave_out.zarr: predicted changes of outputs held against those of trainings that really left examples out.
@@ -230,16 +230,16 @@ class LeaveOut:
         return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
 
 
-def write_leave_out(path: Path, found: LeaveOut) -> None:
+def write_leave_out(path: Path, retrained: LeaveOut) -> None:
     store = create_store(path)
-    put_array(store, "predicted", np.asarray(found.predicted, dtype=np.float64), CHANGES, {})
-    put_array(store, "actual", np.asarray(found.actual, dtype=np.float64), CHANGES, {})
-    put_array(store, "probe", np.array(found.probe, dtype=np.int64), ("probe",), {})
-    everyone = np.array([k for each in found.removals for k in each.examples], dtype=np.int64)
-    put_array(store, "example", everyone, ("place",), {})
-    counts = np.array([len(each.examples) for each in found.removals], dtype=np.int64)
-    put_array(store, "count", counts, ("removal",), {})
-    put_array(store, "influential", np.array([each.influential for each in found.removals]), ("removal",), {})
+    write_array(store, "predicted", np.asarray(retrained.predicted, dtype=np.float64), CHANGES, {})
+    write_array(store, "actual", np.asarray(retrained.actual, dtype=np.float64), CHANGES, {})
+    write_array(store, "probe", np.array(retrained.probe, dtype=np.int64), ("probe",), {})
+    everyone = np.array([k for each in retrained.removals for k in each.examples], dtype=np.int64)
+    write_array(store, "example", everyone, ("place",), {})
+    counts = np.array([len(each.examples) for each in retrained.removals], dtype=np.int64)
+    write_array(store, "count", counts, ("removal",), {})
+    write_array(store, "influential", np.array([each.influential for each in retrained.removals]), ("removal",), {})
 
 
 def read_leave_out(path: Path) -> LeaveOut:
@@ -310,30 +310,30 @@ def key(example: Sequence[int], probe: Sequence[int]) -> str:
     return sha256(json.dumps([sorted(example), list(probe)]).encode()).hexdigest()[:12]
 
 
-def write_removal(run: Path, found: Removal) -> None:
+def write_removal(run: Path, removal: Removal) -> None:
     """Keep what was found beside the run, whole or not at all."""
-    folder, name = run / FOLDER, key(found.example, found.probe)
+    folder, name = run / FOLDER, key(removal.example, removal.probe)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
     for part, dims in NUMBERS.items():
-        put_array(store, part, np.asarray(getattr(found, part), dtype=np.float64), dims, {})
+        write_array(store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {})
     for part in PLACES:
-        put_array(store, part, np.array(getattr(found, part), dtype=np.int64), (part,), {})
-    known: dict[str, Json] = {part: getattr(found, part) for part in FACTS}
-    known["seals"] = sealed(folder, [f"{name}.zarr"])
-    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", known)
+        write_array(store, part, np.array(getattr(removal, part), dtype=np.int64), (part,), {})
+    facts: dict[str, Json] = {part: getattr(removal, part) for part in FACTS}
+    facts["seals"] = sealed(folder, [f"{name}.zarr"])
+    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", facts)
 
 
 def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
     """What was found of this group at these points, if it was and is as it was written."""
     folder, name = run / FOLDER, key(example, probe)
     try:
-        known = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
+        facts = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
     except Mistake:
         return None
-    if broken(folder, known.pop("seals")):
+    if broken(folder, facts.pop("seals")):
         return None
     store = open_store(folder / f"{name}.zarr")
-    found: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
-    found |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
-    return Removal(**found, **known)
+    arrays: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
+    arrays |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
+    return Removal(**arrays, **facts)

@@ -64,7 +64,6 @@ class Trajectory:
 
     @property
     def room(self) -> int:
-        """The bytes that the file takes on the disk."""
         return self.rows * self.row_bytes
 
     @property
@@ -72,7 +71,7 @@ class Trajectory:
         """What a row takes, its seal included."""
         return self.size * np.dtype(self.kind).itemsize + WIDTH
 
-    def take_room(self) -> None:
+    def allocate(self) -> None:
         """Make the file as long as it will be; what is in it already stays."""
         there = self.path.stat().st_size if self.path.is_file() else 0
         free = disk_usage(self.path.parent).free + there

@@ -181,20 +181,19 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the run is finished and whole."""
         return self.defect is None
 
     @property
     def whole(self) -> bool:
         """Whether the run is finished and whole, every byte looked at."""
-        return self.look() is None
+        return self.find_defect() is None
 
     @property
     def defect(self) -> str | None:
         """The run is not finished and whole for this reason, in words that follow the folder's name."""
-        return self.look(SMALL)
+        return self.find_defect(SMALL)
 
-    def look(self, largest: float = inf, *, surplus: bool = True) -> str | None:
+    def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
         """Find the defect that is seen when files up to this size are read; `surplus` ones in stores take a walk."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
@@ -247,8 +246,14 @@ class RunFolder:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
             return [self.seal_file or BEGUN]
-        found = {name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names}
-        return [file for name, asked in found.items() for file in (broken(self.path, asked) if asked else [name])]
+        seals_by_name = {
+            name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names
+        }
+        return [
+            file
+            for name, expected in seals_by_name.items()
+            for file in (broken(self.path, expected) if expected else [name])
+        ]
 
     def check(self, *names: str) -> None:
         """Refuse a run of which these files, or files in these folders, are not as they were written."""
@@ -305,8 +310,8 @@ class RunFolder:
         sizes = {name: size_of(self.path / name) for name in names}
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
-        told = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
-        self.write(DONE, sealed_text(told, DONE))
+        record = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
+        self.write(DONE, sealed_text(record, DONE))
 
     # --- Removing
 
@@ -315,32 +320,36 @@ class RunFolder:
         """Whether one of its files is one that only this package writes."""
         for name in (DONE, BEGUN, CONFIG):
             with suppress(Mistake):
-                told = self.read_json(name)
-                if {"seals", "seal"} <= told.keys() or "follow" in told or '"_target_": "ntkexp.' in to_text(told):
+                record = self.read_json(name)
+                if (
+                    {"seals", "seal"} <= record.keys()
+                    or "follow" in record
+                    or '"_target_": "ntkexp.' in to_text(record)
+                ):
                     return True
         return False
 
     def refuse_strangers(self) -> None:
         """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
         strangers = []
-        for place, folders, files in os.walk(self.path):
-            links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-            names = (os.path.relpath(os.path.join(place, name), self.path) for name in (*files, *links))
+        for parent, folders, files in os.walk(self.path):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            names = (os.path.relpath(os.path.join(parent, name), self.path) for name in (*files, *links))
             strangers += [name for name in names if not OURS.fullmatch(name)]
         if strangers:
             what = several(sorted(strangers))
             raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
 
-    def forget(self, known: Iterable[str]) -> None:
+    def forget(self, names: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
         self.refuse_strangers()
-        kept = {LOCK, *known}
-        for place, _, files in os.walk(self.path, topdown=False):
-            for path in (Path(place, name) for name in files):
-                if path.relative_to(self.path).as_posix() not in kept:
+        spared = {LOCK, *names}
+        for parent, _, files in os.walk(self.path, topdown=False):
+            for path in (Path(parent, name) for name in files):
+                if path.relative_to(self.path).as_posix() not in spared:
                     path.unlink()
             with suppress(OSError):  # a folder that is not empty
-                os.rmdir(place)
+                os.rmdir(parent)
 
     def note_error(self, text: str) -> None:
         """Keep the reason of a failure, if there is anything else to keep and room to write it."""
@@ -366,6 +375,6 @@ class RunFolder:
                 entry.unlink()
 
 
-def looks_like_a_run(path: Path) -> bool:
+def is_run_folder(path: Path) -> bool:
     """Whether this is a run folder, in whatever state."""
     return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))

@@ -44,11 +44,10 @@ from ntkexp.records.kernels import (
     KERNEL_DIMS,
     Facts,
     create_store,
-    drop_partial,
     get_array,
     open_store,
     preallocate,
-    put_array,
+    write_array,
 )
 from ntkexp.text import several
 
@@ -72,16 +71,13 @@ class Tiling:
 
     @property
     def todo(self) -> list[tuple[int, int]]:
-        """The tiles that have to be computed."""
         rows, columns = self.shape
         return [(i, j) for i in range(rows) for j in range(min(i + 1, columns))]
 
     def rows(self, block: int) -> slice:
-        """The points of a block."""
         return slice(block * self.side, min((block + 1) * self.side, self.points))
 
     def columns(self, block: int) -> slice:
-        """The training examples of a block."""
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
@@ -173,19 +169,14 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     done = np.dtype(MARK).type(0)
     preallocate(store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done)
     for name, array in arrays.items():
-        put_array(store, name, array, ("probe", "out")[: array.ndim], {})
-    seal_attributes(partial)
+        write_array(store, name, array, ("probe", "out")[: array.ndim], {})
+    # The attributes seal the files that are in the store, and themselves.
+    group = read_object(partial / GROUP)
+    group["attributes"][SEALS] = sealed(partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP])
+    group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
+    write_atomically(partial / GROUP, to_text(group))
     shutil.rmtree(path, ignore_errors=True)
     partial.replace(path)
-
-
-def seal_attributes(path: Path) -> None:
-    """Let the attributes of a store seal the files that are in it, and what it says of itself."""
-    store = read_object(path / GROUP)
-    entries = [entry.name for entry in path.iterdir() if entry.name != GROUP]
-    store["attributes"][SEALS] = sealed(path, entries)
-    store["attributes"][SEAL] = seal(to_text(store).encode()).hex()
-    write_atomically(path / GROUP, to_text(store))
 
 
 def check_attributes(path: Path) -> None:
@@ -195,8 +186,8 @@ def check_attributes(path: Path) -> None:
     seals: Seals | None = None  # of what was written when the file was begun, if its attributes are as they were
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
-        found = store["attributes"].pop(SEAL)
-        seals = store["attributes"][SEALS] if found == seal(to_text(store).encode()).hex() else None
+        mark = store["attributes"].pop(SEAL)
+        seals = store["attributes"][SEALS] if mark == seal(to_text(store).encode()).hex() else None
     if wrong := [GROUP] if seals is None else broken(path, seals):
         raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
 
@@ -235,14 +226,14 @@ class KernelMatrix:
     @cached_property
     def layout(self) -> Layout:
         kernels = tuple(map(str, self.facts["kernels"]))
-        place = get_array(self.store, kernels[0])
-        points, outputs, train, _ = place.shape
-        return Layout(kernels, Tiling(points, train, int(self.facts["side"])), outputs, str(place.dtype))
+        array = get_array(self.store, kernels[0])
+        points, outputs, train, _ = array.shape
+        return Layout(kernels, Tiling(points, train, int(self.facts["side"])), outputs, str(array.dtype))
 
     @property
     def description(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.facts["description"])
-        return found
+        description: dict[str, Any] = json.loads(self.facts["description"])
+        return description
 
     @property
     def splits(self) -> dict[str, slice]:
@@ -255,15 +246,14 @@ class KernelMatrix:
     def done(self) -> NDArray[np.uint64]:
         """The marks of the tiles; a row of marks that is cut off marks none."""
         rows, columns = self.layout.tiling.shape
-        found, mirrored = np.zeros((rows, columns), MARK), np.triu(np.ones((rows, columns), bool), 1)
+        marks, mirrored = np.zeros((rows, columns), MARK), np.triu(np.ones((rows, columns), bool), 1)
         for row in range(rows):
             content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
-            if len(content) == found[row].nbytes:
-                found[row] = np.frombuffer(content, MARK)
-        return np.where(mirrored, 0, found)
+            if len(content) == marks[row].nbytes:
+                marks[row] = np.frombuffer(content, MARK)
+        return np.where(mirrored, 0, marks)
 
     def marks(self, row: int) -> Path:
-        """The file of a row of marks."""
         return self.path / DONE / "c" / str(row) / "0"
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -294,10 +284,10 @@ class KernelMatrix:
         """The mark of a tile as its files are: it is one of this kernel, in its place."""
         content, tiling = Sealing(f"{self.facts['identity']} {row} {column}"), self.layout.tiling
         for name in self.layout.kernels:
-            places = [f"{name}/c/{row}/0/{column}/0"]
-            places += [f"{name}/c/{column}/0/{row}/0"] if tiling.mirrored(row, column) else []
-            places += [f"{name}{SELF}/c/{row}/0/0"] if tiling.owns(row, column) else []
-            for file in (self.path / place for place in places):
+            chunks = [f"{name}/c/{row}/0/{column}/0"]
+            chunks += [f"{name}/c/{column}/0/{row}/0"] if tiling.mirrored(row, column) else []
+            chunks += [f"{name}{SELF}/c/{row}/0/0"] if tiling.owns(row, column) else []
+            for file in (self.path / chunk for chunk in chunks):
                 content.take(file.read_bytes() if file.is_file() else b"")
         return int(np.frombuffer(content.digest, MARK)[0])
 
@@ -305,12 +295,12 @@ class KernelMatrix:
         """A tile with its mirror image, and where it lies on the diagonal the points with themselves; its mark last."""
         tiling = self.layout.tiling
         for name, block in tile.items():
-            place = get_array(self.store, name)
-            place[tiling.rows(row), :, tiling.columns(column), :] = block
+            array = get_array(self.store, name)
+            array[tiling.rows(row), :, tiling.columns(column), :] = block
             if tiling.mirrored(row, column):
                 within = tiling.columns(row)
                 mirrored = block[: within.stop - within.start].transpose(2, 3, 0, 1)
-                place[tiling.rows(column), :, within, :] = mirrored
+                array[tiling.rows(column), :, within, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
         mark = self.seal(row, column)
@@ -324,10 +314,6 @@ class KernelMatrix:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
             raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it anew") from error
-
-    def tidy(self) -> None:
-        """Remove what a killed process left half written."""
-        drop_partial(self.path)
 
 
 def open_matrix(path: Path) -> KernelMatrix:

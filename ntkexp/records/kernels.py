@@ -41,10 +41,10 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
 
 
 def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
-    found = store.get(name)
-    if not isinstance(found, zarr.Array):
+    array = store.get(name)
+    if not isinstance(array, zarr.Array):
         raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
-    return found
+    return array
 
 
 class ManyRows(Protocol):
@@ -62,7 +62,7 @@ class ManyRows(Protocol):
         """Look at some rows."""
 
 
-def put_array(
+def write_array(
     store: zarr.Group,
     name: str,
     array: ManyRows,
@@ -73,7 +73,7 @@ def put_array(
 ) -> None:
     """Put one array as one chunk, or a large one in chunks of rows, in place of an older one of this name."""
     step = rows_at_once(array, dtype := kind or array.dtype)
-    place = store.create_array(
+    stored = store.create_array(
         name,
         shape=array.shape,
         chunks=tuple(max(1, length) for length in (step, *array.shape[1:])),
@@ -85,20 +85,20 @@ def put_array(
     )
     for start in range(0, array.shape[0], step):
         rows = slice(start, min(start + step, array.shape[0]))
-        place[rows] = array[rows]
+        stored[rows] = array[rows]
 
 
-def put_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
+def write_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
     """Put arrays of one shape as one array of numbers in double precision, in chunks of rows of each."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
     shape, chunks = (len(arrays), count, *others), (1, step, *others)
     preallocate(store, name, shape, chunks=chunks, dims=dims, fill=np.float64(0))
-    place = get_array(store, name)
+    stored = get_array(store, name)
     for number, array in enumerate(arrays):
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
-            place[number, rows] = array[rows]
+            stored[number, rows] = array[rows]
 
 
 def rows_at_once(array: ManyRows, dtype: np.dtype[Any]) -> int:
@@ -160,12 +160,12 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int,
     """Create a store with `room` for tangent kernels, or their traces; kernels that it holds already stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
-    kept = {TRACE: {"probe": points, "train": train}}
+    kernel_sizes = {TRACE: {"probe": points, "train": train}}
     if not traced:
-        kept = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
-    for name, sizes in (kept | {"output_gradient": {"train": train, "out_": outputs}}).items():
-        place, shape = ("snapshot", *sizes), tuple(sizes.values())
-        preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=place, fill=np.float64("nan"))
+        kernel_sizes = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
+    for name, sizes in (kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}).items():
+        dims, shape = ("snapshot", *sizes), tuple(sizes.values())
+        preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=dims, fill=np.float64("nan"))
     preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
@@ -173,21 +173,21 @@ def create_kernels(path: Path, points: int, outputs: int, train: int, room: int,
 
 def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
     """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
-    store, found = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
-    name = kept_name(path)
-    get_array(store, name)[index] = found[:, 0, :, 0] if name == TRACE else found
+    store, values = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
+    name = tangent_array_name(path)
+    get_array(store, name)[index] = values[:, 0, :, 0] if name == TRACE else values
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
     get_array(store, "step")[index] = step
 
 
-def kept_name(path: Path) -> str:
+def tangent_array_name(path: Path) -> str:
     """What a store keeps of its tangent kernels."""
     return TRACE if (path / TRACE).exists() else TANGENT
 
 
-def snapshot_places(path: Path, index: int) -> list[str]:
+def snapshot_chunks(path: Path, index: int) -> list[str]:
     """The file, and the folders of files, that hold one snapshot of a run folder."""
-    return [f"{KERNELS}/{name}/c/{index}" for name in (kept_name(path / KERNELS), "output_gradient", "step")]
+    return [f"{KERNELS}/{name}/c/{index}" for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")]
 
 
 def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]) -> None:
@@ -199,17 +199,17 @@ def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[in
     chunks = (count if len(points) == count else FEW, outputs if len(outs) == outputs else 1, train, outputs)
     store, name = open_store(path, write=True), f"path_{rule}"
     preallocate(store, name, (count, outputs, train, outputs), chunks=chunks, dims=KERNEL_DIMS, fill=np.float64("nan"))
-    known = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
-    get_array(store, name).oindex[np.array(points), np.array(outs)] = known
+    values = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
+    get_array(store, name).oindex[np.array(points), np.array(outs)] = values
 
 
 def finish_kernels(path: Path) -> int:
     """Give up the room for snapshots that were not reached; how many there are."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
-    for name in (kept_name(path), "output_gradient", "step"):
-        place = get_array(store, name)
-        place.resize((written, *place.shape[1:]))
+    for name in (tangent_array_name(path), "output_gradient", "step"):
+        array = get_array(store, name)
+        array.resize((written, *array.shape[1:]))
     drop_partial(path)
     return written
 
@@ -221,9 +221,9 @@ def read_steps(path: Path) -> NDArray[np.int64]:
 
 def read_snapshot(path: Path, index: int) -> Kernel:
     """Read the tangent kernel of one snapshot; its trace is one between all outputs taken as one."""
-    name = kept_name(path)
-    found = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
-    return found[:, None, :, None] if name == TRACE else found
+    name = tangent_array_name(path)
+    kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
+    return kernel[:, None, :, None] if name == TRACE else kernel
 
 
 # --- predictions.zarr: what the network and every kernel machine say at every point.
@@ -237,7 +237,7 @@ def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]
     """Write each machine's outputs [probe, out], in the order given."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
-    put_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
+    write_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:

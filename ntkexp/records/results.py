@@ -6,7 +6,7 @@ metrics.csv: one line per step, written as it happens and cut back to the checkp
 
 Floats are written with as many digits as tell them apart; a quantity that was not measured is an empty cell.
 
->>> cell(0.1), cell(3), cell(None), cell(float("nan"))
+>>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
 results.csv: the ladder of kernel machines, a row per machine and split.
@@ -61,7 +61,7 @@ class MetricsWriter:
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
         """Write one line; columns that the row lacks stay empty."""
-        self.rows.writerow({name: cell(value) for name, value in row.items()})
+        self.rows.writerow({name: format_cell(value) for name, value in row.items()})
         self.flush()
 
     def flush(self) -> None:
@@ -87,7 +87,7 @@ class MetricsWriter:
         self.file.close()
 
 
-def cell(value: float | int | str | None) -> str:
+def format_cell(value: float | int | str | None) -> str:
     """A value as the file holds it; `float` first, because numpy's floats name their type in `repr`."""
     if value is None:
         return ""
@@ -128,8 +128,8 @@ class Result:
         >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
         """
-        found = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
-        return (int(found[1]), int(found[2])) if found else None
+        counts = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
+        return (int(counts[1]), int(counts[2])) if counts else None
 
     @property
     def remark(self) -> str:
@@ -158,17 +158,15 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | 
     """Write rows under their headings, with every digit."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([cell(value) for value in row] for row in (header, *rows))
+    writer.writerows([format_cell(value) for value in row] for row in (header, *rows))
     return text.getvalue()
 
 
 def write_results(path: Path, results: Iterable[Result]) -> None:
-    """Write the whole table, or nothing."""
     write_atomically(path, csv_text(COLUMNS, map(astuple, results)))
 
 
 def read_results(path: Path) -> tuple[Result, ...]:
-    """The table as it was written."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, restval=None, strict=True)
@@ -182,11 +180,11 @@ def read_results(path: Path) -> tuple[Result, ...]:
 
 
 def read_row(row: Mapping[str, str]) -> Result:
-    found: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
-    found |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
+    fields: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
+    fields |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
     numbers = ("relative_error", "floor", "max_error", "agreement", "r2")
-    found |= {name: float(row[name]) if row[name] else None for name in numbers}
-    return Result(**found)
+    fields |= {name: float(row[name]) if row[name] else None for name in numbers}
+    return Result(**fields)
 
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
@@ -200,43 +198,44 @@ MACHINE = "machine."
 
 
 @dataclass(frozen=True)
-class Took:
+class Seconds:
     """Wall and CPU seconds of one part; CPU seconds are NaN where they were not counted."""
 
     wall: float
     processor: float = math.nan
 
-    def __add__(self, other: Took) -> Took:
-        return Took(self.wall + other.wall, self.processor + other.processor)
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.wall + other.wall, self.processor + other.processor)
 
 
-def write_timings(path: Path, parts: Mapping[str, Took]) -> None:
-    """Write the whole table, or nothing."""
+def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
     lines = ["what,seconds,processor\n"]
-    for what, took in parts.items():
-        lines.append(f"{what},{took.wall:.6f},{'' if math.isnan(took.processor) else f'{took.processor:.6f}'}\n")
+    for what, seconds in parts.items():
+        lines.append(
+            f"{what},{seconds.wall:.6f},{'' if math.isnan(seconds.processor) else f'{seconds.processor:.6f}'}\n"
+        )
     write_atomically(path, "".join(lines))
 
 
-def read_timings(path: Path) -> dict[str, Took]:
+def read_timings(path: Path) -> dict[str, Seconds]:
     """Read what each part took; nothing where the clock was not kept."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {row["what"]: Took(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
+    return {row["what"]: Seconds(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
 
 
-def took(path: Path) -> Took:
+def total_seconds(path: Path) -> Seconds:
     """Add up what all parts took; machines of the ladder are in them already."""
-    parts = [took for what, took in read_timings(path).items() if not what.startswith(MACHINE)]
-    return sum(parts, start=Took(0.0, 0.0)) if parts else Took(math.nan)
+    parts = [total_seconds for what, total_seconds in read_timings(path).items() if not what.startswith(MACHINE)]
+    return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 
 
-def of_machines(parts: Mapping[str, Took]) -> dict[str, float]:
+def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
     """Take the seconds of the ladder, by machine.
 
-    >>> of_machines({"run": Took(2.0), "machine.left": Took(0.5)})
+    >>> of_machines({"run": Seconds(2.0), "machine.left": Seconds(0.5)})
     {'left': 0.5}
     """
-    return {what.removeprefix(MACHINE): took.wall for what, took in parts.items() if what.startswith(MACHINE)}
+    return {what.removeprefix(MACHINE): seconds.wall for what, seconds in parts.items() if what.startswith(MACHINE)}

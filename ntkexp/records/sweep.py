@@ -99,13 +99,12 @@ class SweepRun:
 
     @property
     def point(self) -> tuple[Level, ...]:
-        """The values of the axes make a point."""
         return tuple(self.axes.values())
 
     @property
     def fields(self) -> dict[str, Json]:
-        known: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
-        return {"folder": self.folder.name, "axes": dict(self.axes), **known}
+        standing: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
+        return {"folder": self.folder.name, "axes": dict(self.axes), **standing}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +122,8 @@ class Sweep:
 
     @property
     def fields(self) -> dict[str, Json]:
-        asked = resolved(self.axes, self.seeds, self.base, self.fits)
-        return {"name": self.name, "command": self.command, **asked, "runs": [run.fields for run in self.runs]}
+        definition = resolved(self.axes, self.seeds, self.base, self.fits)
+        return {"name": self.name, "command": self.command, **definition, "runs": [run.fields for run in self.runs]}
 
 
 def resolved(
@@ -147,9 +146,9 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    found = read_sealed(path, path.name)
+    fields = read_sealed(path, path.name)
     try:
-        axes = {str(key): tuple(map(level, values)) for key, values in found["axes"].items()}
+        axes = {str(key): tuple(map(level, values)) for key, values in fields["axes"].items()}
         runs = [
             SweepRun(
                 folder=folder_of(Path(row["folder"]), path),
@@ -158,18 +157,18 @@ def read_sweep(path: Path) -> Sweep:
                 state=str(row["state"]),
                 reason=str(row.get("reason") or ""),
             )
-            for row in found["runs"]
+            for row in fields["runs"]
         ]
         # point by point along each axis, and seed by seed
         runs.sort(key=lambda run: ([values.index(run.axes[key]) for key, values in axes.items()], run.seed))
         return Sweep(
             path=path,
-            name=str(found["name"]),
-            command=str(found.get("command") or command("sweep", [found["name"]])),
+            name=str(fields["name"]),
+            command=str(fields.get("command") or command("sweep", [fields["name"]])),
             axes=axes,
-            seeds=tuple(map(int, found.get("seeds", ()))),
-            base=tuple(map(str, found.get("base", ()))),
-            fits=tuple(map(Fit.model_validate, found.get("fits", ()))),
+            seeds=tuple(map(int, fields.get("seeds", ()))),
+            base=tuple(map(str, fields.get("base", ()))),
+            fits=tuple(map(Fit.model_validate, fields.get("fits", ()))),
             runs=tuple(runs),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -20,7 +20,7 @@ from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
 from ntkexp.removal.between import Ledger, TrainingPair, joined
-from ntkexp.report.leave_out import held_against, told_of_trainings
+from ntkexp.report.leave_out import agreement_of, remarks_on_trainings
 from ntkexp.stream import stream
 
 
@@ -210,7 +210,7 @@ def effects_swept(
         check = leave_out(training, values, probe, everyone=everyone)
     sentences = replace(caveats, agreement=agrees).sentences
     if check is not None:
-        said = held_against(check, caveats.growth).sentence
+        said = agreement_of(check, caveats.growth).sentence
         sentences.append(said if check.alone(values.shape[2]) is None else f"{said} ({EVERYONE})")
     elif unchecked:
         sentences.append(unchecked)
@@ -237,7 +237,7 @@ def effects_retrained(
     return EffectsFound(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},
-        caveats=told_of_trainings(count, doubts, check),
+        caveats=remarks_on_trainings(count, doubts, check),
         check=check,
     )
 

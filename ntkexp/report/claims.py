@@ -5,7 +5,7 @@
 m counts all claims but identities, the undecided too, and p is doubled, because a verdict goes either way. Identities
 leave nothing to chance: they stand.
 
->>> standing([0.001, None, 0.02, 0.5])
+>>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
 """
 
@@ -38,7 +38,7 @@ def tabulate_claims(records: Sequence[ClaimRecord]) -> Table:
         Column("first expected", number=False, heading="expected"),
     )
     rows = []
-    for record, stands in zip(records, standing(chances(records)), strict=True):
+    for record, stands in zip(records, holm_rejections(chances(records)), strict=True):
         main = record.main
         verdict_stands = MISSING if main.verdict == "undecided" else "yes" if stands else "no"
         rows.append((
@@ -50,12 +50,10 @@ def tabulate_claims(records: Sequence[ClaimRecord]) -> Table:
 
 
 def format_claims(records: Sequence[ClaimRecord]) -> str:
-    """Write a line for each claim, for a terminal."""
     return format_text(tabulate_claims(records).select(*ON_TERMINAL))
 
 
 def interval(judged: Judgement) -> str:
-    """Spell an interval."""
     return f"{short(judged.low)} to {short(judged.high)}"
 
 
@@ -69,10 +67,10 @@ def shortened(expected: str) -> str:
     return f"{first}, and {len(others)} more" if others else first
 
 
-def summary(records: Sequence[ClaimRecord]) -> str:
+def summarise_claims(records: Sequence[ClaimRecord]) -> str:
     """Sum up claims in a sentence or two.
 
-    >>> summary([])
+    >>> summarise_claims([])
     'No claim was judged.'
     """
     if not records:
@@ -81,7 +79,7 @@ def summary(records: Sequence[ClaimRecord]) -> str:
     words = listed([f"{count} {word}" for word, count in counts.items() if count])
     many = f"{counted(len(records), 'claim')}: {words}"
     decided = [record for record in records if record.main.verdict != "undecided"]
-    stand = sum(s for s, record in zip(standing(chances(records)), records, strict=True) if record in decided)
+    stand = sum(s for s, record in zip(holm_rejections(chances(records)), records, strict=True) if record in decided)
     if len(records) == 1 or not decided:
         return f"{many}."
     return f"{many}. By Holm's correction over all {len(records)}, {stand} of {len(decided)} verdicts stand at 5 %."
@@ -110,12 +108,12 @@ def chances(records: Sequence[ClaimRecord]) -> list[float | None]:
     return [1.0 if record.main.verdict == "undecided" else record.main.p for record in records]
 
 
-def standing(chances: Sequence[float | None]) -> list[bool]:
+def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
     """Find which stand, in the order given."""
-    found = [p is None for p in chances]
+    unknown = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
         if 2 * p > LEVEL / (len(order) - rank):
             break
-        found[place] = True
-    return found
+        unknown[place] = True
+    return unknown

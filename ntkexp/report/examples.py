@@ -62,8 +62,8 @@ def sharing(run: Run, out: int, outputs: int) -> str:
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
     """Find the phase that an example of a split is of, counted from 1, where there are phases."""
-    found = run.data.get(f"{split}_phase")
-    return None if found is None else int(found[number])
+    phases = run.data.get(f"{split}_phase")
+    return None if phases is None else int(phases[number])
 
 
 def class_name(run: Run, target: int, phase: int | None) -> str:
@@ -105,21 +105,20 @@ SHORTEST = 6  # of the beginning of a digest
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
 
-def group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
     """The places of the examples that are meant; `influence` is asked for where it decides."""
     count = len(run.data["train_index"])
-    found: set[int] = set()
+    chosen: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
-        found |= set(find_places(run, word, count, influence))
-    if not found:
+        chosen |= set(find_points(run, word, count, influence))
+    if not chosen:
         raise WrongArgument(f"without={text}: it names no training example; {FORMS}", "without")
-    if len(found) == count:
+    if len(chosen) == count:
         raise WrongArgument(f"without={text}: these are all {count} training examples; leave some of them", "without")
-    return sorted(found)
+    return sorted(chosen)
 
 
-def find_places(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
-    """The places of one word."""
+def find_points(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:
         classes = [str(each) for each in run.data["classes"]]
@@ -145,11 +144,11 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
     if has_names(run):
         names = example_names(run)
         if all(name.isdecimal() for name in names):
-            if found := [k for k, name in enumerate(names) if first <= int(name) <= last]:
-                return found
+            if matches := [k for k, name in enumerate(names) if first <= int(name) <= last]:
+                return matches
             raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
-        if found := [k for k, name in enumerate(names) if name == word]:  # a digest may have no letters
-            return found
+        if matches := [k for k, name in enumerate(names) if name == word]:  # a digest may have no letters
+            return matches
     if last >= count:
         text = f"without={word}: the training examples have places 0 to {count - 1}"
         raise WrongArgument(f"{text}; write #{last} if you mean a number in the source", "without")
@@ -160,18 +159,20 @@ def find_name(run: Run, word: str) -> list[int]:
     """The example of a name, or of a name that begins so; #17: of a number in the source."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
-        found = [k for k, name in enumerate(names) if name == word[1:]]
-        found = found or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
-        if not found:
+        matches = [k for k, name in enumerate(names) if name == word[1:]]
+        matches = matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+        if not matches:
             raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
-        return list(map(int, found))
-    found = [k for k, name in enumerate(names) if name == word]
-    found = found or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
-    if not found:
+        return list(map(int, matches))
+    matches = [k for k, name in enumerate(names) if name == word]
+    matches = matches or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
+    if not matches:
         raise WrongArgument(f"without={word}: no training example is called that; {FORMS}", "without")
-    if len({names[k] for k in found}) > 1:
-        raise WrongArgument(f"without={word}: the names of {len(found)} examples begin so; write more of it", "without")
-    return found
+    if len({names[k] for k in matches}) > 1:
+        raise WrongArgument(
+            f"without={word}: the names of {len(matches)} examples begin so; write more of it", "without"
+        )
+    return matches
 
 
 def example_names(run: Run) -> list[str]:
@@ -200,17 +201,17 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     """The share of the path time for each training example; NaN where it did nothing, or nothing was kept."""
     if (seen := run.by_rule(HALF_BY, rule)) is not None:
         return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
-    found = np.full(run.kernels.sizes["train"], np.nan)
+    fractions = np.full(run.kernels.sizes["train"], np.nan)
     gradients = run.kernels.get("output_gradient")
     unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
     if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
-        return found
+        return fractions
     # m_i at the steps of the kernels that were kept, [step, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
     kernel = run.kernels["tangent"].isel(probe=point, out=out).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
-    for i in range(len(found)):
+    for i in range(len(fractions)):
         own = slice(None)  # where there are phases, from where the example is learned to where that ends
         if "train_phase" in run.data:
             learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][i]]
@@ -219,8 +220,8 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
             own = slice(*np.searchsorted(steps, [learned.iloc[0], learned.iloc[-1] + 2]).tolist())
         if len(there := times[own]) and times[-1] > times[0]:
             middle = there[0] - times[0] + half(there, mass[own, i]) * (there[-1] - there[0])
-            found[i] = middle / (times[-1] - times[0])
-    return found
+            fractions[i] = middle / (times[-1] - times[0])
+    return fractions
 
 
 def half(times: NDArray[np.float64], mass: NDArray[np.float64]) -> float:
@@ -252,7 +253,6 @@ class Movement:
 
     @property
     def steps(self) -> int:
-        """The number of training steps."""
         return int(self.last_step[-1]) + 1
 
     @property
@@ -285,8 +285,8 @@ class Movement:
 
 def movement(run: Run, rule: str, point: int, out: int) -> Movement | None:
     """Find how an output moved, if that is known."""
-    found = run.by_rule(BY_STEP, rule)
-    if found is None or not found.sizes["step"]:
+    by_step = run.by_rule(BY_STEP, rule)
+    if by_step is None or not by_step.sizes["step"]:
         return None
-    by_step = found.isel(probe=point).sel(out=out).to_numpy().astype(float)
-    return Movement(by_step, run.contributions[LAST_STEP].to_numpy()) if np.isfinite(by_step).all() else None
+    moved = by_step.isel(probe=point).sel(out=out).to_numpy().astype(float)
+    return Movement(moved, run.contributions[LAST_STEP].to_numpy()) if np.isfinite(moved).all() else None

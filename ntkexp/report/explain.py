@@ -25,9 +25,9 @@ from ntkexp.records.contributions import (
     read_leave_out,
 )
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
-from ntkexp.report.leave_out import Agreement, held_against
+from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_text, json_rows, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text, json_rows
 from ntkexp.text import MISSING, percent, short
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ EFFECT = "effect"
 NOT_COMPUTED = "not computed: path.effects=true"
 
 
-def effects(run: Run) -> Array | None:
+def effects_of_run(run: Run) -> Array | None:
     """Read the predicted change of the outputs that were read if an example were left out, [probe, out, example]."""
     if EFFECT not in run.contributions:
         return None
@@ -66,13 +66,12 @@ class KnownEffects:
         actual = None if self.check is None else self.check.alone(count)
         if self.check is not None and actual is not None and probe in self.check.probe:
             return actual[self.check.probe.index(probe), column], True
-        found = self.predicted[probe, column]
-        return (found, self.is_actual) if np.isfinite(found).all() else None
+        effects = self.predicted[probe, column]
+        return (effects, self.is_actual) if np.isfinite(effects).all() else None
 
 
 def known_effects(run: Run) -> KnownEffects | None:
-    """Read what a run knows of its effects."""
-    predicted = effects(run)
+    predicted = effects_of_run(run)
     if predicted is None:
         return None
     facts = run.contributions[EFFECT].attrs
@@ -81,7 +80,7 @@ def known_effects(run: Run) -> KnownEffects | None:
         return KnownEffects(predicted, run.outs, None, None, is_actual)
     check = read_leave_out(run.sealed(STORE))
     growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
-    return KnownEffects(predicted, run.outs, check, held_against(check, growth), is_actual)
+    return KnownEffects(predicted, run.outs, check, agreement_of(check, growth), is_actual)
 
 
 def influence(parts: Array) -> Array:
@@ -161,15 +160,20 @@ class Explanation:
 
     def as_json(self, top: int) -> dict[str, Json]:
         """The explanation as plain data, with the examples that added or took most, and the sum of the others."""
-        said: dict[str, Json] = {"split": self.split, "point": self.number, "index": self.point.index, "out": self.out}
-        said |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
-        said |= {"sum": self.sum, "decay": self.decay, "outside": self.outside}
-        said |= {"statistics": self.statistics, "coupling": self.coupling, "rest": self.rest}
+        fields: dict[str, Json] = {
+            "split": self.split,
+            "point": self.number,
+            "index": self.point.index,
+            "out": self.out,
+        }
+        fields |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
+        fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside}
+        fields |= {"statistics": self.statistics, "coupling": self.coupling, "rest": self.rest}
         if self.warning:
-            said["warning"] = self.warning
+            fields["warning"] = self.warning
         rest, examples = self.parts[top:], tabulate_examples(self)
         return {
-            **said,
+            **fields,
             "examples": json_rows(examples.select("index", "name", "added", "half by", "if left out"))[:top],
             "others": {"count": len(rest), "added": sum(part.added for part in rest)},
         }
@@ -183,41 +187,42 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
     return [explain_one(run, split, number, rule) for number in numbers]
 
 
-def worst(run: Run, split: str, count: int) -> list[int]:
+def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Find the points whose targets the network misses most, of those that can be explained, and of these those whose
     effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
     moved most.
     """
-    place = place_of(run, split)
-    outputs = outputs_of(run, "f_T")[place]
+    points = slice_of_split(run, split)
+    outputs = outputs_of(run, "f_T")[points]
     targets = run.data.get(f"{split}_targets")
-    aim = outputs_of(run, "f_0")[place] if targets is None else np.asarray(targets, dtype=float)
+    aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
-    explicable, predicted = np.isfinite(missed), effects(run)
+    explicable, predicted = np.isfinite(missed), effects_of_run(run)
     if rule:
-        explicable &= where_read(run.parts(rule).isel(probe=place)).any(axis=1)
+        explicable &= where_read(run.parts(rule).isel(probe=points)).any(axis=1)
     if predicted is not None:
-        both = explicable & read_at(predicted[place]).any(axis=1)
+        both = explicable & read_at(predicted[points]).any(axis=1)
         explicable = both if both.any() else explicable
-    known = np.flatnonzero(explicable)
-    return [int(k) for k in known[np.argsort(-missed[known], kind="stable")][:count]]
+    candidates = np.flatnonzero(explicable)
+    return [int(k) for k in candidates[np.argsort(-missed[candidates], kind="stable")][:count]]
 
 
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
-    """Explain one point."""
-    k = numbered(run, split, number)
+    k = point_index(run, split, number)
     end = outputs_of(run, "f_T")[k]
     parts = np.asarray(run.parts(rule).isel(probe=k).to_numpy(), dtype=float)
     if not read_at(parts).any():
         raise Mistake(
             f"point {number} of {split} was not attributed: with this optimizer the first path.attributed points are"
         )
-    column = largest_known(end[list(run.outs)], parts)
+    # f_T = f_0 + Σᵢ 𝒮ᵢ + 𝒟 + what was done from outside + the rest, at the largest output that is explained
+    column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
     beside = {kind: one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING)}
     times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
+    # examples, the one that added or took away most first
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
     return Explanation(
         split=split,
@@ -246,23 +251,23 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
     """Find by how much an output changes without each example, whether trainings have found it, and why it is withheld
     where it is: effects that failed when they were checked are.
     """
-    known = known_effects(run)
-    found = None if known is None else known.at(k, out)
-    if known is None or found is None:
+    effects_known = known_effects(run)
+    effects = None if effects_known is None else effects_known.at(k, out)
+    if effects_known is None or effects is None:
         return {}, False, ""
-    changes, is_actual = found
-    if not is_actual and known.agreement is not None and not known.agreement.believed:
-        return {}, False, known.agreement.sentence
+    changes, is_actual = effects
+    if not is_actual and effects_known.agreement is not None and not effects_known.agreement.believed:
+        return {}, False, effects_known.agreement.sentence
     return dict(enumerate(map(float, changes))), is_actual, ""
 
 
-def numbered(run: Run, split: str, number: int) -> int:
+def point_index(run: Run, split: str, number: int) -> int:
     """The index of a split's point among all points, if the split has that point."""
-    place = place_of(run, split)
-    count = place.stop - place.start
+    points = slice_of_split(run, split)
+    count = points.stop - points.start
     if not 0 <= number < count:
         raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
-    return int(place.start) + number
+    return int(points.start) + number
 
 
 def read_at(parts: Array) -> NDArray[np.bool_]:
@@ -275,16 +280,16 @@ def where_read(parts: xr.DataArray) -> NDArray[np.bool_]:
     return np.concatenate([read_at(block) for block in blocks(parts)])
 
 
-def largest_known(outputs: Array, parts: Array) -> int:
+def largest_explained(outputs: Array, parts: Array) -> int:
     """Find the largest of the outputs that were read, whose contributions are known."""
     return int(np.where(read_at(parts), outputs, -np.inf).argmax())
 
 
-def place_of(run: Run, split: str) -> slice:
+def slice_of_split(run: Run, split: str) -> slice:
     """Find where a split lies among the points."""
     if split not in run.points:
-        known = f"{', '.join(run.points)}{nearest(split, run.points)}"
-        raise WrongArgument(f"split={split}: {run.name} was read at {known}", "split")
+        splits = f"{', '.join(run.points)}{nearest(split, run.points)}"
+        raise WrongArgument(f"split={split}: {run.name} was read at {splits}", "split")
     return run.points[split]
 
 
@@ -297,8 +302,8 @@ def outputs_of(run: Run, machine: str) -> Array:
 
 def one_part(run: Run, kind: str, rule: str, point: int, out: int) -> float:
     """Read what was no example's of one output, such as what decay of the weights did; nothing where there was none."""
-    found = run.by_rule(kind, rule)
-    return 0.0 if found is None else float(found.isel(probe=point).sel(out=out))
+    contributions = run.by_rule(kind, rule)
+    return 0.0 if contributions is None else float(contributions.isel(probe=point).sel(out=out))
 
 
 # --- Explanations as a reader sees them: two tables, and lines on a terminal.
@@ -309,7 +314,7 @@ LONGEST = 60  # letters of an example's text on a line
 
 def tabulate_pieces(explanation: Explanation) -> Table:
     """Give what the output is made of; the rows add up to it."""
-    columns = (Column("made of", number=False), Column("value", heading="", spell=signed))
+    columns = (Column("made of", number=False), Column("value", heading="", spell=format_signed))
     return Table(columns, tuple(explanation.pieces.items()))
 
 
@@ -324,10 +329,10 @@ def tabulate_examples(explanation: Explanation) -> Table:
         Column("holds", number=False),
         Column("on a line", heading=named, number=False),  # what it holds, shortened
         Column("phase"),
-        Column("added", spell=signed, adds=True),
+        Column("added", spell=format_signed, adds=True),
         Column("of all parts", spell=percent, adds=True),
         Column("half by", spell=percent, others=MISSING),
-        Column("if left out", spell=signed, others=MISSING),
+        Column("if left out", spell=format_signed, others=MISSING),
     )
     rows = [
         (
@@ -362,7 +367,6 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
-    """Write several points."""
     return "\n\n".join(format_explanation(explanation, top) for explanation in explanations) + "\n"
 
 
@@ -381,7 +385,7 @@ def notes(explanation: Explanation) -> list[str]:
     if explanation.sketch is not None:
         by = f"by sketches (kernel.sketch={explanation.sketch})"
         sketched = f"added, {by}: only the sum is exact, no part and no order of parts"
-    return [said for said in (explanation.sharing, when, columns, sketched) if said]
+    return [note for note in (explanation.sharing, when, columns, sketched) if note]
 
 
 def fitting(text: str) -> str:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import BY_PHASE, CHANGE, DECAY_BY_PHASE
 from ntkexp.report.examples import example
 from ntkexp.report.explain import outputs_of
-from ntkexp.report.inventory import flat
+from ntkexp.report.inventory import flatten_config
 from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Forgetting:
         return self.after - self.before
 
     def of_phase(self, phase: int) -> float:
-        """What the examples of a phase did."""
         return sum(done for done, its in zip(self.by, self.learned_in, strict=True) if its == phase)
 
     @property
@@ -113,28 +112,30 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """What it did to a task, at the points where it is known."""
-        run, known, place = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero((known.point_phase.to_numpy()[place] == task) & self.attributed)
+        # the points of the task that are attributed, before and after the phase
+        run, contributions, points = self.run, self.run.contributions, self.run.points[self.split]
+        here = np.flatnonzero((contributions.point_phase.to_numpy()[points] == task) & self.attributed)
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
             return None
+        # the derivative of its measure, by which outputs count
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
-        slope = slopes(labels, targets, outputs_of(run, "f_T")[place][here], (before + after) / 2)
-        names = known.phase_name.to_numpy()
+        slope = measure_slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
+        names = contributions.phase_name.to_numpy()
         return Forgetting(
             task=task,
             during=self.during,
             names=(str(names[task - 1]), str(names[self.during - 1])),
             split=self.split,
             points=len(here),
-            before=level(labels, slope, targets, before),
-            after=level(labels, slope, targets, after),
+            before=mean_measure(labels, slope, targets, before),
+            after=mean_measure(labels, slope, targets, after),
             right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
             by=tuple((self.by_example(here, slope) / len(here)).tolist()),
             decay=float((slope * self.decay[here]).sum()) / len(here),
-            learned_in=tuple(known.example_phase.to_numpy().tolist()),
+            learned_in=tuple(contributions.example_phase.to_numpy().tolist()),
         )
 
 
@@ -149,40 +150,45 @@ def forgettings(run: Run) -> list[Forgetting]:
 
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
     """Read what each phase but the first did at the points of a split, one after the other."""
-    known, place = run.contributions.isel(probe=run.points[split]), run.points[split]
-    changes = np.asarray(known[CHANGE].to_numpy(), dtype=float)
-    decays = known[DECAY_BY_PHASE].to_numpy().astype(float) if DECAY_BY_PHASE in known else np.zeros_like(changes)
+    contributions, points = run.contributions.isel(probe=run.points[split]), run.points[split]
+    changes = np.asarray(contributions[CHANGE].to_numpy(), dtype=float)
+    decays = (
+        contributions[DECAY_BY_PHASE].to_numpy().astype(float)
+        if DECAY_BY_PHASE in contributions
+        else np.zeros_like(changes)
+    )
     for during in range(2, len(changes) + 1):
         yield LaterPhase(
             run=run,
             split=split,
             during=during,
-            before=outputs_of(run, "f_0")[place] + changes[: during - 1].sum(axis=0),
+            before=outputs_of(run, "f_0")[points] + changes[: during - 1].sum(axis=0),
             change=changes[during - 1],
-            parts=known[BY_PHASE][during - 1],
+            parts=contributions[BY_PHASE][during - 1],
             decay=decays[during - 1],
         )
 
 
-def slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
+def measure_slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
     """Find how the measure of each point goes with its outputs.
 
-    >>> slopes(np.array([1]), np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]]), np.zeros((1, 3))).tolist()
+    >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
+    >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
     [[0.0, 1.0, -1.0]]
     """
     if labels is None:
         return targets - middle
     if targets.shape[1] == 1:
         return targets
-    rows, found = np.arange(len(targets)), np.zeros(targets.shape)
+    rows, derivatives = np.arange(len(targets)), np.zeros(targets.shape)
     others = end.copy()
     others[rows, labels] = -np.inf
-    found[rows, others.argmax(axis=1)] = -1.0
-    found[rows, labels] = 1.0
-    return found
+    derivatives[rows, others.argmax(axis=1)] = -1.0
+    derivatives[rows, labels] = 1.0
+    return derivatives
 
 
-def level(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
+def mean_measure(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
     """Take the mean of the measure over points."""
     if labels is None:
         return -float(np.square(outputs - targets).sum(axis=1).mean()) / 2
@@ -205,24 +211,29 @@ def share_right(targets: Array, outputs: Array) -> float:
 
 def format_tasks(run: Run, top: int) -> str:
     """Say what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
-    found = forgettings(run)
-    if not found:
+    losses = forgettings(run)
+    if not losses:
         return ""
-    worst = min(found, key=lambda each: each.change)
+    worst = min(losses, key=lambda each: each.change)
     tables = [format_text(tabulate_harm(run, worst).shortened(top))] if worst.worst else []
-    return "\n\n".join([*map(sentence, found), *tables]) + "\n"
+    return "\n\n".join([*map(forgetting_sentence, losses), *tables]) + "\n"
 
 
-def sentence(found: Forgetting) -> str:
+def forgetting_sentence(forgetting: Forgetting) -> str:
     """Say what happened, and who did it."""
     what, before, after = (
-        ("margin", found.before, found.after) if found.right else ("loss", -found.before, -found.after)
+        ("margin", forgetting.before, forgetting.after)
+        if forgetting.right
+        else ("loss", -forgetting.before, -forgetting.after)
     )
-    task, phase = f"{found.names[0]} (task {found.task})", f"{found.names[1]} was learned (phase {found.during})"
-    at = f"at {found.points} {found.split} {'point' if found.points == 1 else 'points'}"
-    right = f", and its accuracy {describe_change(*found.right, percent)}" if found.right else ""
+    task, phase = (
+        f"{forgetting.names[0]} (task {forgetting.task})",
+        f"{forgetting.names[1]} was learned (phase {forgetting.during})",
+    )
+    at = f"at {forgetting.points} {forgetting.split} {'point' if forgetting.points == 1 else 'points'}"
+    right = f", and its accuracy {describe_change(*forgetting.right, percent)}" if forgetting.right else ""
     moved = describe_change(before, after, short)
-    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(found)}"
+    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(forgetting)}"
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
@@ -236,38 +247,41 @@ def describe_change(before: float, after: float, spell: Callable[[float], str]) 
     return f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
 
 
-def describe_causes(found: Forgetting) -> str:
+def describe_causes(forgetting: Forgetting) -> str:
     """Say which examples did how much of it: together all."""
-    sign = 1 if found.right else -1
-    remembered = {phase: found.of_phase(phase) for phase in sorted({*found.learned_in} - {found.during})}
-    parts = [f"examples of phase {found.during} moved it by {signed(sign * found.of_phase(found.during))}"]
+    sign = 1 if forgetting.right else -1
+    remembered = {phase: forgetting.of_phase(phase) for phase in sorted({*forgetting.learned_in} - {forgetting.during})}
+    own = format_signed(sign * forgetting.of_phase(forgetting.during))
+    parts = [f"examples of phase {forgetting.during} moved it by {own}"]
     parts += [
-        f"examples of phase {phase}, which the optimizer remembered, by {signed(sign * done)}"
+        f"examples of phase {phase}, which the optimizer remembered, by {format_signed(sign * done)}"
         for phase, done in remembered.items()
         if done
     ]
-    if found.decay:
-        parts.append(f"decay of the weights by {signed(sign * found.decay)}")
-    if found.halving:
-        parts.append(f"half of all harm was done by {found.halving} of the {found.acting} examples that acted")
+    if forgetting.decay:
+        parts.append(f"decay of the weights by {format_signed(sign * forgetting.decay)}")
+    if forgetting.halving:
+        parts.append(
+            f"half of all harm was done by {forgetting.halving} of the {forgetting.acting} examples that acted"
+        )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
-def tabulate_harm(run: Run, found: Forgetting) -> Table:
+def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
     """Give the examples that did harm, those first that did most."""
-    what, sign = ("margin", 1) if found.right else ("loss", -1)
+    what, sign = ("margin", 1) if forgetting.right else ("loss", -1)
     columns = (
-        Column(f"harm to {found.names[0]} by", number=False),
+        Column(f"harm to {forgetting.names[0]} by", number=False),
         Column("phase"),
         Column("target", number=False),
-        Column(f"{what} moved by", spell=signed, adds=True),
+        Column(f"{what} moved by", spell=format_signed, adds=True),
         Column("of all harm", spell=percent, adds=True),
     )
     rows = []
-    for k in found.worst:
-        shown, done = example(run, "train", k), found.by[k]
-        rows.append((f"#{shown.index}", found.learned_in[k], shown.name, sign * done, -done / found.harm))
+    for k in forgetting.worst:
+        shown, done = example(run, "train", k), forgetting.by[k]
+        rows.append((f"#{shown.index}", forgetting.learned_in[k], shown.name, sign * done, -done / forgetting.harm))
     return Table(columns, tuple(rows))
 
 
@@ -290,18 +304,18 @@ def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
     Nothing where the run was told otherwise, or kept no kernel there. `shift` takes kernels with other examples of the
     phase, so many places on, for those with each.
     """
-    told = flat(run.config)
-    if any(told.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
+    settings = flatten_config(run.config)
+    if any(settings.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
         return None
     steps = run.metrics[run.metrics["phase"] == during]
-    kept = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
-    if not len(kept):
+    snapshots = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
+    if not len(snapshots):
         return None
     learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
-    kernel = run.kernels["tangent"].isel(snapshot=kept[0]).to_numpy()[:, :, learned]
-    missed = run.kernels["output_gradient"].isel(snapshot=kept[0]).to_numpy()[learned]
-    weight = 1 / len(learned) if told["loss.reduction"] == "mean" else 1.0
-    weight /= float(told["init.alpha"]) ** 2 if told["init.centred"] else 1.0
+    kernel = run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
+    missed = run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
+    weight = 1 / len(learned) if settings["loss.reduction"] == "mean" else 1.0
+    weight /= float(settings["init.alpha"]) ** 2 if settings["init.centred"] else 1.0
     own = kernel[run.points["train"]][learned]
     sizes = steps["step_size"].dropna().to_numpy() * weight
     return descended(np.roll(kernel, shift, axis=2), own, missed, sizes)

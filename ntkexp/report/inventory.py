@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ntkexp.chapter import option
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.naming import option_name
 from ntkexp.records.atomic import acquire, read_object
 from ntkexp.records.folder import (
     CIRCUMSTANCES,
@@ -20,7 +20,7 @@ from ntkexp.records.folder import (
     SMALL,
     RunFolder,
     State,
-    looks_like_a_run,
+    is_run_folder,
     refuse_other_version,
 )
 from ntkexp.report.tables import Table, tabulate
@@ -29,23 +29,25 @@ from ntkexp.text import MISSING
 # --- Configurations of runs as tables show them: by dotted keys, and only where they differ.
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Name nested configuration by dotted keys, without circumstances; a component goes by its own name.
 
-    >>> flat({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
+    >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
     """
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            leaves |= flatten_config(value, f"{prefix}{key}.")
         elif key == "_target_":
-            found |= {prefix.rstrip("."): option(str(value))} if prefix else {}
+            leaves |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
             items = value if isinstance(value, list) else []
-            words = [option(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items]
-            found[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
-    return found
+            words = [
+                option_name(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items
+            ]
+            leaves[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
+    return leaves
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
@@ -65,7 +67,7 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class ListedRun:
     """A run folder, its state, and what became of it in words."""
 
     path: Path
@@ -79,23 +81,26 @@ class FoundRun:
         return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
 
 
-def found_runs(folder: Path) -> list[FoundRun]:
-    """Every run folder in a folder, by name."""
-    found = []
+def list_runs(folder: Path) -> list[ListedRun]:
+    runs = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not looks_like_a_run(path):
+        if not is_run_folder(path):
             continue
         run = RunFolder(path)
-        defect = run.look(SMALL, surplus=False)  # of ten thousand runs; one that is read is looked at more closely
+        defect = run.find_defect(
+            SMALL, surplus=False
+        )  # of ten thousand runs; one that is read is looked at more closely
         state = run.state_by(defect)
         try:
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            found.append(FoundRun(path, state, flat(read_object(path / CONFIG)), outcome_in_words(run, state, defect)))
+            runs.append(
+                ListedRun(path, state, flatten_config(read_object(path / CONFIG)), outcome_in_words(run, state, defect))
+            )
         except Mistake as mistake:
-            found.append(FoundRun(path, state, {}, str(mistake)))
-    return found
+            runs.append(ListedRun(path, state, {}, str(mistake)))
+    return runs
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
@@ -113,53 +118,53 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
         return defect or ""
 
 
-def filter_runs(found: Sequence[FoundRun], filters: Sequence[str]) -> list[FoundRun]:
+def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
     """Keep the runs that pass every filter; a key that no run has is a mistake."""
     pairs = [text.partition("=") for text in filters]
-    known = {key for one in found for key in one.facts} | {"state", "run"}
+    keys = {key for one in runs for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):
         if not sign:
             raise Mistake(f"'{text}' is no filter: it takes KEY=VALUE, such as model.width=64 or state=done")
-        if key not in known and found:
-            raise Mistake(f"'{text}': no run has the key {key}{nearest(key, known)}")
-    return [one for one in found if all(matches(one.facts.get(key), value) for key, _, value in pairs)]
+        if key not in keys and runs:
+            raise Mistake(f"'{text}': no run has the key {key}{nearest(key, keys)}")
+    return [one for one in runs if all(matches(one.facts.get(key), value) for key, _, value in pairs)]
 
 
-def matches(found: str | None, wanted: str) -> bool:
+def matches(value: str | None, pattern: str) -> bool:
     """Whether a value is the one that was asked for: equal as text without regard to case, or as numbers.
 
     >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
     (True, True, False, False)
     """
-    if found is None or found.lower() == wanted.lower():
-        return found is not None
+    if value is None or value.lower() == pattern.lower():
+        return value is not None
     try:
-        return float(found) == float(wanted)
+        return float(value) == float(pattern)
     except ValueError:
         return False
 
 
-def tabulate_runs(found: Sequence[FoundRun]) -> Table:
+def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
     """Give the runs with their states, what sets them apart, and what became of them."""
-    keys = differing([one.config for one in found if one.config])  # one that cannot be read differs in none
+    keys = differing([one.config for one in runs if one.config])  # one that cannot be read differs in none
     rows = [
-        [one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.outcome] for one in found
+        [one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.outcome] for one in runs
     ]
     return tabulate(["run", "state", *keys, "outcome"], rows)
 
 
-def delete(found: FoundRun) -> None:
+def delete(run: ListedRun) -> None:
     """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
-    if not looks_like_a_run(found.path) or found.path.is_symlink():
-        raise Mistake(f"{found.path} is no run folder; nothing was deleted there")
-    if not RunFolder(found.path).is_ours:
-        raise Mistake(f"{found.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")
+    if not is_run_folder(run.path) or run.path.is_symlink():
+        raise Mistake(f"{run.path} is no run folder; nothing was deleted there")
+    if not RunFolder(run.path).is_ours:
+        raise Mistake(f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")
     try:
-        descriptor = acquire(found.path / LOCK)
+        descriptor = acquire(run.path / LOCK)
     except BlockingIOError:
-        raise Mistake(f"{found.path} is being written; stop the run before deleting it") from None
+        raise Mistake(f"{run.path} is being written; stop the run before deleting it") from None
     try:
-        RunFolder(found.path).clear()
-        shutil.rmtree(found.path)
+        RunFolder(run.path).clear()
+        shutil.rmtree(run.path)
     finally:
         os.close(descriptor)

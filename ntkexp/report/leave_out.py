@@ -50,20 +50,20 @@ class Agreement:
         head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
             return f"{head} cannot be held against actual ones, which are none or not finite"
-        said = f"{head} correlate {self.correlation:.2f} with actual ones"
+        sentence = f"{head} correlate {self.correlation:.2f} with actual ones"
         if self.believed:
-            return f"{said}, and are {off(self.size)}"
+            return f"{sentence}, and are {off(self.size)}"
         if not self.growth <= CHAOS:
-            said += f" and differences grow {short(self.growth)}-fold along the training"
-        return f"{said}, so what would change is not predictable here; {REMEDY}"
+            sentence += f" and differences grow {short(self.growth)}-fold along the training"
+        return f"{sentence}, so what would change is not predictable here; {REMEDY}"
 
 
-def told_of_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
+def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
     """Say of effects that they came of trainings, what makes one doubt these, and whether effects add up."""
-    said = [f"effects are changes in {examples} trainings, each without one example", *doubts]
+    notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
-        said.append(f"of groups, sums of effects: {held_against(check, growth=1.0).sentence}")
-    return said
+        notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
+    return notes
 
 
 def off(size: float) -> str:
@@ -77,24 +77,26 @@ def off(size: float) -> str:
     return f"{percent(abs(size - 1))} too {'small' if size < 1 else 'large'}"
 
 
-def held_against(found: LeaveOut, growth: float) -> Agreement:
+def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
-    known = ~np.isnan(found.predicted)
-    predicted, actual = pairs(found, known) if np.isfinite(found.actual[known]).all() else (np.zeros(0), np.zeros(0))
+    known = ~np.isnan(retrained.predicted)
+    predicted, actual = (
+        scaled_pairs(retrained, known) if np.isfinite(retrained.actual[known]).all() else (np.zeros(0), np.zeros(0))
+    )
     moved = float(predicted.std() * actual.std()) if len(actual) else 0.0
     if not 0 < moved < inf:
-        return Agreement(len(found.removals), nan, nan, growth)
+        return Agreement(len(retrained.removals), nan, nan, growth)
     correlation = float(np.mean((predicted - predicted.mean()) * (actual - actual.mean()))) / moved
     size = sqrt(float((predicted**2).sum() / (actual**2).sum()))
-    return Agreement(len(found.removals), correlation, size, growth)
+    return Agreement(len(retrained.removals), correlation, size, growth)
 
 
-def pairs(found: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def scaled_pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
     predicted, actual = [np.zeros(0)], [np.zeros(0)]
-    for said, came, here in zip(found.predicted, found.actual, known, strict=True):
-        scale = float(np.sqrt(np.mean(came[here] ** 2))) if here.any() else 0.0
+    for one_predicted, one_actual, here in zip(retrained.predicted, retrained.actual, known, strict=True):
+        scale = float(np.sqrt(np.mean(one_actual[here] ** 2))) if here.any() else 0.0
         if scale > 0:
-            predicted.append(said[here] / scale)
-            actual.append(came[here] / scale)
+            predicted.append(one_predicted[here] / scale)
+            actual.append(one_actual[here] / scale)
     return np.concatenate(predicted), np.concatenate(actual)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import Removal
 from ntkexp.report.examples import Example, example, example_names, output_name
-from ntkexp.report.explain import NOT_COMPUTED, effects, fitting, outputs_of
+from ntkexp.report.explain import NOT_COMPUTED, effects_of_run, fitting, outputs_of
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.run import Run
-from ntkexp.report.tables import Column, Table, format_text, signed
+from ntkexp.report.tables import Column, Table, format_signed, format_text
 from ntkexp.text import counted, percent, short
 
 # --- The ledger of a removal as a reader sees it: for every point and output what was predicted, what came, and
@@ -48,7 +48,6 @@ class LedgerEntry:
 
     @property
     def as_json(self) -> dict[str, Json]:
-        """The entry as plain data."""
         return {
             "split": self.split,
             "point": self.number,
@@ -63,13 +62,13 @@ class LedgerEntry:
         }
 
 
-def entries(run: Run, split: str, numbers: list[int], found: Removal) -> list[LedgerEntry]:
+def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -> list[LedgerEntry]:
     """Put the removal in words of the run: an entry for each point, and each output there."""
-    known, names, before = effects(run), example_names(run), outputs_of(run, "f_T")
-    group = list(found.example)
+    known, names, before = effects_of_run(run), example_names(run), outputs_of(run, "f_T")
+    group = list(removal.example)
     made = []
-    for row, (number, k) in enumerate(zip(numbers, found.probe, strict=True)):
-        for column, out in enumerate(found.out):
+    for row, (number, k) in enumerate(zip(numbers, removal.probe, strict=True)):
+        for column, out in enumerate(removal.out):
             predicted = None if known is None or out not in run.outs else known[k, run.outs.index(out), group].sum()
             made.append(
                 LedgerEntry(
@@ -80,14 +79,14 @@ def entries(run: Run, split: str, numbers: list[int], found: Removal) -> list[Le
                     output=output_name(run, out, before.shape[1]),
                     before=float(before[k, out]),
                     predicted=float(predicted) if predicted is not None and np.isfinite(predicted) else None,
-                    actual=float(found.actual[row, column]),
-                    places=found.example,
+                    actual=float(removal.actual[row, column]),
+                    places=removal.example,
                     names=tuple(names[i] for i in group),
                     examples=tuple(example(run, "train", i) for i in group),
-                    shares=found.shares[row, column],
-                    by_step=found.by_step[row, column],
-                    cancellation=float(found.cancellation[row, column]),
-                    growth=found.growth,
+                    shares=removal.shares[row, column],
+                    by_step=removal.by_step[row, column],
+                    cancellation=float(removal.cancellation[row, column]),
+                    growth=removal.growth,
                 )
             )
     return made
@@ -101,33 +100,35 @@ CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of
 
 
 def format_ledger(
-    entries: Sequence[LedgerEntry], found: Removal, agreement: Agreement | None, top: int, order: str = ""
+    entries: Sequence[LedgerEntry], removal: Removal, agreement: Agreement | None, top: int, order: str = ""
 ) -> str:
     """Say what leaving the group out changed: first of all points, then of each; `order` put some at its top."""
     notes = [] if agreement is None else [agreement.sentence]
-    if len(found.example) > 1 and any(entry.predicted is not None for entry in entries):
+    if len(removal.example) > 1 and any(entry.predicted is not None for entry in entries):
         # examples of a group act on one another, which no sum of their effects knows
         notes.append(
-            f"predicted: the sum of {len(found.example)} effects, each of leaving out one example alone; effects of a "
-            "group do not add, so this is not the effect of the group, however well those of single examples are "
+            f"predicted: the sum of {len(removal.example)} effects, each of leaving out one example alone; effects of "
+            "a group do not add, so this is not the effect of the group, however well those of single examples are "
             "predicted; actual is"
         )
-    return "\n\n".join([head(found, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
+    return (
+        "\n\n".join([ledger_heading(removal, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
+    )
 
 
-def head(found: Removal, order: str = "") -> str:
+def ledger_heading(removal: Removal, order: str = "") -> str:
     """Say what was done, and how well it is known."""
-    group = counted(len(found.example), "example") + f" (at the top: those {order})" * bool(order)
-    said = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
-    if found.emptied:
-        steps = counted(found.emptied, "step")
-        said.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
-    said.append(f"shares add up to the actual changes, to {short(found.closure)} of them")
-    if not found.growth <= CHAOS:
-        said.append(
-            f"single shares mean little: differences grow {short(found.growth)}-fold on their way through the steps"
+    group = counted(len(removal.example), "example") + f" (at the top: those {order})" * bool(order)
+    clauses = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
+    if removal.emptied:
+        steps = counted(removal.emptied, "step")
+        clauses.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
+    clauses.append(f"shares add up to the actual changes, to {short(removal.closure)} of them")
+    if not removal.growth <= CHAOS:
+        clauses.append(
+            f"single shares mean little: differences grow {short(removal.growth)}-fold on their way through the steps"
         )
-    return "; ".join(said)
+    return "; ".join(clauses)
 
 
 def format_entry(entry: LedgerEntry, top: int) -> str:
@@ -142,10 +143,10 @@ def format_entry(entry: LedgerEntry, top: int) -> str:
 
 def tabulate_changes(entry: LedgerEntry) -> Table:
     """Give the change of the output that was predicted, and the one that came."""
-    known = entry.predicted is not None
-    columns = (Column("change", number=False), Column("value", heading="", number=known, spell=signed))
+    has_prediction = entry.predicted is not None
+    columns = (Column("change", number=False), Column("value", heading="", number=has_prediction, spell=format_signed))
     rows = (
-        ("predicted", entry.predicted if known else NOT_COMPUTED),
+        ("predicted", entry.predicted if has_prediction else NOT_COMPUTED),
         ("actual", entry.actual),
         ("shares cancel", f"{short(entry.cancellation)}×"),
     )
@@ -158,7 +159,7 @@ def tabulate_shares(entry: LedgerEntry) -> Table:
     columns = (
         Column("left out", number=False),
         Column("target" if entry.examples[0].text is None else "holds", number=False),
-        Column("share", spell=signed, adds=True),
+        Column("share", spell=format_signed, adds=True),
         Column("of all shares", spell=percent, adds=True),
     )
     rows = []
@@ -175,4 +176,4 @@ def tabulate_steps(entry: LedgerEntry) -> Table:
     count = len(entry.by_step)
     edges = sorted({round(k * count / STRETCHES) for k in range(STRETCHES + 1)})
     rows = [(f"{first}–{last - 1}", float(entry.by_step[first:last].sum())) for first, last in pairwise(edges)]
-    return Table((Column("steps", number=False), Column("share", spell=signed)), tuple(rows))
+    return Table((Column("steps", number=False), Column("share", spell=format_signed)), tuple(rows))

@@ -13,24 +13,24 @@ from pathlib import Path
 import pandas as pd
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.folder import looks_like_a_run
+from ntkexp.records.folder import is_run_folder
 from ntkexp.records.sweep import Sweep, read_sweep
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, describe, load_runs
-from ntkexp.report.sentence import SPOKEN, clause, sentence, standing
+from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
 from ntkexp.text import listed, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
 
 
-def extent(sweep: Sweep) -> str:
+def sweep_extent(sweep: Sweep) -> str:
     """Say how far the axes of a sweep go.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
-    >>> extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
+    >>> sweep_extent(Sweep(path=Path(), name="width", command="", axes=axes, seeds=(), base=(), fits=(), runs=()))
     'model.width 3 values from 32 to 128'
     """
     parts = []
@@ -40,7 +40,7 @@ def extent(sweep: Sweep) -> str:
             parts.append(f"{key} {', '.join(map(str, values))}")
         else:
             parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
-    seeds, done = len({place.seed for place in sweep.runs}), sum(place.state == "done" for place in sweep.runs)
+    seeds, done = len({run.seed for run in sweep.runs}), sum(run.state == "done" for run in sweep.runs)
     missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
     return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
 
@@ -49,29 +49,29 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     """Give the laws, each number in words, with the name to be used in commands."""
     expected = [law.fit.expected for law in analysis.laws]
     theory = [None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected]
-    found, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
-    for name in map(str, found["quantity"]):
+    fits, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
+    for name in map(str, fits["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")
         except ValueError:  # a number that this version does not know
             words.append(name)
     columns = ("quantity", *analysis.sweep.axes, *JUDGED, "axis", "from", "to", "points", "seeds", "left_out")
-    return found[[column for column in columns if column in found]].assign(quantity=words)
+    return fits[[column for column in columns if column in fits]].assign(quantity=words)
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     """Give the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
     chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
-    found = table[list(analysis.sweep.axes)].copy()
+    points = table[list(analysis.sweep.axes)].copy()
     counts = table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]  # which need not be as many for each
-    found["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
+    points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
     for name in chosen:
-        found[name] = table[f"{name}.mean"]
+        points[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
-            found[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
-    return found
+            points[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
+    return points
 
 
 # --- What a report speaks of.
@@ -91,7 +91,6 @@ class Material:
 
     @cached_property
     def by_folder(self) -> dict[Path, Run]:
-        """The runs by where they lie."""
         return {run.path: run for run in self.runs}
 
     @property
@@ -106,10 +105,10 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
     none.
     """
-    places = [found for name in named for found in places_of(name, outputs)] or list(inside(outputs))
+    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(results_inside(outputs))
     left_out: list[str] = []
     sweeps: list[Sweep] = []
-    for path in dict.fromkeys(places):
+    for path in dict.fromkeys(paths):
         if path.suffix == ".json":
             try:
                 sweeps.append(read_sweep(path))
@@ -120,35 +119,34 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     swept = [run for sweep in sweeps for run in sweep.runs]
     standing = {run.folder: run.standing for run in swept if run.state != "done"}
     unique: dict[Path, Path] = {}
-    for folder in [*(run.folder for run in swept), *(path for path in places if path.suffix != ".json")]:
+    for folder in [*(run.folder for run in swept), *(path for path in paths if path.suffix != ".json")]:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    for folder, found in zip(unique.values(), load_runs(unique.values()), strict=True):
-        if isinstance(found, Mistake):
-            left_out.append(standing.get(folder, str(found)))
+    for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
+        if isinstance(run, Mistake):
+            left_out.append(standing.get(folder, str(run)))
         else:
-            runs[folder] = found
+            runs[folder] = run
     if not runs:
         raise NothingLeft(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
     analyses = tuple(analyse(sweep, runs) for sweep in sweeps)
     return Material(tuple(runs.values()), analyses, tuple(left_out))
 
 
-def places_of(name: str, outputs: Path) -> list[Path]:
+def paths_of_name(name: str, outputs: Path) -> list[Path]:
     """The run folders and records of sweeps that a name stands for."""
     path = Path(name).expanduser()
-    for place in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
-        if not path.exists() and place.exists():
-            return [place]
-    return [path] if looks_like_a_run(path) else list(inside(path)) or [path]
+    for usual in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
+        if not path.exists() and usual.exists():
+            return [usual]
+    return [path] if is_run_folder(path) else list(results_inside(path)) or [path]
 
 
-def inside(folder: Path) -> Iterator[Path]:
-    """The sweeps and the runs in a folder of outputs, or of runs."""
+def results_inside(folder: Path) -> Iterator[Path]:
     yield from sorted((folder / "sweeps").glob("*.json"))
-    for place in (folder / "runs", folder):
-        if place.is_dir():
-            yield from sorted(path for path in place.iterdir() if looks_like_a_run(path))
+    for parent in (folder / "runs", folder):
+        if parent.is_dir():
+            yield from sorted(path for path in parent.iterdir() if is_run_folder(path))
 
 
 def what_was_run(material: Material) -> str:
@@ -160,17 +158,17 @@ def what_was_run(material: Material) -> str:
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
         return f"{count}."
-    swept = {place.folder for analysis in material.analyses for place in analysis.sweep.runs}
+    swept = {run.folder for analysis in material.analyses for run in analysis.sweep.runs}
     part = len(swept & material.by_folder.keys())
     some = f", {part} of them in" if part < len(material.runs) else ", in"
-    names = listed([f"{analysis.sweep.name} ({extent(analysis.sweep)})" for analysis in material.analyses])
+    names = listed([f"{analysis.sweep.name} ({sweep_extent(analysis.sweep)})" for analysis in material.analyses])
     return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
     """The second sentence: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
-        return sentence(runs[0].ladder, diverged=runs[0].diverged)
+        return ladder_sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
     text = (
         "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"

@@ -57,10 +57,10 @@ def uncollected() -> Iterator[None]:
 def painter() -> Iterator[Paint]:
     """Give what draws: this process if it knows how to by now, which saves the other one its imports."""
     if "matplotlib.figure" in sys.modules:
-        yield here
+        yield draw_here
     else:
         with another_process() as process:
-            yield partial(beside, process) if process else here
+            yield partial(draw_beside, process) if process else draw_here
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def another_process() -> Iterator[subprocess.Popen[str] | None]:
         process.communicate()
 
 
-def here(folder: Path) -> Iterator[tuple[str, str]]:
+def draw_here(folder: Path) -> Iterator[tuple[str, str]]:
     from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow, and the other process has it
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
@@ -90,7 +90,7 @@ def here(folder: Path) -> Iterator[tuple[str, str]]:
         yield from all_files_of(read_run(folder))
 
 
-def beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, str]]:
+def draw_beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, str]]:
     """Let the other process draw, and draw all of it anew if that does not come to its end."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -104,7 +104,7 @@ def beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, 
             yield name, content
     except (OSError, ValueError):
         pass
-    yield from here(folder)
+    yield from draw_here(folder)
 
 
 # --- In the process beside it, which begins to import when it is started, so that it is ready when the run is.

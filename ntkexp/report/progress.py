@@ -21,7 +21,7 @@ KNOWN, LONG = 0.5, 10.0
 """Seconds after which a task's duration is estimated; and seconds from which a task counts as long."""
 
 
-def listener(quiet: bool, again: str = "") -> AbstractProgress:
+def progress_listener(quiet: bool, again: str = "") -> AbstractProgress:
     """Choose the listener that suits the place; `again` says how what is finished is computed again."""
     if quiet:
         return Quiet()
@@ -80,8 +80,8 @@ def measures_in_words(loss: float | None, drift: float | None) -> str:
     >>> measures_in_words(0.25, None), measures_in_words(0.25, 0.125)
     ('loss 0.25', 'loss 0.25  drift 0.125')
     """
-    known = {"loss": loss, "drift": drift}
-    return "  ".join(f"{name} {value:.3g}" for name, value in known.items() if value is not None)
+    measures = {"loss": loss, "drift": drift}
+    return "  ".join(f"{name} {value:.3g}" for name, value in measures.items() if value is not None)
 
 
 class Quiet(Silent):

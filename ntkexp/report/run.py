@@ -46,10 +46,10 @@ from ntkexp.records.contributions import (
     explained_rule,
 )
 from ntkexp.records.data import read_data
-from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, looks_like_a_run, refuse_other_version
+from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
-from ntkexp.report.inventory import differing, flat
+from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.sentence import main_split
 from ntkexp.text import spoken
 
@@ -194,7 +194,7 @@ def load_run(folder: Path | str) -> Run:
 def load_tables(folder: Path | str) -> Run:
     """Load a finished run; its kernels are opened when they are first used."""
     path = Path(folder)
-    if path.is_dir() and not looks_like_a_run(path):
+    if path.is_dir() and not is_run_folder(path):
         raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"
@@ -292,7 +292,6 @@ LAYER = "weights_moved."
 
 
 def quantities(run: Run) -> dict[str, float]:
-    """The numbers of a run, those that are finite."""
     if run.diverged:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
@@ -327,7 +326,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
     """Tabulate a row per run: its name, where its configuration differs from the others', and each machine's relative
     error.
     """
-    configs = [flat(run.config) for run in runs]
+    configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
     for run, config in zip(runs, configs, strict=True):
@@ -341,7 +340,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
     """Tabulate a row for each key whose value differs; a key that one of them lacks has none there."""
-    one, other = flat(first.config), flat(second.config)
+    one, other = flatten_config(first.config), flatten_config(second.config)
     rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 

@@ -9,9 +9,9 @@ How like the network a machine is, by a row of the ladder: it is the network, mi
 What a ladder means, in one sentence of its own numbers: of all its rows, those included that are no numbers.
 
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
->>> sentence(rows)
+>>> ladder_sentence(rows)
 'On both splits the secant kernel machine reproduces the trained network to rounding (4e-15).'
->>> broken = sentence([*rows, Result("probe", "secant", relative_error=float('nan'), floor=1e-13)])
+>>> broken = ladder_sentence([*rows, Result("probe", "secant", relative_error=float('nan'), floor=1e-13)])
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on probe.'
 
@@ -45,7 +45,7 @@ from ntkexp.text import listed, share, short, spoken
 def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
     """Give a row per machine: its relative error on every split, and agreement and R² where the run is judged.
 
-    A machine that has nothing to say has no row; `notes` says why.
+    A machine that has nothing to say has no row; `ladder_notes` says why.
     """
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
@@ -74,17 +74,17 @@ def measured(number: float) -> str:
 
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
     """Write the ladder for a terminal; what there is to note, and why a machine has nothing to say, stands below."""
-    said = notes(results)
-    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(said)] if said else [])])
+    lines = ladder_notes(results)
+    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(lines)] if lines else [])])
 
 
-def notes(results: Sequence[Result]) -> list[str]:
+def ladder_notes(results: Sequence[Result]) -> list[str]:
     """Note what there is to note of the machines; on which splits, where it is not the same on all.
 
-    >>> notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
+    >>> ladder_notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
     """
-    splits, said = {row.split for row in results}, []
+    splits, lines = {row.split for row in results}, []
     for machine, detail in machines(results):
         where: dict[str, list[Result]] = {}
         for row in results:
@@ -95,8 +95,8 @@ def notes(results: Sequence[Result]) -> list[str]:
             name = machine if set(here) == splits else f"{machine} ({listed(here)})"
             counts = [row.points for row in rows if row.points]
             few = [at_points(*map(sum, zip(*counts, strict=True)))] if counts else []
-            said.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
-    return said
+            lines.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
+    return lines
 
 
 def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -183,15 +183,15 @@ class Spoken:
         return f"at {few} of {all_} points{f' of {splits}' if several else ''} "
 
 
-def sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
+def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
     """Say which machines are the trained network, how far the others miss it at worst, and what has no number; of a run
     that diverged, that nothing was trained, and what is true of the network all the same.
 
-    >>> sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
+    >>> ladder_sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
-    >>> sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
+    >>> ladder_sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
-    >>> sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
+    >>> ladder_sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
     'a clamp did half.'
     """
     text = comparison(results)
@@ -244,12 +244,12 @@ def comparison(results: Sequence[Result]) -> str:
     return f"{whole[0].upper()}{whole[1:]}."
 
 
-def compared(found: Sequence[Spoken]) -> list[str]:
+def compared(spoken: Sequence[Spoken]) -> list[str]:
     """Name the machines that are the network where they were compared with it, then those that miss it."""
-    known = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in found if each.compared]
+    measured = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared]
     parts: list[str] = []
     before = ""
-    for (misses, where), group in groupby(sorted(known, key=itemgetter(0)), key=itemgetter(0, 1)):
+    for (misses, where), group in groupby(sorted(measured, key=itemgetter(0)), key=itemgetter(0, 1)):
         here, target = [each for _, _, each in group], "it" if parts else "the trained network"
         if not misses:
             errors = ", ".join(short(each.worst) for each in here)

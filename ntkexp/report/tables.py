@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 Value: TypeAlias = bool | int | float | str | None
 
 
-def written(value: object) -> str:
+def format_value(value: object) -> str:
     """Write a value for a person; whole numbers keep every digit."""
     return short(value) if value is None or isinstance(value, float) else str(value)
 
 
-def signed(value: float) -> str:
+def format_signed(value: float) -> str:
     """Spell a number with its sign.
 
-    >>> signed(0.5), signed(-0.25), signed(0.0)
+    >>> format_signed(0.5), format_signed(-0.25), format_signed(0.0)
     ('+0.5', '-0.25', '0')
     """
     return f"+{short(value)}" if value > 0 else short(value + 0.0)
@@ -55,7 +55,7 @@ class Column:
 
     name: str
     number: bool = True  # numbers are set to the right
-    spell: Callable[[Any], str] = written
+    spell: Callable[[Any], str] = format_value
     heading: str | None = None  # on a terminal, where that is not its name
     adds: bool = False  # whether the values of several rows add up to something
     others: str = ""  # what stands for several rows otherwise
@@ -68,8 +68,8 @@ class Table:
 
     def select(self, *names: str) -> Table:
         """These columns, in this order."""
-        places = {column.name: k for k, column in enumerate(self.columns)}
-        chosen = [places[name] for name in names]
+        columns = {column.name: k for k, column in enumerate(self.columns)}
+        chosen = [columns[name] for name in names]
         rows = tuple(tuple(row[k] for k in chosen) for row in self.rows)
         return Table(tuple(self.columns[k] for k in chosen), rows)
 
@@ -94,7 +94,7 @@ def tabulate(header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Co
     return Table(columns, tuple(map(tuple, rows)))
 
 
-def of_frame(frame: pd.DataFrame) -> Table:
+def table_of_frame(frame: pd.DataFrame) -> Table:
     """The table that a data frame holds."""
     numeric = [kind.kind in "biuf" for kind in frame.dtypes]
     columns = tuple(Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True))
@@ -105,7 +105,6 @@ def of_frame(frame: pd.DataFrame) -> Table:
 
 
 def format_text(table: Table) -> str:
-    """Align the columns for a terminal."""
     header = [column.name if column.heading is None else column.heading for column in table.columns]
     cells = [
         [
@@ -120,7 +119,7 @@ def format_text(table: Table) -> str:
 def format_markdown(table: Table) -> str:
     """Write the table between bars, numbers to the right."""
     header = [column.name for column in table.columns]
-    lines = [header, *([written(value) for value in row] for row in table.rows)]
+    lines = [header, *([format_value(value) for value in row] for row in table.rows)]
     bars = ["| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines]
     rules = ["---:" if column.number else "---" for column in table.columns]
     return "\n".join([bars[0], f"| {' | '.join(rules)} |", *bars[1:]])
@@ -147,10 +146,10 @@ def format_csv(frame: pd.DataFrame) -> str:
     import numpy as np  # noqa: PLC0415  slow, and lists of runs need none
 
     safe = frame.copy(deep=False)
-    for place, kind in enumerate(frame.dtypes):
+    for column, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            cells = [as_cell(value) if isinstance(value, str) else value for value in frame.iloc[:, place]]
-            safe.isetitem(place, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
+            cells = [as_cell(value) if isinstance(value, str) else value for value in frame.iloc[:, column]]
+            safe.isetitem(column, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
     safe.columns = [as_cell(str(name)) for name in frame.columns]
     return str(safe.to_csv(index=False, lineterminator="\n"))
 
@@ -186,7 +185,7 @@ def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()
     for k, row in enumerate(table.rows):
         unknown = [value is None or (isinstance(value, float) and math.isnan(value)) for value in row]
         cells = [
-            Cell(MISSING, "") if gap else Cell(written(value), str(value))
+            Cell(MISSING, "") if gap else Cell(format_value(value), str(value))
             for value, gap in zip(row, unknown, strict=True)
         ]
         if k < len(links):

@@ -11,7 +11,7 @@ What each part of a piece of work takes: by the clock on the wall, and by the pr
 >>> with clock.times("run"):
 ...     pass  # three seconds of work, during a minute in which others were at work as well
 >>> clock.parts
-{'run': Took(wall=60.0, processor=3.0)}
+{'run': Seconds(wall=60.0, processor=3.0)}
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.casts import keep_full_precision
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import package_version, results_version
-from ntkexp.records.results import Took
+from ntkexp.records.results import Seconds
 
 LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
@@ -43,11 +43,11 @@ def commit() -> str | None:
     folder = Path(__file__).resolve().parent
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        asked = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+        answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into somebody else's checkout
-    return asked.stdout.strip() or None if beside else None
+    return answer.stdout.strip() or None if beside else None
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
@@ -65,10 +65,9 @@ def all_threads() -> int:
 
 
 def check_device(name: str) -> None:
-    """A device that this machine has."""
-    known = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if name not in known and not (name == "cuda" and len(known) > 1):
-        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(known)} only")
+    devices = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    if name not in devices and not (name == "cuda" and len(devices) > 1):
+        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(devices)} only")
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
@@ -102,7 +101,7 @@ class Clock:
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds
-    parts: dict[str, Took] = field(default_factory=dict)
+    parts: dict[str, Seconds] = field(default_factory=dict)
     since: tuple[float, float] | None = None  # both clocks, when the part that is going on began
 
     @contextmanager
@@ -113,14 +112,14 @@ class Clock:
         self.parts[what], self.since = self.current, None
 
     @property
-    def current(self) -> Took:
+    def current(self) -> Seconds:
         """What the part that is going on has taken."""
         if self.since is None:
-            return Took(0.0, 0.0)
+            return Seconds(0.0, 0.0)
         wall, processor = self.since
-        return Took(self.wall() - wall, self.processor() - processor)
+        return Seconds(self.wall() - wall, self.processor() - processor)
 
     @property
-    def whole(self) -> Took:
+    def whole(self) -> Seconds:
         """What all parts have taken, with the one that is going on."""
-        return sum([*self.parts.values(), self.current], start=Took(0.0, 0.0))
+        return sum([*self.parts.values(), self.current], start=Seconds(0.0, 0.0))

@@ -5,7 +5,7 @@ without some examples.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import nan
@@ -36,13 +36,13 @@ from ntkexp.records.folder import (
     refuse_other_version,
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
-from ntkexp.records.results import MACHINE, RETRACED, Took, write_timings
+from ntkexp.records.results import MACHINE, RETRACED, Seconds, write_timings
 from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
-from ntkexp.run.folder_listener import arrays, listen, write
+from ntkexp.run.folder_listener import data_arrays, listen, write_outcome
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, setting_of, survey
@@ -82,10 +82,10 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
     folder, clock, pictures = request.folder, Clock(), set()
     if saved is not None:
-        clock.parts["earlier"] = Took(*saved.get("took", (nan, nan)))
+        clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
-        with painter() if request.pictures else nullcontext(draw_nothing) as paint:
-            setting, outcome = go_through(request, saved, clock)
+        with painter() if request.pictures else nullcontext(lambda folder: ()) as paint:
+            setting, outcome = carry_through(request, saved, clock)
             with clock.times("draw"):
                 for name, content in paint(folder.path):
                     folder.write(f"plots/{name}", content)
@@ -97,7 +97,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
         request.progress.stop()
 
     # the timings, and the word that the run is finished
-    machines = {MACHINE + rung.name: Took(rung.seconds) for rung in outcome.rungs}
+    machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
@@ -113,27 +113,23 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     remove_leftovers(folder)
 
 
-def draw_nothing(folder: Path) -> Iterator[tuple[str, str]]:
-    yield from ()
-
-
-def go_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
+def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
     """Prepare, run and write."""
     experiment, folder = request.experiment, request.folder
     with clock.times("prepare"):
         of = identity(experiment)
         fix_circumstances(experiment, 1)  # until it is known how much there is to do
-        found = survey(experiment)
+        surveyed = survey(experiment)
         # as many as the experiment says; else as a step needs, which is the same whenever the run is begun
         most = request.most_threads or all_threads()
-        threads = saved["threads"] if saved else experiment.threads or threads_by_size(found.operations, most)
+        threads = saved["threads"] if saved else experiment.threads or threads_by_size(surveyed.operations, most)
         torch.set_num_threads(threads)
-        setting = setting_of(experiment, found)
+        setting = setting_of(experiment, surveyed)
     if saved is None:  # what is known before the first step, in place of whatever an earlier attempt left
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
         folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
-        write_data(folder.path / "data.npz", arrays(setting))
+        write_data(folder.path / "data.npz", data_arrays(setting))
         folder.begin(BEGINNING, of)
 
     # room for the kernels; those of a checkpoint stay
@@ -145,7 +141,7 @@ def go_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> t
     with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock) as listener:
         outcome = run(setting, listener, saved["run"] if saved else None)
     with clock.times("write"):
-        write(folder, setting, outcome)
+        write_outcome(folder, setting, outcome)
         reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
         folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
     return setting, outcome
@@ -211,6 +207,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
     refuse_other_version(path)
+    # what lies there may be the trace of a loop, a copy under another name, or finished
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
@@ -219,11 +216,12 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
     if folder.whole:
         progress.say(f"{path} is finished")
         return path
+    # the experiment is that of its own files, which have to be as they were written
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
             raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
-        experiment = rebuilt(folder, trusted)
+        experiment = rebuild_experiment(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
         request = RunRequest(
@@ -241,7 +239,7 @@ def begun_by(folder: RunFolder) -> str:
         return ""
 
 
-def rebuilt(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
+def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     """The experiment of a run, if it is the same today: with other data, or other code, numbers would be others."""
     folder.check(CONFIG)
     if strange := folder.misnamed:
@@ -259,7 +257,7 @@ def state_left(request: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
     folder, progress = request.folder, request.progress
     if (folder.path / DONE).is_file():
-        progress.warn(f"{folder.path} {folder.look()}; the run begins anew")
+        progress.warn(f"{folder.path} {folder.find_defect()}; the run begins anew")
         return None
     try:
         saved = load(folder, identity(request.experiment))
@@ -287,23 +285,23 @@ REPEATED = 0.01
 """The training as it was must end where it did, to this share of what the removal changed."""
 
 
-def without(
+def remove_group(
     run: Path, group: Sequence[int], points: Sequence[int], progress: AbstractProgress, trusted: tuple[str, ...] = ()
 ) -> Removal:
     """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
-    found = read_removal(run, group, points)
-    if found is not None:
-        return found
+    recorded = read_removal(run, group, points)
+    if recorded is not None:
+        return recorded
     folder = RunFolder(run)
-    experiment = rebuilt(folder, trusted)
+    experiment = rebuild_experiment(folder, trusted)
     fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
     with folder.claim():
-        found = carry_out(folder, experiment, sorted(group), points, progress)
-        write_removal(run, found)
-    return found
+        removal = train_without(folder, experiment, sorted(group), points, progress)
+        write_removal(run, removal)
+    return removal
 
 
-def carry_out(
+def train_without(
     folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
 ) -> Removal:
     """Train twice, and go back over both."""
@@ -316,20 +314,20 @@ def carry_out(
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
     chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
-    place = folder.path / FOLDER
-    place.mkdir(exist_ok=True)
+    memory_folder = folder.path / FOLDER
+    memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
-    found = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), place, progress).closed()
-    ended = repeated(folder, found, [(points[k], out) for k, out in chosen.tolist()])
-    return removal_of(found, group, points, outs, ended)
+    ledger = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress).closed()
+    ended = repetition_error(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
+    return removal_of(ledger, group, points, outs, ended)
 
 
-def repeated(folder: RunFolder, found: Ledger, places: Sequence[tuple[int, int]]) -> float:
+def repetition_error(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
     """How far the training as it was ended from where the run did, as a share of what the removal changed."""
     folder.check("predictions.zarr")
-    known = read_predictions(folder.path / "predictions.zarr")["f_T"]
-    ended = found.before.new_tensor([known[place] for place in places])
-    missed, changed = float((found.before - ended).norm()), float(found.actual.norm())
+    predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]
+    ended = ledger.before.new_tensor([predictions[place] for place in places])
+    missed, changed = float((ledger.before - ended).norm()), float(ledger.actual.norm())
     if missed > REPEATED * (changed or float(ended.norm())):
         raise Mistake(
             f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it did, without these "

@@ -39,7 +39,7 @@ from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
     finish_kernels,
-    snapshot_places,
+    snapshot_chunks,
     write_path_kernel,
     write_predictions,
     write_snapshot,
@@ -48,7 +48,7 @@ from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
-from ntkexp.run.outcome import Outcome, PhasesFound
+from ntkexp.run.outcome import ChangesByPhase, Outcome
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
 from ntkexp.shapes import Weights
@@ -91,18 +91,22 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 # --- What came out of a run, written down file by file: the same bytes each time, but for the weights' container.
 
 
-def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
+def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     """What came out, file by file."""
     path, evidence, read = folder.path, outcome.evidence, setting.domain.read
+    # 𝒦 of each rule, behind the snapshots that were written on the way
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
         if evidence.keeps_kernels:
-            known = evidence.attributed[read].nonzero()[:, 0].tolist()
-            write_path_kernel(kernels, name, array(integral.kernel), known, evidence.integrated)
+            attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
+            write_path_kernel(kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated)
+    # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
-        name: by_rule(integral, outcome.by_step[name], outcome.by_component.get(name), outcome.steps, decays=decays)
+        name: contributions_by_rule(
+            integral, outcome.by_step[name], outcome.by_component.get(name), outcome.steps, decays=decays
+        )
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
@@ -110,45 +114,46 @@ def write(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     if outcome.phases is not None:
         add_phases(path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:
-        add_effect(path / "contributions.zarr", array(outcome.effects.values[read]), outcome.effects.facts)
+        add_effect(path / "contributions.zarr", to_numpy(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
+    # f_0, f_T and f̂ of each machine, and the ladder
     predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
     outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
-    write_predictions(path / "predictions.zarr", {name: array(value[read]) for name, value in outputs.items()})
+    write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
-        torch.save(both_ends(setting.problem.weights, outcome.weights), file)
+        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
 
 
-def both_ends(start: Weights, end: Weights) -> dict[str, Weights]:
+def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
     went on from its last step would be told by its bytes.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
-def by_rule(
+def contributions_by_rule(
     integral: PathKernel, totals: StepTotals, shares: ComponentSums | None, steps: int, *, decays: bool
 ) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
-        decay=array(integral.decay) if decays else None,
-        half_by=None if integral.half_by is None else array(integral.half_by),
-        by_step=ByStep(array(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        decay=to_numpy(integral.decay) if decays else None,
+        half_by=None if integral.half_by is None else to_numpy(integral.half_by),
+        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
         by_component=None if shares is None else shares_of_components(shares),
         facts=integral.facts,
     )
 
 
-def shares_of_components(found: ComponentSums) -> ByComponent:
+def shares_of_components(sums: ComponentSums) -> ByComponent:
     """What was told apart by component."""
-    by_step = found.totals.stacked().movedim(0, 2)
-    return ByComponent(list(found.components), array(found.parts), array(found.decay), array(by_step))
+    by_step = sums.totals.stacked().movedim(0, 2)
+    return ByComponent(list(sums.components), to_numpy(sums.parts), to_numpy(sums.decay), to_numpy(by_step))
 
 
-def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool) -> ContributionsByPhase:
+def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool) -> ContributionsByPhase:
     """What happened in each phase at the points that were read."""
     problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
     for places in problem.phases.values():
@@ -158,16 +163,16 @@ def phases_of(setting: Setting, found: PhasesFound, read: slice, *, decays: bool
         names=problem.data.phases,
         examples=points[: problem.train],
         points=points[read],
-        change=array(found.change[:, read]),
-        parts={rule: [share.contributions for share in shares] for rule, shares in found.shares.items()},
+        change=to_numpy(phases.change[:, read]),
+        parts={rule: [share.contributions for share in shares] for rule, shares in phases.shares.items()},
         decay={
-            rule: array(torch.stack([share.decay for share in shares]))
-            for rule, shares in (found.shares.items() if decays else ())
+            rule: to_numpy(torch.stack([share.decay for share in shares]))
+            for rule, shares in (phases.shares.items() if decays else ())
         },
     )
 
 
-def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
+def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
     found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
@@ -184,7 +189,7 @@ def arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().cpu().numpy()
 
 
@@ -220,9 +225,9 @@ class FolderListener(AbstractListener):
     def on_snapshot(
         self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
     ) -> None:
-        read, gradient = array(kernel[self.setting.domain.read]), array(output_gradient)
+        read, gradient = to_numpy(kernel[self.setting.domain.read]), to_numpy(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
-        self.snapshots |= sealed(self.folder.path, snapshot_places(self.folder.path, self.taken))
+        self.snapshots |= sealed(self.folder.path, snapshot_chunks(self.folder.path, self.taken))
         self.taken += 1
 
     def on_step(self, state: RunState, loss: float) -> None:
@@ -231,12 +236,12 @@ class FolderListener(AbstractListener):
         self.checkpoint(state)
 
     def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.go_on("back", state, done, whole)
+        self.show_progress("back", state, done, whole)
 
     def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        self.go_on("effects", state, done, whole)
+        self.show_progress("effects", state, done, whole)
 
-    def go_on(self, way: str, state: RunState, done: int, whole: int) -> None:
+    def show_progress(self, way: str, state: RunState, done: int, whole: int) -> None:
         """Show how far a way over the steps that were taken has led."""
         if self.way != way:
             self.way = way
@@ -263,7 +268,7 @@ class FolderListener(AbstractListener):
     def trajectory(self, rows: int, size: int) -> Trajectory:
         kind, domain = self.setting.experiment.dtype, self.setting.domain
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
-        self.rows.take_room()
+        self.rows.allocate()
         if self.setting.experiment.integration.passes == 1:
             self.progress.say(f"the trajectory is kept, in {self.rows.room / 1e9:.2g} GB")
         else:
@@ -298,14 +303,14 @@ class FolderListener(AbstractListener):
         """The checkpoint; what it counts is on disk before it."""
         if self.rows is not None:
             self.rows.secure()
-        kept = {
+        held = {
             "run": state.state,
             "threads": self.threads,
             "took": astuple(self.clock.whole),
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
         }
-        save(self.folder, kept, state.step, self.of)
+        save(self.folder, held, state.step, self.of)
 
 
 @contextmanager
@@ -320,9 +325,9 @@ def listen(
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
-    kept = seals.pop(METRICS)[0] if saved else None
+    metrics_bytes = seals.pop(METRICS)[0] if saved else None
     progress.start(folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0)
-    with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, kept) as metrics:
+    with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics:
         yield FolderListener(
             folder=folder,
             setting=setting,

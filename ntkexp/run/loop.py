@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.path.points import NetworkView
 from ntkexp.records.data import Trajectory
 from ntkexp.run.metrics import Observer, Row, share_row
-from ntkexp.run.outcome import Ending, Outcome, count, ending_before, outcome_of
+from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps_in_words
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
@@ -115,7 +115,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
         listener.on_step(state, loss)
-    return Ending(count(setting.experiment.steps))
+    return Ending(steps_in_words(setting.experiment.steps))
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:

@@ -18,13 +18,13 @@ from ntkexp.diagnostics import (
     alignment,
     drift,
     label_alignment,
-    largest,
+    largest_kernel_eigenvalue,
     pattern,
     selectivity,
     spectrum,
 )
 from ntkexp.machine.base import DoesNotApply
-from ntkexp.machine.ladder import label
+from ntkexp.machine.ladder import predicted_label
 from ntkexp.model.functional import called
 from ntkexp.path.integrals import Tally, fetched
 from ntkexp.path.points import NetworkView, Points
@@ -65,11 +65,6 @@ class KernelObserver:
         return (*KERNEL_COLUMNS, *sketch, *((SELECTIVITY,) if self.setting.problem.phases else ()))
 
     @cached_property
-    def train_kernel(self) -> Float[Tensor, "train kept train kept_"]:
-        """K_0 among the training examples."""
-        return self.setting.start.kernel[: self.setting.points.train]
-
-    @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
         """K_∞ among the training examples, where it is known."""
         if isinstance(self.setting.start.limit, DoesNotApply):
@@ -81,7 +76,7 @@ class KernelObserver:
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
         """The activation pattern on the training examples at the start."""
-        return pattern_at(self.setting.points, self.setting.problem.weights)
+        return activation_pattern(self.setting.points, self.setting.problem.weights)
 
     def row(
         self,
@@ -96,8 +91,9 @@ class KernelObserver:
         """
         setting, points, descent = self.setting, self.setting.points, self.setting.descent
         train = points.train
-        here, start, targets = kernel[:train], self.train_kernel, setting.problem.targets[:train]
-        changed = pattern_at(points, view.weights) != self.pattern
+        here, start, targets = kernel[:train], setting.start.kernel[:train], setting.problem.targets[:train]
+        # how far K_s has moved from K_0, and from the kernel of infinite width
+        changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
             "alignment": alignment(here, start),
@@ -108,6 +104,7 @@ class KernelObserver:
         if (limit := self.train_limit) is not None:
             row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
+        # its eigenvalues, and the share of the residual in the first of them
         row |= self.modes(here, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
@@ -117,7 +114,9 @@ class KernelObserver:
             if setting.domain.switches:
                 phase = descent.phase(step)
                 weight, own = descent.weight(phase.count), here[phase.examples, :, phase.examples]
-                top = largest(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+                top = (
+                    largest_kernel_eigenvalue(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+                )
             row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
@@ -129,7 +128,7 @@ class KernelObserver:
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
         if entries > DENSE:
-            return {"lambda_max": largest(kernel)}
+            return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {
             "lambda_max": float(modes.values[0]),
@@ -140,8 +139,7 @@ class KernelObserver:
         return row | {f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k) for k in RESIDUAL_TOPS}
 
 
-def pattern_at(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
-    """The activation pattern on the training examples."""
+def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
     return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
 
 
@@ -151,12 +149,12 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     """
     module, points, phases = setting.problem.module, setting.points, setting.problem.phases
     answers = []
-    for place in phases.get("probe") or phases.get("train", ()):
-        parts = torch.split(points.inputs[place], points.block)
-        known = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
-        units = [part for part in known if part is not None]
+    for phase in phases.get("probe") or phases.get("train", ()):
+        parts = torch.split(points.inputs[phase], points.block)
+        activities = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
+        units = [part for part in activities if part is not None]
         # the deviation of each unit's activity over the points of a task takes two of them
-        if not units or place.stop - place.start < 2:
+        if not units or phase.stop - phase.start < 2:
             return None
         answers.append(torch.cat(units).std(0))
     return selectivity(answers)
@@ -205,12 +203,12 @@ class Observer:
         """
         if self.setting.problem.phases:
             here = f"_{self.phase(step)}"
-            own = {name: place for name, place in self.tasks.items() if name.endswith(here)}
-            return {name.removesuffix(here): place for name, place in own.items()} | self.tasks
-        found = {"": slice(0, self.setting.points.train)}
+            own = {name: points for name, points in self.tasks.items() if name.endswith(here)}
+            return {name.removesuffix(here): points for name, points in own.items()} | self.tasks
+        slices = {"": slice(0, self.setting.points.train)}
         if probe := self.setting.problem.places.get("probe"):
-            found["_probe"] = probe
-        return found
+            slices["_probe"] = probe
+        return slices
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
@@ -218,33 +216,31 @@ class Observer:
         phases = self.setting.problem.phases
         read = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
         return {
-            f"{name}_{number}": place
-            for name, places in read.items()
-            for number, place in enumerate(places, start=1)
-            if place.stop > place.start
+            f"{name}_{number}": points
+            for name, slices in read.items()
+            for number, points in enumerate(slices, start=1)
+            if points.stop > points.start
         }
 
     def phase(self, step: int) -> int:
-        """The number of the phase that a step is of, counted from 1."""
         return self.setting.descent.phases.index(self.setting.descent.phase(step)) + 1
 
     def loss(self, outputs: Float[Tensor, "point out"], step: int) -> float:
-        """The training objective of a step."""
-        place = self.splits(step)[""]
-        return self.objective(float(self.summed_loss(outputs, place)), place)
+        points = self.splits(step)[""]
+        return self.objective(float(self.summed_loss(outputs, points)), points)
 
-    def summed_loss(self, outputs: Float[Tensor, "point out"], place: slice) -> Float[Tensor, ""]:
+    def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
         """The losses of a split's examples, added up."""
-        return self.setting.experiment.loss.value(outputs[place], self.setting.problem.targets[place]).sum()
+        return self.setting.experiment.loss.value(outputs[points], self.setting.problem.targets[points]).sum()
 
-    def objective(self, summed: float, place: slice) -> float:
+    def objective(self, summed: float, points: slice) -> float:
         """The objective that this makes, with the split's own weights."""
-        return summed * self.setting.experiment.loss.weight(place.stop - place.start) * self.setting.descent.scale
+        return summed * self.setting.experiment.loss.weight(points.stop - points.start) * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
         """ℓ′ of every training example."""
-        place = slice(0, self.setting.points.train)
-        return self.setting.experiment.loss.output_gradient(outputs[place], self.setting.problem.targets[place])
+        points = slice(0, self.setting.points.train)
+        return self.setting.experiment.loss.output_gradient(outputs[points], self.setting.problem.targets[points])
 
     def row(self, step: Step, time: float) -> Row:
         """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
@@ -257,25 +253,27 @@ class Observer:
     def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
         """The numbers of every step, for which a device is waited for once."""
         start, targets, splits = self.setting.problem.weights, self.setting.problem.targets, self.splits(step)
-        numbers = {"loss" + name: self.summed_loss(outputs, place) for name, place in splits.items()}
-        for name, place in splits.items() if self.setting.problem.data.classes else ():
-            numbers["accuracy" + name] = (label(outputs[place]) == label(targets[place])).double().mean()
-        differences = squares({name: weights[name] - start[name] for name in start})
-        found = iter(fetched(*numbers.values(), *differences.values()))
-        seen = {name: next(found) for name in numbers}
-        seen |= {"loss" + name: self.objective(seen["loss" + name], place) for name, place in splits.items()}
+        numbers = {"loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()}
+        for name, points in splits.items() if self.setting.problem.data.classes else ():
+            numbers["accuracy" + name] = (
+                (predicted_label(outputs[points]) == predicted_label(targets[points])).double().mean()
+            )
+        differences = squared_norms({name: weights[name] - start[name] for name in start})
+        values = iter(fetched(*numbers.values(), *differences.values()))
+        seen = {name: next(values) for name in numbers}
+        seen |= {"loss" + name: self.objective(seen["loss" + name], points) for name, points in splits.items()}
         row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
         if self.setting.problem.phases:
             row["phase"] = self.phase(step)
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
-        moved = dict(zip(differences, found, strict=True))
-        row |= seen | {"weights_moved": ratio(sum(moved.values()), sum(self.sizes.values()))}
-        return row | {f"weights_moved.{name}": ratio(moved[name], self.sizes[name]) for name in moved}
+        moved = dict(zip(differences, values, strict=True))
+        row |= seen | {"weights_moved": root_ratio(sum(moved.values()), sum(self.sizes.values()))}
+        return row | {f"weights_moved.{name}": root_ratio(moved[name], self.sizes[name]) for name in moved}
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """‖θ_0‖², parameter by parameter."""
-        found = squares(self.setting.problem.weights)
+        found = squared_norms(self.setting.problem.weights)
         return dict(zip(found, fetched(*found.values()), strict=True))
 
 
@@ -292,16 +290,15 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
     }
 
 
-def squares(weights: Weights) -> dict[str, Float[Tensor, ""]]:
+def squared_norms(weights: Weights) -> dict[str, Float[Tensor, ""]]:
     """‖·‖² of every parameter.
 
     >>> import torch
-    >>> squares({"w": torch.tensor([3.0, 4.0])})
+    >>> squared_norms({"w": torch.tensor([3.0, 4.0])})
     {'w': tensor(25.)}
     """
     return {name: part.square().sum() for name, part in weights.items()}
 
 
-def ratio(above: float, below: float) -> float | None:
-    """√(above/below)."""
+def root_ratio(above: float, below: float) -> float | None:
     return (above / below) ** 0.5 if below else None

@@ -18,7 +18,7 @@ from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
-from ntkexp.machine.ladder import Region, Rung, results
+from ntkexp.machine.ladder import Region, Rung, ladder_rows
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
@@ -49,30 +49,32 @@ def ending_before(setting: Setting, loss: float, first: float, step: int) -> End
     """Why the run ends before this step, if it does."""
     target = setting.experiment.stop_at_loss
     if target is not None and loss <= target:
-        return Ending(f"{count(step)}, to a loss of {loss:.3g}")
+        return Ending(f"{steps_in_words(step)}, to a loss of {loss:.3g}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
-    said = advice(setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step)
-    return Ending(f"diverged at step {step}{said}", diverged=True)
+    sentence = step_size_advice(
+        setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step
+    )
+    return Ending(f"diverged at step {step}{sentence}", diverged=True)
 
 
-def count(steps: int) -> str:
+def steps_in_words(steps: int) -> str:
     """A number of steps in words.
 
-    >>> count(1), count(2)
+    >>> steps_in_words(1), steps_in_words(2)
     ('trained for 1 step', 'trained for 2 steps')
     """
     return f"trained for {counted(steps, 'step')}"
 
 
-def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
+def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
     or, if this one was, a tenth of it.
 
     >>> from ntkexp.optimizer.descent import GD
-    >>> advice(GD(), 1.0, 2.0)
+    >>> step_size_advice(GD(), 1.0, 2.0)
     ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
-    >>> advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
+    >>> step_size_advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
     'try optimizer.step_size=1'
     """
     if not isinstance(optimizer, AbstractStable):
@@ -81,8 +83,8 @@ def advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     calmer = 0.5 if share > 1 else share / 10
     by_size = optimizer.step_size is not None
     key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
-    said = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
-    return f": {said}; try optimizer.{key}={value:.3g}"
+    sentence = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
+    return f": {sentence}; try optimizer.{key}={value:.3g}"
 
 
 # --- The steps that training took, taken once more in function space with a fixed kernel Θ.
@@ -133,23 +135,23 @@ class SameSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhasesFound:
+class ChangesByPhase:
     """Every phase has the outputs at which the path was integrated; one that was not reached changed nothing."""
 
     shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
     change: Float[Tensor, "phase point out"]
 
 
-def phases_found(state: RunState, outputs: Float[Tensor, "point out"]) -> PhasesFound | None:
+def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> ChangesByPhase | None:
     """What happened until the outputs are these, if the data come in phases."""
     count = len(state.setting.problem.data.phases)
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end = {rule: Sums(found.contributions, found.decay) for rule, found in state.accumulator.integrals.items()}
+    end = {rule: Sums(sums.contributions, sums.decay) for rule, sums in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
-    return PhasesFound(
+    return ChangesByPhase(
         shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
         change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
     )
@@ -164,13 +166,13 @@ UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without e
 def effects_of(state: RunState) -> EffectsFound | None:
     """The effects at the points that were asked about, if they were asked for."""
     setting, swept = state.setting, state.effects
-    asked, path = setting.sweep, setting.experiment.path
-    if asked is None or not (asked.retrains or swept):
+    sweep, path = setting.sweep, setting.experiment.path
+    if sweep is None or not (sweep.retrains or swept):
         return None
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
-    inputs, end = setting.problem.inputs[asked.points], rerun.flat.vector(state.weights)
+    inputs, end = setting.problem.inputs[sweep.points], rerun.flat.vector(state.weights)
     training = RerunAt(rerun, inputs, setting.domain.integrated, end)
-    probe = (asked.points - setting.domain.read.start).tolist()
+    probe = (sweep.points - setting.domain.read.start).tolist()
     if swept is None:
         found = effects_retrained(training, path.mean, probe, torch.float64)
     else:
@@ -180,14 +182,14 @@ def effects_of(state: RunState) -> EffectsFound | None:
             swept.effects.double(),
             path.effects,
             path.mean,
-            Caveats(growth=swept.growth, kinks=asked.kinks, eps=None if divisor is None else divisor.eps),
+            Caveats(growth=swept.growth, kinks=sweep.kinks, eps=None if divisor is None else divisor.eps),
             training if comparable else None,
             probe,
-            everyone=asked.costs_more,
+            everyone=sweep.costs_more,
             unchecked="" if path.mean == "renormalised" else UNCHECKED,
         )
     values = found.values.new_full((len(setting.start.outputs), *found.values.shape[1:]), torch.nan)
-    values[asked.points] = found.values
+    values[sweep.points] = found.values
     return replace(found, values=values)
 
 
@@ -206,7 +208,7 @@ class Outcome:
     diverged: bool
     sentence: str
     effects: EffectsFound | None
-    phases: PhasesFound | None
+    phases: ChangesByPhase | None
     by_step: Mapping[str, StepTotals]  # by rule
     by_component: Mapping[str, ComponentSums]  # by rule, where components were told apart
 
@@ -225,13 +227,13 @@ def outcome_of(
     return Outcome(
         evidence=evidence,
         rungs=rungs,
-        ladder=results(rungs, regions(state), evidence, bool(state.setting.problem.data.classes)),
+        ladder=ladder_rows(rungs, split_regions(state), evidence, bool(state.setting.problem.data.classes)),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
-        phases=phases_found(state, outputs),
+        phases=changes_by_phase(state, outputs),
         by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
         by_component={
             rule: found.by_component
@@ -254,18 +256,20 @@ def evidence_of(
         end=outputs,
         targets=setting.descent.targets,
         paths=path_kernels(state),
-        kernel_start=of_pairs(setting.start.kernel, setting),
-        kernel_end=of_pairs(kernel, setting),
+        kernel_start=kernel_of_pairs(setting.start.kernel, setting),
+        kernel_end=kernel_of_pairs(kernel, setting),
         start_pull=start_pull(setting),
         read=setting.domain.read,
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
-        training=training(state),
+        training=summarise_training(state),
     )
 
 
-def of_pairs(kernel: Float[Tensor, "point kept train kept_"], setting: Setting) -> Float[Tensor, "point out some out_"]:
+def kernel_of_pairs(
+    kernel: Float[Tensor, "point kept train kept_"], setting: Setting
+) -> Float[Tensor, "point out some out_"]:
     """The kernel, if it is one for every pair of outputs, as machines need it; else one without training examples."""
     if setting.points.makes_kernels:
         return kernel
@@ -291,7 +295,6 @@ def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
 
 
 def path_kernels(state: RunState) -> dict[str, PathKernel]:
-    """The integrals, named by their rules."""
     details, accumulator = state.setting.experiment.integration.details, state.accumulator
     found = {}
     for name, integrals in accumulator.integrals.items():
@@ -301,14 +304,13 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
             contributions=contributions,
             decay=decay,
             detail=details[name],
-            facts=facts(state, name),
+            facts=contribution_facts(state, name),
             half_by=accumulator.half_by(name),
         )
     return found
 
 
-def training(state: RunState) -> Training:
-    """How training went."""
+def summarise_training(state: RunState) -> Training:
     setting, optimizer = state.setting, state.setting.experiment.optimizer
     time = state.time
     return Training(
@@ -337,16 +339,16 @@ def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
     return torch.cat([points.reader.tangent(tape).applied(weights) for tape in tapes])
 
 
-def regions(state: RunState) -> dict[str, Region]:
+def split_regions(state: RunState) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
-    problem, found = state.setting.problem, {}
-    for name, place in problem.places.items():
-        norms = [problem.module.sizes(weights, problem.inputs[place]) for weights in (problem.weights, state.weights)]
-        found[name] = Region(place, torch.cat(norms))
-    return found
+    problem, regions_of_splits = state.setting.problem, {}
+    for name, points in problem.places.items():
+        norms = [problem.module.sizes(weights, problem.inputs[points]) for weights in (problem.weights, state.weights)]
+        regions_of_splits[name] = Region(points, torch.cat(norms))
+    return regions_of_splits
 
 
-def facts(state: RunState, rule: str) -> dict[str, float]:
+def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known.
 
     Of those by sketches nothing is said but their sum: how far parts exceed it would be off by as much as the parts.
@@ -362,9 +364,9 @@ def facts(state: RunState, rule: str) -> dict[str, float]:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
     if error is not None and setting.points.sketch is None:  # which would be off by more than what it measures
-        found["error_bar"] = relative(error.parts, contributions)
+        found["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = relative(error.sums, summed(contributions) + decay)
+            found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
 
 
@@ -373,7 +375,7 @@ def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:
     return part if len(rows) == len(part) else part[rows]
 
 
-def relative(error: float, whole: Tensor) -> float:
+def relative_error(error: float, whole: Tensor) -> float:
     """An error relative to the norm of what it is the error of."""
     size = hypot(*(float(block.norm()) for block in blocks(whole)))
     return error / size if size else float("nan")

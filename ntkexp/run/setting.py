@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics import kinks, largest
+from ntkexp.diagnostics import kinks, largest_kernel_eigenvalue
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
@@ -59,7 +59,7 @@ def refuse_vast(experiment: Experiment) -> None:
         )
 
 
-def effort(experiment: Experiment, budget: Budget) -> float:
+def run_seconds(experiment: Experiment, budget: Budget) -> float:
     """How many seconds a core takes for it."""
     return core_seconds(budget, experiment.steps, experiment.integration.passes)
 
@@ -96,9 +96,10 @@ def survey(experiment: Experiment) -> Survey:
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
     function = with_casts(function_of(problem.module), experiment.path.casts)
+    # what the network does with two points decides how many are read at once
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
-    budget, wanted = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
+    budget, outputs = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
     sketch, size = None, experiment.kernel.sketch
     if size is not None:
         trained = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
@@ -109,7 +110,7 @@ def survey(experiment: Experiment) -> Survey:
         train=problem.train,
         block=budget.block,
         keep=budget.keep,
-        chosen=wanted if len(wanted) < problem.outputs else None,
+        chosen=outputs if len(outputs) < problem.outputs else None,
         sketch=sketch,
         kernels=experiment.path.kernels,
     )
@@ -123,7 +124,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         memory_gb=experiment.room_gb,
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
-        read=sum(place.stop - place.start for place in problem.places.values()),
+        read=sum(split.stop - split.start for split in problem.places.values()),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
@@ -186,11 +187,12 @@ class SweepSetting:
         return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
 
 
-def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
+def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     """The sweep that an experiment asks for, or trainings in its place where these take less."""
-    optimizer, path, budget = experiment.optimizer, experiment.path, found.budget
-    places, train = list(found.problem.places.values()), found.problem.train
-    points = first_of(places, fair_counts(path.attributed, [place.stop - place.start for place in places]))
+    optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
+    splits, train = list(survey.problem.places.values()), survey.problem.train
+    points = first_points(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
+    # what a reverse pass takes
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepPlan(
@@ -206,7 +208,8 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
         tape_bytes=budget.tape_bytes,
         number_bytes=budget.number_bytes,
     )
-    kinked = kinks(found.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    # what may spoil its derivatives, and whether trainings without each example take less
+    kinked = kinks(survey.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
     differentiated = experiment.knows_derivative
     sweep = SweepSetting(
         points=points.to(experiment.device), plan=plan, kinks=tuple(kinked), differentiated=differentiated
@@ -223,13 +226,13 @@ def sweep_setting(experiment: Experiment, found: Survey) -> SweepSetting:
     return sweep
 
 
-def first_of(places: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
+def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
     """The first points of each place, so many of each.
 
-    >>> first_of([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
+    >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
     """
-    return torch.cat([torch.arange(place.start, place.start + n) for place, n in zip(places, counts, strict=True)])
+    return torch.cat([torch.arange(split.start, split.start + n) for split, n in zip(splits, counts, strict=True)])
 
 
 # --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
@@ -260,7 +263,6 @@ class Setting:
 
     @property
     def points(self) -> Points:
-        """Where the network is read."""
         return self.descent.points
 
 
@@ -269,21 +271,23 @@ def prepare(experiment: Experiment) -> Setting:
     return setting_of(experiment, survey(experiment))
 
 
-def setting_of(experiment: Experiment, found: Survey) -> Setting:
+def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     """Look once at what was drawn, unless training would outlast its user."""
     if experiment.stop_at_loss is None:
-        refuse_endless(effort(experiment, found.budget), experiment.steps, experiment.device)
-    problem, points = found.problem, found.points
-    phases = phases_of_data(experiment, problem)
+        refuse_endless(run_seconds(experiment, survey.budget), experiment.steps, experiment.device)
+    problem, points = survey.problem, survey.points
+    # what is learned when; most data have one phase, of all examples
+    slices = problem.phases.get("train", (slice(0, problem.train),))
+    phases = phases_of(experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices])
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
-        points.refuse_without_rules(found.tape)
-    domain = domain_of(experiment, found, like=start.kernel)
+        points.refuse_without_rules(survey.tape)
+    domain = domain_of(experiment, survey, like=start.kernel)
     descent = Descent(
         points=points,
         targets=problem.targets[: points.train],
         loss=experiment.loss,
-        scale=scale(experiment),
+        scale=loss_scale(experiment),
         optimizer=experiment.optimizer,
         factors=experiment.optimizer.factors(problem.weights),
         schedule=experiment.schedule,
@@ -299,9 +303,9 @@ def setting_of(experiment: Experiment, found: Survey) -> Setting:
         start=start,
         descent=descent,
         domain=domain,
-        sweep=sweep_setting(experiment, found) if experiment.path.effects else None,
-        rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=found.tape.eps),
-        remarks=remarks(experiment, found, start),
+        sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
+        rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=survey.tape.eps),
+        remarks=setting_remarks(experiment, survey, start),
     )
 
 
@@ -323,7 +327,9 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
     kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
     exact = keeps and points.sketch is None
     tops = [
-        largest(kernel[phase.examples, :, phase.examples]) if exact else view.largest_eigenvalue(phase.examples)
+        largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
+        if exact
+        else view.largest_eigenvalue(phase.examples)
         for phase in phases
     ]
     moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
@@ -333,7 +339,7 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
         )
 
     # the curvature of the objective is at most w λ_max ℓ″
-    weights = [experiment.loss.weight(phase.count) * scale(experiment) for phase in phases]
+    weights = [experiment.loss.weight(phase.count) * loss_scale(experiment) for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
@@ -343,63 +349,56 @@ def start_of(experiment: Experiment, problem: Problem, points: Points, phases: t
     )
 
 
-def phases_of_data(experiment: Experiment, problem: Problem) -> tuple[Phase, ...]:
-    """What is learned when; most data have one phase, of all examples."""
-    places = problem.phases.get("train", (slice(0, problem.train),))
-    counts = [place.stop - place.start for place in places]
-    return phases_of(experiment.data.phase_steps(experiment.steps), counts)
-
-
-def scale(experiment: Experiment) -> float:
+def loss_scale(experiment: Experiment) -> float:
     """What the loss is multiplied with."""
     return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
 
-def domain_of(experiment: Experiment, found: Survey, like: Tensor) -> Domain:
+def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
     points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
     each costs a pass backwards.
     """
-    problem, path = found.problem, experiment.path
-    places = [part for name, place in problem.places.items() for part in problem.phases.get(name, (place,))]
-    sizes, backwards = [place.stop - place.start for place in places], experiment.integration.passes > 1
-    attributed = first_of(places, fair_counts(path.attributed, sizes) if backwards else sizes)
+    problem, path = survey.problem, experiment.path
+    splits = [part for name, split in problem.places.items() for part in problem.phases.get(name, (split,))]
+    sizes, backwards = [split.stop - split.start for split in splits], experiment.integration.passes > 1
+    attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
-        points=found.points,
+        points=survey.points,
         reads_train="train" in problem.places,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=found.budget.chunk(len(attributed)) if backwards else len(attributed),
+        chunk=survey.budget.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
-        spills=found.budget.spills,
+        spills=survey.budget.spills,
         components=components_of_run(experiment, problem),
     )
 
 
-def remarks(experiment: Experiment, found: Survey, start: Start) -> tuple[str, ...]:
+def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
     """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
     sketched kernels, how far they are from kernels, and what they are good for.
     """
-    points, path = found.points, experiment.path
-    casts = remark(function_of(found.problem.module), found.tape, path.casts)
-    obstacle = points.reader.obstacle(found.tape) if path.closing is None else None
-    known = [each for each in (casts, obstacle) if each is not None]
+    points, path = survey.points, experiment.path
+    casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
+    obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
+    obstacles = [each for each in (casts, obstacle) if each is not None]
     if points.sketch is None:
-        return tuple(known)
-    asked = f"kernel.sketch={experiment.kernel.sketch}"
+        return tuple(obstacles)
+    given = f"kernel.sketch={experiment.kernel.sketch}"
     if path.keeps_kernels:
-        view = NetworkView(points, found.problem.weights)
+        view = NetworkView(points, survey.problem.weights)
         share = view.sketch_error(start.kernel[: points.train])
-        known.append(
-            f"kernels are sketches ({asked}), the first within {share:.1%} of its norm: they tell drift, spectra and "
+        obstacles.append(
+            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they tell drift, spectra and "
             "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do"
         )
     else:
-        known.append(f"contributions are from sketches ({asked}): only their sums are exact")
+        obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
     many = sum(shape.numel() for shape in points.sketch.shapes.values())
     if points.sketch.size >= many:
-        known.append(f"{asked} is no less than the {many:,} weights: without it kernels are exact, and take less")
-    return tuple(known)
+        obstacles.append(f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less")
+    return tuple(obstacles)

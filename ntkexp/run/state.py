@@ -99,7 +99,6 @@ class EffectsPass:
         return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
         self.saved = state
 
 
@@ -114,7 +113,7 @@ KEPT = "kept in"
 """The key of what stands in a checkpoint for numbers of another file."""
 
 
-def keep_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
+def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
     """Write the part of a state that lies on disk, at a step; the state with names in its place, and their seals."""
     seals: dict[str, tuple[int, str]] = {}
 
@@ -122,13 +121,13 @@ def keep_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
         if not (isinstance(leaf, Tensor) and is_on_disk(leaf)):
             return leaf
         name = f"sums-{step}-{len(seals)}.bin"
-        seals[name] = written(folder / name, leaf)
+        seals[name] = write_rows(folder / name, leaf)
         return {KEPT: name, "shape": list(leaf.shape), "kind": leaf[:0].numpy().dtype.name}
 
     return tree_map(kept, state), seals
 
 
-def written(path: Path, numbers: Tensor) -> tuple[int, str]:
+def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
     """Write numbers to a file, some rows at a time; the mark of the file."""
     sealing = Sealing()
     with being_written(path) as file:
@@ -139,7 +138,7 @@ def written(path: Path, numbers: Tensor) -> tuple[int, str]:
     return sealing.mark
 
 
-def found_sums(folder: Path, state: Any) -> Any:
+def load_sums(folder: Path, state: Any) -> Any:
     """A state with what its names stand for, of which nothing is read yet."""
 
     def found(leaf: Any) -> Any:
@@ -180,7 +179,7 @@ Checkpoint: TypeAlias = Mapping[str, Any]
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
     """Keep a state at a step; its `seals` are part of it."""
-    run, sums = keep_sums(folder.path, step, state["run"])
+    run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
         torch.save({**state, "run": run, "sums": sums}, file)
     drop_sums(folder.path, sums)
@@ -200,7 +199,7 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
         os.truncate(metrics, size)  # lines behind the checkpoint are written again
     refuse(folder, broken(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
-    return {**state, "run": found_sums(folder.path, state["run"])}
+    return {**state, "run": load_sums(folder.path, state["run"])}
 
 
 def refuse(folder: RunFolder, wrong: list[str]) -> None:
@@ -230,7 +229,6 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
         return len(self.step_sizes)
 
     @property
@@ -284,7 +282,6 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood, on the device of the run."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(lambda leaf: leaf.to(device), (state["weights"], state["memory"]))
         self.accumulator.restore(state["accumulator"])
@@ -315,8 +312,8 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        kept = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
-        refuse_small_disk(domain.scratch, spilled(setting) - kept)
+        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
+        refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
     accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)

@@ -5,9 +5,9 @@
 
 Between whole ends lie whole numbers: write 1.0..64 where fractions are meant.
 
->>> values("model.width", "32..256:4:log"), values("init.alpha", {"from": 0.0, "to": 1, "count": 3})
+>>> read_values("model.width", "32..256:4:log"), read_values("init.alpha", {"from": 0.0, "to": 1, "count": 3})
 ((32, 64, 128, 256), (0.0, 0.5, 1.0))
->>> values("path.rule", "[secant],[left,secant]"), values("seed", "0..2,7")
+>>> read_values("path.rule", "[secant],[left,secant]"), read_values("seed", "0..2,7")
 ((['secant'], ['left', 'secant']), (0, 1, 2, 7))
 """
 
@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from ntkexp.config.choices import Choices
 from ntkexp.config.compose import split
 from ntkexp.config.field_types import refusal
-from ntkexp.config.plain_yaml import parsed, read, spelled
+from ntkexp.config.plain_yaml import parsed, read_yaml, spell_value
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
@@ -42,7 +42,7 @@ KEYS = ("from", "to", "count", "scale")
 OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
 
 
-def values(key: str, given: object) -> tuple[Value, ...]:
+def read_values(key: str, given: object) -> tuple[Value, ...]:
     """Read the values that are given for a key; none may stand there twice."""
     match given:
         case Mapping():
@@ -57,7 +57,7 @@ def values(key: str, given: object) -> tuple[Value, ...]:
         raise Mistake(f"{key} is given no values; write such as {key}: [64, 128]")
     twice = [value for k, value in enumerate(found) if value in found[:k]]
     if twice:
-        raise Mistake(f"{key}: {spelled(twice[0])} is given twice; give each value once")
+        raise Mistake(f"{key}: {spell_value(twice[0])} is given twice; give each value once")
     return found
 
 
@@ -82,18 +82,17 @@ def split_at_commas(text: str) -> Iterator[str]:
 
 
 def read_value(key: str, text: str) -> tuple[Value, ...]:
-    """Read a range, or a single value."""
     if not text:
         raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
-    found = RANGE.fullmatch(text)
-    if found is None:
+    match = RANGE.fullmatch(text)
+    if match is None:
         return (read_plain(text),)
-    start, stop = read_plain(found[1]), read_plain(found[2])
-    if found[3] is None:
+    start, stop = read_plain(match[1]), read_plain(match[2])
+    if match[3] is None:
         if isinstance(start, float) or isinstance(stop, float):
             raise Mistake(f"{key}={text}: between fractions there must be a count; write {key}={text}:5")
         return space(key, start, stop, stop - start + 1, "linear")
-    return space(key, start, stop, int(found[3]), found[4] or "linear")
+    return space(key, start, stop, int(match[3]), match[4] or "linear")
 
 
 def read_plain(text: str) -> Value:
@@ -115,7 +114,6 @@ def read_plain(text: str) -> Value:
 
 
 def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
-    """Read a range as YAML describes it."""
     for name in given:
         if name not in KEYS:
             raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}")
@@ -123,7 +121,7 @@ def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
         value = given.get(name)
         if isinstance(value, bool) or not isinstance(value, int if name == "count" else int | float):
             kind = "a whole number" if name == "count" else "a number"
-            raise Mistake(f"{key}: the range's '{name}' is {spelled(value)}; it takes {kind}")
+            raise Mistake(f"{key}: the range's '{name}' is {spell_value(value)}; it takes {kind}")
     return space(key, given["from"], given["to"], given["count"], str(given.get("scale", "linear")))
 
 
@@ -182,7 +180,6 @@ class Definition:
 
     @property
     def command(self) -> str:
-        """The command that asks for it again."""
         return command("sweep", self.words, self.options)
 
     @property
@@ -193,14 +190,18 @@ class Definition:
 
     def overrides(self, point: Point) -> tuple[str, ...]:
         """The run at a point, as `ntkexp train` takes it."""
-        return (*self.base, *(f"{key}={spelled(value)}" for key, value in point.values.items()), f"seed={point.seed}")
+        return (
+            *self.base,
+            *(f"{key}={spell_value(value)}" for key, value in point.values.items()),
+            f"seed={point.seed}",
+        )
 
     @property
     def digest(self) -> str:
         """8 hexadecimal digits of what decides the results."""
         counting = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
-        asked = resolved(self.axes, self.seeds, counting, self.fits)
-        return sha256(json.dumps(asked).encode()).hexdigest()[:8]
+        content = resolved(self.axes, self.seeds, counting, self.fits)
+        return sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
 # --- A sweep from a command line, or from its file.
@@ -228,7 +229,7 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
         )
     path = choices.file("sweep", words[0])
     try:
-        file = from_yaml(words[0], read(path))
+        file = from_yaml(words[0], read_yaml(path))
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
     made = with_overrides(file, words[1:])
@@ -243,9 +244,9 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
     for override in map(split, words):
         key, given = override.key, override.value
         if key == "seed":
-            seeds = whole_numbers(values("seed", given))
-        elif given and (key in axes or len(values(key, given)) > 1):
-            axes[key] = values(key, given)
+            seeds = whole_numbers(read_values("seed", given))
+        elif given and (key in axes or len(read_values(key, given)) > 1):
+            axes[key] = read_values(key, given)
         else:
             base = [*(text for text in base if split(text).key != key), str(override)]
     base = [text for text in base if split(text).key not in axes]
@@ -266,8 +267,8 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
             )
     given = tree.get("axes") or {}
     if not isinstance(given, Mapping):
-        raise Mistake(f"axes={spelled(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'")
-    axes = {str(key): values(str(key), item) for key, item in given.items()}
+        raise Mistake(f"axes={spell_value(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'")
+    axes = {str(key): read_values(str(key), item) for key, item in given.items()}
     base = tuple(map(str, list_of("base", tree.get("base") or [])))
     fits = []
     for item in list_of("fits", tree.get("fits") or []):
@@ -300,7 +301,7 @@ def refuse_contradictions(sweep: Definition) -> None:
 
 def list_of(key: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise Mistake(f"{key}={spelled(value)}: it takes a list")
+        raise Mistake(f"{key}={spell_value(value)}: it takes a list")
     return value
 
 
@@ -310,12 +311,12 @@ def seeds_of(given: object) -> tuple[int, ...]:
         if given > MOST:
             raise Mistake(f"seeds={given}: {MOST} are the most")
         given = list(range(given))
-    return whole_numbers(values("seeds", given))
+    return whole_numbers(read_values("seeds", given))
 
 
 def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
     """Refuse seeds that are none."""
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise Mistake(f"seed={spelled(value)}: it takes whole numbers ≥ 0, such as seed=0..4")
+            raise Mistake(f"seed={spell_value(value)}: it takes whole numbers ≥ 0, such as seed=0..4")
     return given

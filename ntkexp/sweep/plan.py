@@ -21,7 +21,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
-from ntkexp.run.setting import effort, survey
+from ntkexp.run.setting import run_seconds, survey
 from ntkexp.sweep.definition import MOST, Definition, Point
 
 # --- journal.jsonl: what happened to runs under any sweep, a line an event, appended as it happens.
@@ -45,7 +45,6 @@ class EventLog:
     sweep: str
 
     def write(self, run: str, event: str, reason: str = "") -> None:
-        """Append one event."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(fields | {SEAL: seal_of(fields)})
@@ -59,15 +58,14 @@ class EventLog:
             os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, str]]:
-        """Every event that can be read."""
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
         for line in filter(None, text.split("\n")):
             try:
-                found = dict(json.loads(line))
+                event = dict(json.loads(line))
             except (ValueError, TypeError, RecursionError):
                 continue
-            if found.pop(SEAL, None) == seal_of(found):
-                yield found
+            if event.pop(SEAL, None) == seal_of(event):
+                yield event
 
     def failures(self) -> dict[str, str]:
         """The runs that failed when they were last heard of, with the reasons."""
@@ -168,7 +166,6 @@ def runs_to_do(plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: boo
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
-    """Describe the sweep as it is written down."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,
@@ -220,7 +217,7 @@ class Estimator:
                 budget = survey(here).budget
                 tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
                 size = budget.fixed + budget.block * budget.per_point + tapes
-                self.known[key] = RunCost(effort(here, budget), size)
+                self.known[key] = RunCost(run_seconds(here, budget), size)
             except Mistake as mistake:
                 self.known[key] = RunCost(0.0, 0.0, str(mistake))
         return self.known[key]

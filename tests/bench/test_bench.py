@@ -50,6 +50,7 @@ def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str
         "Precision:",
         "Scale:",
         "Following:",
+        "Measure:",
         *["Attribution,"] * 3,
         "Shares",
     ]

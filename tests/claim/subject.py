@@ -13,7 +13,7 @@ from ntkexp.claim.read import claim_of
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.config.compose import Composer, composer
 from ntkexp.records.claim import ClaimRecord
-from ntkexp.sweep.listener import NoListener
+from ntkexp.sweep.jobs import NoListener
 from tests.kernel_file.subjects import Here
 
 SLOPE = {"_target_": "ntkexp.claim.expectation.Slope", "along": "model.width", "value": -1.0, "margin": 5.0}

@@ -16,7 +16,7 @@ import pytest
 
 from ntkexp.claim.claim import Look
 from ntkexp.claim.expectation import Identity, Interval, Location, Order, Slope
-from ntkexp.claim.judge import RULES, Finding, join_parts, judge_interval, judge_look, judge_part, try_rule
+from ntkexp.claim.judge import RULES, Finding, join_parts, judge_interval, judge_look, judge_part, try_judging
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
 from ntkexp.data.synthetic import Integers
@@ -36,7 +36,7 @@ ONE = Finding("supported", 1.0, p=0.001)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
 def test_rules_err_seldom_and_decide_often(rule: Slope) -> None:
-    tried = try_rule(rule, tables=200)
+    tried = try_judging(rule, tables=200)
     assert tried.false <= 0.05  # 2.5 % in truth, and 5 % is two standard deviations of 200 tables away
     assert min(tried.support, tried.refute) >= 0.9
 

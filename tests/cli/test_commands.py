@@ -18,10 +18,10 @@ import pytest
 import typer
 
 import ntkexp
-from ntkexp.cli.commands.sweep import compose_plan
 from ntkexp.cli.main import app
 from ntkexp.cli.options import ADVICE, options, with_advice
-from ntkexp.config.choices import Choices, folders
+from ntkexp.cli.sweep import compose_plan
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
@@ -29,7 +29,7 @@ from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.page.picture import command_of
-from ntkexp.report.progress import Bar, ProgressLines, listener
+from ntkexp.report.progress import Bar, ProgressLines, progress_listener
 from ntkexp.report.run import load_run
 from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
@@ -231,10 +231,10 @@ def test_unreadable_folders_are_named_in_one_line(command: Command, finished: Pa
 
 
 def test_whoever_listens_suits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(listener(True), Silent)
-    assert isinstance(listener(False), ProgressLines)
+    assert isinstance(progress_listener(True), Silent)
+    assert isinstance(progress_listener(False), ProgressLines)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert isinstance(listener(False), Bar)
+    assert isinstance(progress_listener(False), Bar)
 
 
 def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def named_options() -> set[str]:
 
 def keys() -> set[str]:
     """Every key of a configuration that lies in a group, such as `model.width`."""
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     inner = {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }

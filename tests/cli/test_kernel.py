@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose, composer
 from ntkexp.engine import base
 from ntkexp.experiment.identity import canonical, identity
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel_file import fill
-from ntkexp.kernel_file.predict import Entries, study
+from ntkexp.kernel_file.predict import Entries, read_study
 from ntkexp.library import tangent_kernel
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
@@ -189,9 +189,9 @@ def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
 
 
 def test_every_study_is_made_of_experiments() -> None:
-    choices, composing = Choices(folders(None)), composer()
+    choices, composing = Choices(config_folders(None)), composer()
     for name in choices.options("study"):
-        found = study(name, choices)
+        found = read_study(name, choices)
         assert found.published.keys() <= found.kernels.keys()
         assert bool(found.published) == bool(found.published_with)
         for overrides in found.overrides([]).values():
@@ -238,7 +238,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "k.zarr"
-    monkeypatch.setattr(fill, "timed", lambda kernel: 10.0)
+    monkeypatch.setattr(fill, "time_pair", lambda kernel: 10.0)
     monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
     check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
@@ -246,7 +246,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
 
 
 def test_a_kernel_that_takes_long_is_said_to(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "timed", lambda kernel: 1.0)
+    monkeypatch.setattr(fill, "time_pair", lambda kernel: 1.0)
     monkeypatch.setattr(fill, "LONG", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2")
     assert ended.status == 0

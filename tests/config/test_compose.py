@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ntkexp.component import Component
-from ntkexp.config.build import Builder, build, component_class, keys
-from ntkexp.config.choices import NO_CHOICES, Choices, folders, shipped, tree
+from ntkexp.config.build import Builder, build, component_class, config_keys
+from ntkexp.config.choices import NO_CHOICES, Choices, config_folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
-from ntkexp.config.field_types import KEYS, OPTIONS, bases
-from ntkexp.config.plain_yaml import parsed, read
+from ntkexp.config.field_types import KEYS, OPTIONS, component_bases
+from ntkexp.config.plain_yaml import parsed, read_yaml
 from ntkexp.experiment import identity as module
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
@@ -22,7 +22,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records import folder
 
 FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)
-PLACES = dict(keys(resolve([]).tree, Experiment, Builder()))
+PLACES = dict(config_keys(resolve([]).tree, Experiment, Builder()))
 COMMANDS: tuple[list[str], ...] = (
     [],
     ["model.width=64", "path.rule=[gauss]", "seed=3"],
@@ -34,7 +34,7 @@ COMMANDS: tuple[list[str], ...] = (
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_file_names_a_component_and_all_of_its_keys(file: Path) -> None:
-    tree = read(file)
+    tree = read_yaml(file)
     kind = component_class(tree.pop("_target_"), Component, "")
     assert set(tree) == set(kind.model_fields)
 
@@ -42,7 +42,7 @@ def test_every_file_names_a_component_and_all_of_its_keys(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_every_option_is_of_its_groups_kind(file: Path) -> None:
     place = next(field for key, field in PLACES.items() if key.split(".")[-1] == file.parent.name)
-    assert issubclass(component_class(read(file)["_target_"], Component, ""), bases(place.annotation))
+    assert issubclass(component_class(read_yaml(file)["_target_"], Component, ""), component_bases(place.annotation))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -115,12 +115,12 @@ def test_a_users_file_comes_first_and_is_listed(tmp_path: Path) -> None:
     assert compose([], tmp_path).model.width == 9
     assert compose(["model=tiny", "model.depth=0"], tmp_path).model.width == 2
     assert compose(["path.rule=[textbook]"], tmp_path).path.rule == compose(["path.rule=[left]"]).path.rule
-    assert "    width: 9  # mine" in tree(Choices(folders(tmp_path)))
+    assert "    width: 9  # mine" in tree(Choices(config_folders(tmp_path)))
     assert compose([]).model.width == 512
 
 
 def test_the_tree_has_every_option_and_every_key() -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     text = tree(choices)
     for group in choices.groups():
         for option in choices.options(group):
@@ -177,7 +177,7 @@ def test_a_fault_in_a_trusted_package_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_alias_is_of_something_that_there_is_and_is_no_key_itself() -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     options = {group: choices.options(group) for group in choices.defaults()}
     known = {*choices.common(), *options} | {
         key for group, names in options.items() for name in names for key in choices.keys(group, name)
@@ -239,7 +239,7 @@ def test_what_is_no_plain_data_is_said_in_one_line(text: str, words: str, tmp_pa
     file = tmp_path / "a.yaml"
     file.write_bytes(text.encode())
     with pytest.raises(Mistake, match=words) as caught:
-        read(file)
+        read_yaml(file)
     assert "\n" not in str(caught.value)
 
 
@@ -332,7 +332,7 @@ def test_whatever_is_written_is_data_or_one_line(tmp_path: Path) -> None:
     for _ in range(400):
         file.write_text("".join(chance.choices(PIECES, k=chance.randrange(1, 25))), encoding="utf-8", newline="")
         try:
-            assert isinstance(read(file), dict)
+            assert isinstance(read_yaml(file), dict)
         except Mistake:  # one line, as all of them
             refused += 1
     assert 100 < refused < 400

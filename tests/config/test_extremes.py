@@ -26,8 +26,8 @@ from ntkexp.component import Component
 from ntkexp.config.build import build
 from ntkexp.config.choices import shipped
 from ntkexp.config.compose import compose
-from ntkexp.config.field_types import flat, kinds
-from ntkexp.config.plain_yaml import read, refuse_reference_growth
+from ntkexp.config.field_types import flat, plain_types
+from ntkexp.config.plain_yaml import read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.experiment.problem import draw_network
@@ -286,7 +286,7 @@ def usual() -> Experiment:
 
 def option(group: str, name: str) -> Component:
     """The component of an option, with what its file leaves open."""
-    open_keys = {key for key, value in read(shipped() / group / f"{name}.yaml").items() if value == "???"}
+    open_keys = {key for key, value in read_yaml(shipped() / group / f"{name}.yaml").items() if value == "???"}
     return configured(group, name, **{key: NEEDED[key] for key in open_keys - REQUIRED.get(name, {}).keys()})
 
 
@@ -302,7 +302,7 @@ def places(component: Component, path: tuple[str | int, ...]) -> Iterator[tuple[
     yield (*path, "_target_")
     for name, field in type(component).model_fields.items():
         value = getattr(component, name)
-        if any(kind in {str, Path} or isinstance(kind, str) for kind in kinds(field.annotation)):
+        if any(kind in {str, Path} or isinstance(kind, str) for kind in plain_types(field.annotation)):
             yield (*path, name)
         for position, part in enumerate(value if isinstance(value, tuple) else ()):
             if isinstance(part, Component):

@@ -13,7 +13,7 @@ import torch
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.data.images import Digits
 from ntkexp.data.sequence import ModularAddition, Text
-from ntkexp.data.synthetic import Circle, Cued, Moons, Parity, Sphere, Teacher, corners, hermite
+from ntkexp.data.synthetic import Circle, Cued, Moons, Parity, Sphere, Teacher, distinct_corners, hermite
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -208,13 +208,13 @@ def test_parity_is_the_sign_of_the_product(inputs: str) -> None:
 
 
 def test_all_corners_of_a_cube_can_be_asked_for() -> None:
-    found = corners(16, 4, torch.Generator().manual_seed(0))
+    found = distinct_corners(16, 4, torch.Generator().manual_seed(0))
     assert {tuple(corner) for corner in found.tolist()} == set(product((-1.0, 1.0), repeat=4))
 
 
 def test_corners_are_drawn_evenly() -> None:
     generator = torch.Generator().manual_seed(0)
-    counts = sum(corners(3, 2, generator).sum(0) for _ in range(600))
+    counts = sum(distinct_corners(3, 2, generator).sum(0) for _ in range(600))
     # leaving out one of four corners moves each sum by ±1: four deviations of 600 of them
     assert torch.as_tensor(counts).abs().max() < 4 * 600**0.5
 

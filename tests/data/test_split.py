@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 import ntkexp
 from ntkexp.config.compose import compose
-from ntkexp.data.base import AbstractSource, Data, Examples, noisy
+from ntkexp.data.base import AbstractSource, Data, Examples, add_label_noise
 from ntkexp.data.synthetic import Sphere
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network
@@ -104,20 +104,20 @@ def test_regression_targets_are_scaled_by_the_training_split() -> None:
 @given(st.integers(2, 200), st.integers(2, 12), st.floats(0, 0.99), st.integers(0, 99))
 def test_noise_replaces_exactly_the_share_by_other_classes(count: int, classes: int, share: float, seed: int) -> None:
     labels = torch.arange(count) % classes
-    changed = noisy(labels, classes, share, torch.Generator().manual_seed(seed))
+    changed = add_label_noise(labels, classes, share, torch.Generator().manual_seed(seed))
     assert (changed != labels).sum() == round(share * count)
     assert set(changed.tolist()) <= set(range(classes))
 
 
 def test_every_other_class_is_as_likely() -> None:
-    changed = noisy(torch.zeros(9000, dtype=torch.int64), 4, 0.999, torch.Generator().manual_seed(0))
+    changed = add_label_noise(torch.zeros(9000, dtype=torch.int64), 4, 0.999, torch.Generator().manual_seed(0))
     counts = changed.bincount(minlength=4)[1:]
     assert (counts - 2997).abs().max() < 4 * (9000 * 2 / 9) ** 0.5  # four standard deviations of a count
 
 
 def test_noise_on_real_targets_has_the_deviation_asked_for() -> None:
     values = torch.linspace(-3, 3, 10000, dtype=torch.float64)[:, None]
-    noise = noisy(values, 0, 0.5, torch.Generator().manual_seed(0)) - values
+    noise = add_label_noise(values, 0, 0.5, torch.Generator().manual_seed(0)) - values
     # the deviation of 10,000 normal numbers is known to 1/√20000 = 0.7 %: four of these
     assert (noise.std() / (0.5 * values.std())).item() == pytest.approx(1, abs=0.03)
 

@@ -1,4 +1,4 @@
-"""The chapters of the package as the import contracts in pyproject.toml and the chapters' own docstrings have them."""
+"""The parts of the package as the import contracts in pyproject.toml and the parts' own docstrings have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docs.readme import ROOT
 
 
 @dataclass(frozen=True)
-class Chapter:
+class Part:
     """A folder, or a single file."""
 
     path: Path
@@ -30,22 +30,22 @@ class Chapter:
         return " ".join(text.partition("\n\n")[0].split()).rstrip(".:;") + "."
 
 
-def floors(contract: str) -> list[list[Chapter]]:
-    """The chapters that a contract names, floor by floor, the lowest first."""
+def layers_of(contract: str) -> list[list[Part]]:
+    """The parts that a contract names, layer by layer, the lowest first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (found,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == contract]
     (container,) = found["containers"]
     folder = ROOT / container.replace(".", "/")
     layers = [re.split(r"[|:]", layer) for layer in reversed(found["layers"])]
-    return [[chapter(folder / name.strip()) for name in layer] for layer in layers]
+    return [[part(folder / name.strip()) for name in layer] for layer in layers]
 
 
-def chapter(module: Path) -> Chapter:
-    """The chapter that a module's path leads to."""
-    return Chapter(module if module.is_dir() else module.with_suffix(".py"))
+def part(module: Path) -> Part:
+    """The part that a module's path leads to."""
+    return Part(module if module.is_dir() else module.with_suffix(".py"))
 
 
-# The picture of the package, docs/chapters.svg: a box for each part, the highest layer on top; files are dashed.
+# The picture of the package, docs/parts.svg: a box for each part, the highest layer on top; files are dashed.
 
 
 WIDTH, HEIGHT, GAP, MARGIN = 680, 26, 8, 12
@@ -58,9 +58,9 @@ path { stroke: #ccc }
 """
 
 
-def picture(house: list[list[Chapter]]) -> str:
-    """The whole picture, from floors of which the lowest is the first."""
-    rows = [(number, row) for number, floor in enumerate(reversed(house)) for row in broken(floor)]
+def picture(layers: list[list[Part]]) -> str:
+    """The whole picture, from layers of which the lowest is the first."""
+    rows = [(number, row) for number, layer in enumerate(reversed(layers)) for row in broken(layer)]
     height = 2 * MARGIN + len(rows) * (HEIGHT + GAP) - GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '
@@ -69,40 +69,40 @@ def picture(house: list[list[Chapter]]) -> str:
     )
 
 
-def broken(floor: list[Chapter]) -> list[list[Chapter]]:
-    """The chapters of a floor in rows that are no wider than the picture."""
-    rows: list[list[Chapter]] = [[]]
-    for chapter in floor:
-        if sum(map(room, [*rows[-1], chapter])) > WIDTH - 2 * MARGIN:
+def broken(layer: list[Part]) -> list[list[Part]]:
+    """The parts of a layer in rows that are no wider than the picture."""
+    rows: list[list[Part]] = [[]]
+    for part in layer:
+        if sum(map(room, [*rows[-1], part])) > WIDTH - 2 * MARGIN:
             rows.append([])
-        rows[-1].append(chapter)
+        rows[-1].append(part)
     return rows
 
 
-def room(chapter: Chapter) -> float:
+def room(part: Part) -> float:
     """The width of a box and of the gap beside it."""
-    return LETTER * len(chapter.path.name) + 2 * GAP + GAP
+    return LETTER * len(part.path.name) + 2 * GAP + GAP
 
 
-def drawn(rows: list[tuple[int, list[Chapter]]]) -> Iterator[str]:
-    """The rows, each with the number of its floor, with a line where a floor ends."""
+def drawn(rows: list[tuple[int, list[Part]]]) -> Iterator[str]:
+    """The rows, each with the number of its layer, with a line where a layer ends."""
     above = 0
-    for place, (floor, chapters) in enumerate(rows):
+    for place, (layer, parts) in enumerate(rows):
         top = MARGIN + place * (HEIGHT + GAP)
-        if floor != above:
+        if layer != above:
             yield f'<path d="M{MARGIN} {top - GAP / 2:.1f}H{WIDTH - MARGIN}"/>\n'
-        yield from boxes(chapters, top)
-        above = floor
+        yield from boxes(parts, top)
+        above = layer
 
 
-def boxes(chapters: list[Chapter], top: float) -> Iterator[str]:
+def boxes(parts: list[Part], top: float) -> Iterator[str]:
     """Boxes side by side, in the middle of the picture."""
-    left = (WIDTH - sum(map(room, chapters)) + GAP) / 2
-    for chapter in chapters:
-        width = room(chapter) - GAP
-        kind = "folder" if chapter.path.is_dir() else "file"
+    left = (WIDTH - sum(map(room, parts)) + GAP) / 2
+    for part in parts:
+        width = room(part) - GAP
+        kind = "folder" if part.path.is_dir() else "file"
         yield f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="4"/>\n'
-        yield f'<text x="{left + width / 2:.1f}" y="{top + 17}">{chapter.path.name}</text>\n'
+        yield f'<text x="{left + width / 2:.1f}" y="{top + 17}">{part.path.name}</text>\n'
         left += width + GAP
 
 
@@ -112,30 +112,30 @@ def boxes(chapters: list[Chapter], top: float) -> Iterator[str]:
 
 
 PAGE = ROOT / "docs" / "architecture.md"
-PICTURE = ROOT / "docs" / "chapters.svg"
-HOUSE = "Import order is story order"
+PICTURE = ROOT / "docs" / "parts.svg"
+ORDER = "Import order is story order"
 SECTION = re.compile(r"(?<=<!-- contract: )(.*?)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
 def page() -> str:
     """The page, with its generated tables."""
     text = PAGE.read_text(encoding="utf-8")
-    return SECTION.sub(lambda found: f"{found[1]}{found[2]}{table(floors(found[1]))}", text)
+    return SECTION.sub(lambda found: f"{found[1]}{found[2]}{table(layers_of(found[1]))}", text)
 
 
-def table(house: list[list[Chapter]]) -> str:
+def table(layers: list[list[Part]]) -> str:
     """The parts of the package, the lowest layer first."""
     rows = ["| layer | part | |", "|--:|---|---|"]
-    for number, floor in enumerate(house, start=1):
-        rows += [f"| {number} | {link(chapter)} | {chapter.sentence} |" for chapter in floor]
+    for number, layer in enumerate(layers, start=1):
+        rows += [f"| {number} | {link(part)} | {part.sentence} |" for part in layer]
     return "\n".join(rows) + "\n"
 
 
-def link(chapter: Chapter) -> str:
-    """A chapter's name, which leads to the file that has its docstring."""
-    return f"[`{chapter.path.name}`](../{chapter.file.relative_to(ROOT)})"
+def link(part: Part) -> str:
+    """A part's name, which leads to the file that has its docstring."""
+    return f"[`{part.path.name}`](../{part.file.relative_to(ROOT)})"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    PICTURE.write_text(picture(floors(HOUSE)), encoding="utf-8")
+    PICTURE.write_text(picture(layers_of(ORDER)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The README, taken apart."""
+"""The README and the guide that goes on where it ends, taken apart."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+"""What the README has no room for."""
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 LINES = [line for block in blocks("sh") for line in block.splitlines()]
 COMMANDS = [line for line in LINES if line.startswith("ntkexp ")]
+MORE_COMMANDS = [line for block in blocks("sh", GUIDE) for line in block.splitlines()]
 SETUPS = [line for line in LINES if not line.startswith("ntkexp ")]
 PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
 QUOTED = [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", PROSE)]

@@ -16,15 +16,15 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component, can_be_built
-from ntkexp.config.choices import Choices, dotted, folders, title
-from ntkexp.config.field_types import takes
-from ntkexp.config.plain_yaml import read, spelled
-from ntkexp.sweep.definition import values
+from ntkexp.config.choices import Choices, config_folders, dotted, title
+from ntkexp.config.field_types import accepted_values
+from ntkexp.config.plain_yaml import read_yaml, spell_value
+from ntkexp.sweep.definition import read_values
 from tests.docs import pages as commands
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"
-CHOICES = Choices(folders(None))
+CHOICES = Choices(config_folders(None))
 LINE = re.compile(r"( *)([\w.]+):.*?(?: # (.*))?")  # indentation, key, comment
 HEADER = ("key", "takes", "default", "meaning")
 INTRODUCTION = """\
@@ -49,7 +49,11 @@ def reference() -> str:
 def always() -> str:
     """The keys that belong to no group."""
     file = CHOICES.root()
-    fields = {key: field for key, field in of_class(component(read(file)), read(file)) if key not in CHOICES.defaults()}
+    fields = {
+        key: field
+        for key, field in of_class(component(read_yaml(file)), read_yaml(file))
+        if key not in CHOICES.defaults()
+    }
     return f"## Always\n\n{table(rows(file, '', fields))}"
 
 
@@ -72,7 +76,7 @@ def section(group: str) -> str:
 
 def base(group: str) -> type[Component]:
     """What the options of a group have in common."""
-    kind = component(read(CHOICES.file(group, CHOICES.options(group)[0])))
+    kind = component(read_yaml(CHOICES.file(group, CHOICES.options(group)[0])))
     return next(
         parent for parent in reversed(kind.__mro__) if issubclass(parent, Component) and parent is not Component
     )
@@ -80,7 +84,7 @@ def base(group: str) -> type[Component]:
 
 def option(group: str, name: str) -> str:
     file = CHOICES.file(group, name)
-    kind = component(read(file))
+    kind = component(read_yaml(file))
     found = list(rows(file, f"{group}.", {f"{group}.{key}": field for key, field in kind.model_fields.items()}))
     keys = f"\n\n{table(found)}" if found else "\n"
     return f"### {title(group, name, CHOICES)}\n\n{described(kind)}{keys}"
@@ -109,10 +113,10 @@ def sentence(documented: ModuleType | type | None) -> str:
 
 def rows(file: Path, prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str, str]]:
     """Key, what it takes, default and meaning."""
-    defaults = dict(dotted(read(file), ""))
+    defaults = dict(dotted(read_yaml(file), ""))
     for name, meaning in comments(file).items():
         if field := fields.get(f"{prefix}{name}"):
-            default = spelled(defaults.get(name, {}))
+            default = spell_value(defaults.get(name, {}))
             yield f"`{prefix}{name}`", taken(name, field), "–" if default == "???" else f"`{default}`", meaning
 
 
@@ -120,7 +124,7 @@ def taken(name: str, field: FieldInfo) -> str:
     """The type in words; a component is given by its name."""
     group = name.rpartition(".")[2]
     known = f"an option of [{group}](#{group})" if group in CHOICES.groups() else "a name"
-    words = re.sub(r"a component of kind \w+", known, takes(field))
+    words = re.sub(r"a component of kind \w+", known, accepted_values(field))
     return re.sub(r"a name(, or a name)+", "a name", words)
 
 
@@ -141,10 +145,13 @@ def sweeps() -> str:
     found = []
     for name in CHOICES.options("sweep"):
         file = CHOICES.file("sweep", name)
-        tree, lines = read(file), file.read_text(encoding="utf-8").splitlines()
-        axes = ", ".join(f"`{key}: {spelled(list(values(key, given)))}`" for key, given in tree["axes"].items()) or "–"
+        tree, lines = read_yaml(file), file.read_text(encoding="utf-8").splitlines()
+        axes = (
+            ", ".join(f"`{key}: {spell_value(list(read_values(key, given)))}`" for key, given in tree["axes"].items())
+            or "–"
+        )
         base = " ".join(f"`{text}`" for text in tree["base"]) or "–"
-        found.append((f"`{name}`", axes, spelled(tree["seeds"]), base, lines[0].removeprefix("# ")))
+        found.append((f"`{name}`", axes, spell_value(tree["seeds"]), base, lines[0].removeprefix("# ")))
     return f"## sweep\n\nAs in `ntkexp sweep width`.\n\n{table(found, ('sweep', 'axes', 'seeds', 'base', 'meaning'))}"
 
 

@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from tests.docs import pages as commands
-from tests.docs.architecture import HOUSE, PAGE, PICTURE, Chapter, floors, page, picture
+from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
 from tests.docs.reference import CHOICES, FILE, comments, component, reference
 
 WRITE = "run `python -m tests.docs.architecture`"
-CHAPTERS = [chapter for floor in floors(HOUSE) for chapter in floor]
+PARTS = [part for layer in layers_of(ORDER) for part in layer]
 
 
 def test_the_tables_are_as_they_would_be_written() -> None:
@@ -22,13 +22,13 @@ def test_the_tables_are_as_they_would_be_written() -> None:
 
 
 def test_the_picture_is_as_it_would_be_drawn() -> None:
-    assert PICTURE.read_text(encoding="utf-8") == picture(floors(HOUSE)), WRITE
+    assert PICTURE.read_text(encoding="utf-8") == picture(layers_of(ORDER)), WRITE
 
 
-def test_the_picture_shows_every_chapter_once_and_in_its_frame() -> None:
-    drawn = ElementTree.fromstring(picture(floors(HOUSE)))
+def test_the_picture_shows_every_part_once_and_in_its_frame() -> None:
+    drawn = ElementTree.fromstring(picture(layers_of(ORDER)))
     _, _, width, height = map(float, drawn.attrib["viewBox"].split())
-    assert sorted(str(name.text) for name in drawn.findall("{*}text")) == sorted(c.path.name for c in CHAPTERS)
+    assert sorted(str(name.text) for name in drawn.findall("{*}text")) == sorted(c.path.name for c in PARTS)
     for box in drawn.findall("{*}rect[@class]"):
         left, top, wide, high = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
         assert left >= 0
@@ -36,9 +36,9 @@ def test_the_picture_shows_every_chapter_once_and_in_its_frame() -> None:
         assert top + high <= height
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.path.name)
-def test_every_chapter_says_in_a_sentence_what_it_is(chapter: Chapter) -> None:
-    assert len(chapter.sentence.split()) > 4, chapter.file
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.path.name)
+def test_every_part_says_in_a_sentence_what_it_is(part: Part) -> None:
+    assert len(part.sentence.split()) > 4, part.file
 
 
 def test_every_file_that_is_named_is_there() -> None:
@@ -59,7 +59,7 @@ def test_every_key_has_a_meaning(group: str) -> None:
     for name in CHOICES.options(group):
         file = CHOICES.file(group, name)
         told = comments(file)
-        assert [key for key in component(read(file)).model_fields if not told.get(key)] == []
+        assert [key for key in component(read_yaml(file)).model_fields if not told.get(key)] == []
 
 
 def test_every_key_that_belongs_to_no_group_has_a_meaning() -> None:

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 import ntkexp
 from ntkexp.component import Component
 from ntkexp.run.environment import LIBRARIES
-from tests.docs.readme import ROOT, TEXT
+from tests.docs.readme import GUIDE, ROOT, TEXT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ASKED = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
@@ -47,8 +47,8 @@ def test_what_is_pinned_is_tested() -> None:
 
 
 def modules_shown() -> list[str]:
-    """What the README runs by `python -m` before the chapter for those who change the program."""
-    return re.findall(r"python -m (tests[\w.]*)", TEXT.partition("## Contributing")[0])
+    """What the README and the guide run by `python -m`, for those who only use the program."""
+    return re.findall(r"python -m (tests[\w.]*)", TEXT.partition("## Contributing")[0] + GUIDE)
 
 
 def wanted_by(path: Path) -> set[str]:
@@ -161,11 +161,10 @@ def test_the_contracts_hold() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-# One word, one meaning: a class of one chapter is called like none of another.
+# One word, one meaning: a class of one package is called like none of another.
 #
-# Components are spared: they go by their chapter, in configurations as in `ntkexp.loss.Squared`. So are callbacks,
-# which
-# go by the library that they are for, as in `ntkexp.lightning.Follow`.
+# Components are spared: they are named by their package, in configurations as in `ntkexp.loss.Squared`. So are
+# callbacks, which go by the library that they are for, as in `ntkexp.lightning.Follow`.
 
 
 def modules_by_class() -> dict[str, list[str]]:

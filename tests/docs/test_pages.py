@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import composer, resolve
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.plan import plan
@@ -17,8 +17,8 @@ from tests.bench.__main__ import parser_of
 from tests.docs import orders
 from tests.docs.follow import PAGE, table
 from tests.docs.follow import page as rewritten_page
-from tests.docs.pages import PAGES, Page, options, printed
-from tests.docs.readme import COMMANDS, ROOT, SETUPS, blocks
+from tests.docs.pages import PAGES, Page, options, printed, told
+from tests.docs.readme import COMMANDS, GUIDE, MORE_COMMANDS, ROOT, SETUPS, blocks
 
 NAMES = [path.name for path in PAGES]
 VALUED = {"--trust", "--config-dir"}
@@ -40,7 +40,7 @@ def test_every_experiment_is_one(page: Page, tmp_path: Path, monkeypatch: pytest
         own = next((Path(value) for name, value in options if name == "--config-dir"), None)
         overrides = [word for word in words if not word.startswith("--")]
         if command == "sweep":
-            assert plan(define(overrides, Choices(folders(own))), composer(own, trust), tmp_path).runs
+            assert plan(define(overrides, Choices(config_folders(own))), composer(own, trust), tmp_path).runs
         elif command in {"train", "config"} and "data.path" not in line:  # data are written by programs
             resolve(overrides, own, trust)
 
@@ -56,13 +56,15 @@ def of_the_bench() -> set[str]:
 
 
 def test_every_key_exists(page: Page) -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     known = set(choices.common()) | {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }
     said = {word.partition("=")[0] for word in re.findall(r"`([a-z_]+\.\w+(?:=[^`]*)?)`", page.prose)}
     heads = {key.split(".")[0] for key in known}
-    assert {key for key in said if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py"))} <= known
+    assert {
+        key for key in said if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py", ".npz"))
+    } <= known
 
 
 def test_links_lead_somewhere(page: Page) -> None:
@@ -85,8 +87,9 @@ def test_the_example_of_the_secant_prints_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_everything_runs(page: Page, tmp_path: Path) -> None:
-    page.carry_out(tmp_path)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "guide.md"])  # whose commands are below
+def test_everything_runs(name: str, tmp_path: Path) -> None:
+    Page(ROOT / "docs" / name).carry_out(tmp_path)
 
 
 @pytest.mark.slow
@@ -121,7 +124,7 @@ def test_it_holds_twenty_bugs_and_says_of_each_what_is_wrong() -> None:
     assert all(row.endswith(".") for row in rows)
 
 
-# The README's commands, verbatim and in order, in an empty folder; and the table it shows is the one they print.
+# The commands of the README and the guide, verbatim and in order, in an empty folder; and the table that is printed.
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +141,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def shell(line: str, folder: Path) -> str:
-    """What a line prints on stdout."""
-    return printed(["bash", "-c", line], folder)
-
-
 @pytest.mark.slow
 def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
     (_, _, command) = SETUPS[0].split(" && ")
-    printed, shown = rows(shell(command, folder)), rows(blocks("text")[1])
-    assert list(printed) == list(shown)
+    found, shown = rows(printed(["bash", "-c", command], folder)), rows(blocks("text", GUIDE)[0])
+    assert list(found) == list(shown)
     for machine, errors in shown.items():
         # processors round differently, and kinks amplify that: errors at rounding agree in kind, others to 5 %
-        for error, other in zip(errors, printed[machine], strict=True):
+        for error, other in zip(errors, found[machine], strict=True):
             assert other == pytest.approx(error, rel=0.05, abs=1e-12, nan_ok=True), machine
 
 
@@ -163,6 +161,6 @@ def rows(text: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize("line", dict.fromkeys([*COMMANDS, *MORE_COMMANDS]))
 def test_every_command_runs(line: str, folder: Path) -> None:
-    assert shell(line, folder)
+    assert told(line, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import stat
 from contextlib import redirect_stdout
 from io import StringIO
@@ -11,19 +10,11 @@ from io import StringIO
 import pytest
 
 from ntkexp.cli.main import run
-from ntkexp.config.choices import Choices, folders
-from ntkexp.config.compose import resolve
+from ntkexp.config.choices import Choices, config_folders
 from tests.docs.pages import ALL, options
-from tests.docs.readme import COMMANDS, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
+from tests.docs.readme import COMMANDS, GUIDE, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
 CI = ROOT / ".ci" / "run"
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("line", [line for line in COMMANDS if line.split()[1] in {"train", "config"}])
-def test_every_experiment_is_one(line: str) -> None:
-    overrides = [word for word in shlex.split(line)[2:] if not word.startswith("--")]
-    resolve(overrides, None, ())
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -46,7 +37,7 @@ def test_every_option_exists() -> None:
 
 
 def test_every_key_exists() -> None:
-    choices = Choices(folders(None))
+    choices = Choices(config_folders(None))
     known = set(choices.common()) | {
         key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
     }
@@ -58,13 +49,20 @@ def test_every_key_exists() -> None:
 
 
 def test_machines_are_named_as_they_are() -> None:
-    machines = set(Choices(folders(None)).options("machine"))
-    ladder = TEXT.partition("## The ladder")[2].partition("## ")[0]
-    assert set(re.findall(r"`(\w+)`", ladder)) <= machines
+    machines = set(Choices(config_folders(None)).options("machine"))
+    for text, section in ((GUIDE, "## The ladder"), (TEXT, "## For theory")):
+        ladder = text.partition(section)[2].partition("## ")[0]
+        listed = re.findall(r"`(\w+)`", "".join(line for line in ladder.splitlines() if line.startswith("- ")))
+        assert listed
+        assert set(listed) <= machines
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.split()) <= 900
 
 
 def test_the_first_lines_that_are_shown_are_among_all() -> None:
-    few, all_of_them, *_ = blocks("text")
+    few, all_of_them = blocks("text")[0], blocks("text", GUIDE)[0]
     assert {*few.splitlines()} <= {*all_of_them.splitlines()}
 
 
@@ -77,8 +75,9 @@ def test_pictures_are_small() -> None:
     assert all(file.stat().st_size < 100_000 for file in (ROOT / "docs").iterdir())
 
 
-def test_the_examples_print_what_they_say() -> None:
-    example, printed = "\n".join(blocks("python")), StringIO()
+@pytest.mark.parametrize("text", [TEXT, GUIDE], ids=["README", "guide"])
+def test_the_examples_print_what_they_say(text: str) -> None:
+    example, printed = "\n".join(blocks("python", text)), StringIO()
     with redirect_stdout(printed):
         exec(compile(example, "README.md", "exec"), {})  # the README's own code, each block after the one before
     assert printed.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", example, flags=re.MULTILINE)

@@ -79,7 +79,7 @@ def trained(folder: Path, *overrides: str) -> Trained:
     records, pull = (*optimizer.records, *optimizer.differentiated), setting.domain.no_pull()
     size = row_length(weights, records, pull)
     rows = Trajectory(folder / "trajectory.bin", setting.experiment.steps + 1, size, setting.experiment.dtype)
-    rows.take_room()
+    rows.allocate()
     recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
     for step in setting.descent.walk(weights):
         recording.write(step)

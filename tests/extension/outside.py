@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import Composer, composer
 from ntkexp.experiment.experiment import Experiment
 
@@ -44,7 +44,7 @@ class Outside:
     @property
     def choices(self) -> Choices:
         """What can be chosen with them."""
-        return Choices(folders(self.configs))
+        return Choices(config_folders(self.configs))
 
     @cached_property
     def composer(self) -> Composer:

@@ -1,4 +1,4 @@
-"""A picture and a command are one file in their folder: here the folder has a second place, outside the package."""
+"""A picture is one file in its folder, which here has a second place outside the package; a command is one function."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pytest
 import torch
 
 import ntkexp
-from ntkexp.chapter import option
-from ntkexp.cli import commands, main
+from ntkexp.cli import main
 from ntkexp.cli.main import run as command
 from ntkexp.config.choices import complete, tree
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
-from ntkexp.layer.spec import kinds
+from ntkexp.layer.spec import layer_classes
 from ntkexp.limit import infinite_kernel
 from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
+from ntkexp.naming import option_name
 from ntkexp.progress import Silent
 from ntkexp.records.results import Result
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.tables import analyse
-from ntkexp.report.inventory import flat
+from ntkexp.report.inventory import flatten_config
 from ntkexp.report.plots import figures, run_plots, together
 from ntkexp.report.plots.run_plots import exhibition, gallery, save
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
@@ -41,6 +41,7 @@ from tests import test_optimizers as of_optimizers
 from tests.config import components
 from tests.docs import reference
 from tests.extension.outside import ADDED, PARTS, Outside
+from tests.extension.parts.commands.greet import greet
 from tests.kernel.oracle import agree
 from tests.report.synthetic import digits, write_run, write_sweep
 from tests.run.small import Memory, Ran
@@ -50,9 +51,8 @@ from tests.run.test_exactness import exact
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders, each with a file more."""
-    for package in (commands, figures, together):
+    for package in (figures, together):
         extend(package, monkeypatch)
-    monkeypatch.setattr("ntkexp.cli.main.app", main.assembled())
 
 
 def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +65,11 @@ def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         del sys.modules[name]
 
 
-@pytest.mark.usefixtures("extended")
-def test_a_new_command_is_in_the_help_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_command_is_in_the_help_and_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "COMMANDS", (*main.COMMANDS, greet))
+    monkeypatch.setattr(main, "app", main.assemble())
     assert command(["--help"]) == 0
     assert re.search(r"greet +Say who asks\.", capsys.readouterr().out)
     assert command(["greet", "Ada"]) == 0
@@ -115,12 +118,12 @@ def test_a_part_is_offered_shown_described_and_called_by_its_name(known: Outside
     assert f"### {asked}\n\n{reference.described(reference.component(told(known, group, name)))}" in (
         reference.section(group)
     )
-    assert option(str(told(known, group, name)["_target_"])) == name
+    assert option_name(str(told(known, group, name)["_target_"])) == name
 
 
 def told(known: Outside, group: str, name: str) -> dict[str, object]:
     """What the YAML of a part says."""
-    return read(known.choices.file(group, name))
+    return read_yaml(known.choices.file(group, name))
 
 
 @pytest.mark.parametrize(("group", "name"), ADDED)
@@ -188,7 +191,7 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
     """Nothing before the mean over the last pixels is left to torch."""
     outside.composer.resolve([])
     weights, end = (Conv(features=2), (Flatten(),)) if len(shape) > 1 else (Dense(features=2), ())
-    layers = (*(weights, kinds()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
+    layers = (*(weights, layer_classes()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
     known = program(layers, shape)
     assert known is not None
     assert known.rest == layers[-1:] * len(end)
@@ -200,9 +203,9 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
 
 def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = type("Relu", (), {"__module__": "theirs"})
-    monkeypatch.setattr("ntkexp.layer.spec.below", lambda kind: iter([ReLU, theirs]))
+    monkeypatch.setattr("ntkexp.layer.spec.subclasses", lambda kind: iter([ReLU, theirs]))
     with pytest.raises(Mistake, match=r"theirs\.Relu: there is a layer of this name, ntkexp\.layer\.ReLU; call the"):
-        kinds()
+        layer_classes()
 
 
 # A run with new parts is looked at by somebody who has neither them nor torch.
@@ -229,7 +232,7 @@ def test_its_pictures_and_its_page_tell_of_them_without_torch(outside: Outside, 
     assert ended.stdout.splitlines()[-1] == "0 False"
     page = (tmp_path / "report" / "index.html").read_text()
     assert all(name in page for name in ("thirds", "frozen middle"))
-    config = flat(load_tables(folder).config)
+    config = flatten_config(load_tables(folder).config)
     assert (config["data"], config["loss"], config["optimizer"]) == ("corners", "doubled", "averaged")
 
 

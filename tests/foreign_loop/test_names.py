@@ -28,8 +28,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import changes
-from ntkexp.report.explain import explain, format_explanations, worst
-from ntkexp.report.sentence import sentence
+from ntkexp.report.explain import explain, format_explanations, worst_points
+from ntkexp.report.sentence import ladder_sentence
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, followed, loop
 from tests.removal.problems import BATCH, CLIP, DECAY, GROUP, split
@@ -159,7 +159,7 @@ def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
 def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
     _, folder = attributed
     run = ntkexp.load_run(folder)
-    found = explain(run, "probe", worst(run, "probe", 1))
+    found = explain(run, "probe", worst_points(run, "probe", 1))
     name = found[0].parts[0].example.name
     place = run.contributions["example"].to_numpy().tolist().index(name)
     told = format_explanations(found, 3)
@@ -222,7 +222,7 @@ def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) ->
     assert not row.exact
     assert "of what changed (`outside`) and is no example's" in row.note
     assert row.note in run.outcome
-    assert row.note in sentence(run.ladder)
+    assert row.note in ladder_sentence(run.ladder)
     np.testing.assert_array_equal(run.contributions["outside"], found["outside"])
     with torch.no_grad():
         np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)

@@ -17,7 +17,7 @@ from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign import load
+from ntkexp.model.foreign import load_module
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import (
     Body,
@@ -243,7 +243,7 @@ def test_a_rule_from_a_file_is_held_against_every_step_and_asked_for_later(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("scaled_steps.py").write_text(RULE)
-    own = load(Path("scaled_steps.py"), "rule")
+    own = load_module(Path("scaled_steps.py"), "rule")
     with pytest.raises(Mistake, match=r"Scaled are not followed: rules are known for .*, or give one, rules="):
         followed(loop(of(own.Scaled, lr=0.01)), plain)
     with pytest.raises(Mistake, match=r"step 0: '0\.weight' is not where"):

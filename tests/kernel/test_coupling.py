@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,70 @@ def test_coupling_is_found_on_a_later_batch_that_inputs_route() -> None:
     tangent_kernel(made, torch.tensor([[1, 2], [3, 4], [5, 0]]))
     with pytest.raises(Mistake, match="couples the examples"):
         tangent_kernel(made, torch.tensor([[6, 2], [3, 1], [1, 7]]))
+
+
+# Couplings of rows h, of a strength s, that are drawn into any place of random networks.
+RANDOM: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "sorted": lambda h, s: h[h[:, 0].argsort()],
+    "sorted but for two": lambda h, s: torch.cat([h[:2], h[2:][h[2:, 0].argsort()]]),
+    "two exchanged": lambda h, s: torch.cat([h[:1], h[1:3].flip(0), h[3:]]),
+    "turned round by its sum": lambda h, s: h.flip(0) if float(h.sum()) > 0 else h,
+    "another": lambda h, s: h + s * h.roll(1, 0),
+    "the first": lambda h, s: h + s * h[:1],
+    "the one before the last": lambda h, s: torch.cat([h[:-1], h[-1:] + s * h[-2:-1]]),
+    "the nearest": lambda h, s: h + s * h[torch.cdist(h, h).fill_diagonal_(torch.inf).argmin(1)],
+    "columns as rows": lambda h, s: h.t().reshape(h.shape),
+    "mean": lambda h, s: h - s * h.mean(0),
+    "mean of two": lambda h, s: torch.cat([h[:-2], h[-2:] - s * h[-2:].mean(0, keepdim=True)]),
+    "mean, detached": lambda h, s: h - s * h.detach().mean(0),
+    "below the mean": lambda h, s: torch.where(h > h.mean(), h, 0 * h),
+    "median": lambda h, s: h - s * h.median(0).values,
+    "deviation": lambda h, s: h / (s + h.std(0, correction=0)),
+    "length": lambda h, s: h / h.norm(),
+    "largest": lambda h, s: h / (1 + s * h.abs().max()),
+    "largest, detached": lambda h, s: h / (1 + s * h.abs().max().detach()),
+    "largest of each": lambda h, s: h + s * h.topk(1, 0).values,
+    "where it is largest": lambda h, s: (
+        h * torch.where(torch.arange(len(h))[:, None] == h[:, :1].argmax(0), 1 + s, 1.0)
+    ),
+    "running sum": lambda h, s: h + s * h.cumsum(0),
+    "running maximum": lambda h, s: h + s * h.cummax(0).values,
+    "softmax": lambda h, s: h * torch.softmax(h, 0),
+    "attention": lambda h, s: h + s * torch.softmax(h @ h.t(), 1) @ h,
+    "rank": lambda h, s: h + s * h[:, :1].argsort(0).argsort(0),
+    "place": lambda h, s: h * (1 + s * torch.arange(len(h))[:, None]),
+    "number": lambda h, s: h * (1 + s * len(h)),
+    "number of values": lambda h, s: h * (1 + s * len(torch.unique((2 * h[:, 0]).round()))),
+    "if any is large": lambda h, s: h * (1 + s * bool((h > 1).any())),
+    "none": lambda h, s: torch.softmax(h.sort(1).values, 1),
+}
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for seed in range(10) for name in RANDOM])
+def test_a_kernel_is_that_of_examples_alone_or_refused(name: str, seed: int) -> None:
+    """Coupling may not show at the weights and inputs drawn; then the kernel is right, or refused all the same.
+
+    Weak coupling is no rounding, of short numbers either.
+    """
+    chance, dtype = torch.Generator().manual_seed(seed), (torch.float64, torch.float32)[seed % 2]
+    rows, depth, place = (int(torch.randint(*ends, (), generator=chance)) for ends in ((3, 9), (1, 4), (0, 5)))
+    strength = 10 ** -float(5 * torch.rand((), generator=chance))
+
+    def function(x: Tensor, *weights: Tensor) -> Tensor:
+        for k, weight in enumerate(weights):
+            x = RANDOM[name](x, strength) if k == place else x
+            x = x @ weight if k == depth else torch.tanh(x @ weight)
+        return RANDOM[name](x, strength) if place > depth else x
+
+    widths = [3, *[5] * depth, 2]
+    made = Formula(function, **{f"w{k}": (widths[k], widths[k + 1]) for k in range(depth + 1)}).to(dtype)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=chance, dtype=dtype))
+    x = torch.randn(rows, 3, generator=chance, dtype=dtype)
+    with suppress(Mistake) if name != "none" else nullcontext():
+        agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 1000 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("name", ["batch statistics", "the last two", "if any is long"])

@@ -18,7 +18,7 @@ from ntkexp.init import NTK
 from ntkexp.kernel_file.kernel import EmpiricalKernel
 from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
 from ntkexp.library import KernelMachine
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.model.networks import CNTK, UCINtk
@@ -375,7 +375,7 @@ def published(x: torch.Tensor, y: torch.Tensor, depth: int, *, pooling: bool, fi
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_cntk(depth: int, pooling: bool, fixed: bool) -> None:
     net = CNTK(depth=depth, pooling=pooling, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
-    x, place = images(), BlockPlace(slice(0, 1), slice(1, 2), same=False)
+    x, place = images(), BlockSlices(slice(0, 1), slice(1, 2), same=False)
     expected = published(x[0], x[1], depth, pooling=pooling, fixed=fixed)
     assert float(compute(net, place, x, x).ntk) == pytest.approx(expected, rel=1e-12)
 
@@ -393,5 +393,5 @@ def test_uci_ntk(fixed: int) -> None:
         sigma = {"xy": value, "xx": sigma["xx"] / 2, "yy": sigma["yy"] / 2}
         theta = slope * theta + (value if layer >= fixed else 0.0)
     net = UCINtk(depth=depth, fixed=fixed).limit(INIT, LearningTask((CHANNELS, SIDE, SIDE), 1))
-    found = compute(net, BlockPlace(slice(0, 1), slice(1, 2), same=False), images(), images()).ntk
+    found = compute(net, BlockSlices(slice(0, 1), slice(1, 2), same=False), images(), images()).ntk
     assert float(found) == pytest.approx(theta, rel=1e-12)

@@ -24,7 +24,7 @@ from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyReLU, ReLU
 from ntkexp.layer.smooth import FUNCTIONS, Generic, Hermite, Polynomial, Tanh
-from ntkexp.layer.spec import kinds
+from ntkexp.layer.spec import layer_classes
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.infinite_kernel import Engine, engine_of
 from ntkexp.limit.network import network
@@ -202,7 +202,7 @@ GIVEN: dict[str, AbstractLayer] = {
 }
 """Layers of those kinds that take more than their name."""
 END = (Flatten(), Dense(features=1))
-LAYERS = [kind for name, kind in kinds().items() if kind.__module__.startswith("ntkexp.")]
+LAYERS = [kind for name, kind in layer_classes().items() if kind.__module__.startswith("ntkexp.")]
 
 
 class MyLayer(ReLU):

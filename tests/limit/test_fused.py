@@ -21,7 +21,7 @@ from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
 from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
 from ntkexp.limit.fused.functions import source_digest
-from ntkexp.limit.infinite_kernel import Engine, compute, engine_of, places
+from ntkexp.limit.infinite_kernel import Engine, block_slices, compute, engine_of
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 
@@ -206,9 +206,14 @@ def test_what_a_series_sums_stays_within_the_image() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(  # every network in both precisions, and with itself and with other examples: once each
+    ("name", "same", "dtype"),
+    [
+        (name, (row + column) % 2 == 0, dtype)
+        for row, name in enumerate(NETWORKS)
+        for column, dtype in enumerate((torch.float64, torch.float32))
+    ],
+)
 def test_the_engines_agree(name: str, same: bool, dtype: torch.dtype) -> None:
     agree(name, same, dtype)
 
@@ -370,7 +375,7 @@ def test_blocks_are_parts_of_the_whole() -> None:
     layers, shape = NETWORKS["flattened"]
     net, x = network(layers, shape), points(9, shape, torch.float64)
     whole = ntkexp.infinite_kernel(layers, x, engine="fused")
-    for place in reversed(places(net, 9, None, side=4)):
+    for place in reversed(block_slices(net, 9, None, side=4)):
         block = compute(net, place, x, engine="fused")
         for part, kernel in zip((block.nngp, block.ntk), whole, strict=True):
             torch.testing.assert_close(part, kernel[place.rows, place.columns], rtol=1e-14, atol=0.0)

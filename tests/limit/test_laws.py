@@ -20,7 +20,7 @@ from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
 from ntkexp.layer.smooth import Tanh
-from ntkexp.layer.spec import affine, at_width
+from ntkexp.layer.spec import affine_layers, at_width
 from ntkexp.limit.infinite_kernel import Engine
 from ntkexp.model.base import AbstractLayered
 from tests.config.components import choices, configured
@@ -201,7 +201,7 @@ def test_every_layered_model_has_a_limit_or_says_why_not(model: str, name: str) 
         return
     assert isinstance(init, AbstractInit)
     layers = architecture.layers(init, (1, 8, 8), 1)
-    if any(layer.param == "mean_field" for layer in affine(layers)):
+    if any(layer.param == "mean_field" for layer in affine_layers(layers)):
         with pytest.raises(ntkexp.mistake.Mistake, match="mean-field parametrisation has no kernel"):
             ntkexp.infinite_kernel(layers, points(2, (1, 8, 8)))
     else:
@@ -351,7 +351,7 @@ def test_shares_stay_at_another_width() -> None:
         Concatenation(branches=((Dense(features=2),), (Dense(features=6),))),
         Dense(features=1),
     )
-    assert [layer.features for layer in affine(at_width(layers, 12))] == [8, 4, 12, 1]
+    assert [layer.features for layer in affine_layers(at_width(layers, 12))] == [8, 4, 12, 1]
 
 
 # Kernels that neural_tangents computed, in float64.

@@ -21,7 +21,7 @@ from ntkexp.machine.base import (
     Repeated,
     Training,
 )
-from ntkexp.machine.ladder import Ladder, Region, Rung, results
+from ntkexp.machine.ladder import Ladder, Region, Rung, ladder_rows
 from ntkexp.machine.machines import (
     NNGP,
     FixedCoefficients,
@@ -37,8 +37,8 @@ from ntkexp.machine.machines import (
     RBFIdentity,
     RBFRegression,
     Secant,
-    descent,
-    flow,
+    descent_prediction,
+    flow_prediction,
     random_kernel,
 )
 from ntkexp.records.results import Result
@@ -249,8 +249,8 @@ def missing(found: Evidence) -> Tensor:
 Process = Callable[[Tensor, Evidence], Tensor]
 Decay = Callable[[float], float]
 PROCESSES = [
-    pytest.param(flow, lambda mode: exp(-TIME * mode), id="flow"),
-    pytest.param(descent, lambda mode: (1 - STEP_SIZE * mode / TRAIN) ** STEPS, id="descent"),
+    pytest.param(flow_prediction, lambda mode: exp(-TIME * mode), id="flow"),
+    pytest.param(descent_prediction, lambda mode: (1 - STEP_SIZE * mode / TRAIN) ** STEPS, id="descent"),
 ]
 
 
@@ -278,11 +278,14 @@ def test_flow_is_the_matrix_exponential() -> None:
     theta = found.kernel_start[:, 0, :, 0]
     decay = torch.linalg.matrix_exp(-TIME * theta[:TRAIN])
     expected = found.targets + decay @ missing(found)
-    torch.testing.assert_close(flow(found.kernel_start, found)[:TRAIN], expected, rtol=RTOL, atol=ATOL)
+    torch.testing.assert_close(flow_prediction(found.kernel_start, found)[:TRAIN], expected, rtol=RTOL, atol=ATOL)
     moved = torch.linalg.solve(theta[:TRAIN], expected - found.start[:TRAIN])
     # solving with the kernel loses its condition number, about a thousand
     torch.testing.assert_close(
-        flow(found.kernel_start, found)[TRAIN:], found.start[TRAIN:] + theta[TRAIN:] @ moved, rtol=1e-9, atol=1e-10
+        flow_prediction(found.kernel_start, found)[TRAIN:],
+        found.start[TRAIN:] + theta[TRAIN:] @ moved,
+        rtol=1e-9,
+        atol=1e-10,
     )
 
 
@@ -291,7 +294,9 @@ def test_descent_with_tiny_steps_is_flow() -> None:
     gaps = []
     for times in (40, 80):
         finer = stepping(found, (STEP_SIZE / times,) * (STEPS * times))
-        gaps.append(float((descent(found.kernel_start, finer) - flow(found.kernel_start, found)).norm()))
+        gaps.append(
+            float((descent_prediction(found.kernel_start, finer) - flow_prediction(found.kernel_start, found)).norm())
+        )
     assert gaps[0] / gaps[1] == pytest.approx(2, abs=0.1)  # Euler's method is of order one
     assert gaps[1] < 1e-2
 
@@ -300,9 +305,9 @@ def test_frozen_takes_the_kernel_of_its_end() -> None:
     first, last = (kernel_of(random(POINTS, 9, seed=seed)) for seed in (7, 8))
     found = replace(evidence(first), kernel_end=last)
     for machine, kernel in ((FrozenStart(), first), (FrozenEnd(), last)):
-        torch.testing.assert_close(machine.predict(found).outputs, flow(kernel, found), rtol=0, atol=0)
+        torch.testing.assert_close(machine.predict(found).outputs, flow_prediction(kernel, found), rtol=0, atol=0)
     other = replace(found, training=replace(found.training, is_quadratic=False))
-    torch.testing.assert_close(FrozenEnd().predict(other).outputs, descent(last, other), rtol=0, atol=0)
+    torch.testing.assert_close(FrozenEnd().predict(other).outputs, descent_prediction(last, other), rtol=0, atol=0)
 
 
 def test_linearised_takes_the_same_steps() -> None:
@@ -393,7 +398,7 @@ def found(start: Tensor, end: Tensor) -> Evidence:
 
 def row(outputs: Tensor, given: Evidence, *, classifies: bool = True, split: str = "probe") -> Result:
     rungs = [Rung("fixed", Prediction(outputs, "by hand"), 0.0)]
-    table = {result.split: result for result in results(rungs, PLACES, given, classifies)}
+    table = {result.split: result for result in ladder_rows(rungs, PLACES, given, classifies)}
     return table[split]
 
 
@@ -442,7 +447,7 @@ def test_outputs_that_are_not_finite_have_an_error_that_is_none_either() -> None
 
 def test_a_machine_that_does_not_apply_says_why_on_every_split() -> None:
     rungs = [Rung("left", DoesNotApply("for this reason"), 0.0)]
-    table = results(rungs, PLACES, found(column(0.0, 0.0), column(1.0, 2.0)), classifies=True)
+    table = ladder_rows(rungs, PLACES, found(column(0.0, 0.0), column(1.0, 2.0)), classifies=True)
     assert table == [Result(split, "left", note="for this reason") for split in PLACES]
 
 
@@ -458,5 +463,5 @@ def test_climbing_tries_every_machine_in_order() -> None:
 def test_a_control_says_so_in_every_row() -> None:
     """And no other machine does: whoever looks at the rows need not know machines by name."""
     given = found(column(0.0, 0.0), column(1.0, 2.0))
-    table = results(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
+    table = ladder_rows(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
     assert {(result.machine, result.control) for result in table} == {("rbf_regression", True), ("linearised", False)}

@@ -64,7 +64,7 @@ def test_a_model_is_trained_exactly(name: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT with its weights."""
-    transformers = foreign.library("transformers", "huggingface")
+    transformers = foreign.import_library("transformers", "huggingface")
     sizes = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 7}
     configuration = transformers.BertConfig(**sizes, vocab_size=5, max_position_embeddings=9, pad_token_id=None)
     with torch.random.fork_rng(devices=[]):

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from ntkexp import on_disk
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.on_disk import blocks, is_on_disk, put_back, refuse_small_disk, summed, zeros_on_disk
+from ntkexp.on_disk import blocks, is_on_disk, refuse_small_disk, release_pages, summed, zeros_on_disk
 from ntkexp.path.budget import Budget
 from ntkexp.run.loop import run, train_steps
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare, setting_of, survey
-from ntkexp.run.state import begin, drop_sums, found_sums, keep_sums
+from ntkexp.run.state import begin, drop_sums, load_sums, save_sums
 from tests.run.small import Memory, small
 
 MEASURED = """
@@ -139,13 +139,13 @@ def test_a_run_goes_on_from_sums_that_were_kept(tmp_path: Path, more: tuple[str,
     assert list(tmp_path.iterdir()) == []
     half = begin(replace(chosen, descent=replace(chosen.descent, steps=after)), listener.trajectory, tmp_path)
     train_steps(half, listener)
-    state, seals = keep_sums(tmp_path, after, half.state)
+    state, seals = save_sums(tmp_path, after, half.state)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(seals)
     assert not any(isinstance(leaf, Tensor) and is_on_disk(leaf) for leaf in tree_leaves(state))
     kept = io.BytesIO()
     torch.save(state, kept)
     rest = begin(chosen, listener.trajectory, tmp_path)
-    rest.restore(found_sums(tmp_path, torch.load(io.BytesIO(kept.getvalue()), weights_only=True)))
+    rest.restore(load_sums(tmp_path, torch.load(io.BytesIO(kept.getvalue()), weights_only=True)))
     drop_sums(tmp_path)
     train_steps(rest, listener)
     assert list(tmp_path.iterdir()) == []
@@ -183,7 +183,7 @@ def test_what_was_put_back_takes_no_memory_and_is_not_lost(tmp_path: Path) -> No
     numbers, before = zeros_on_disk(tmp_path, (50, 2, 10_000), torch.float64), resident()
     numbers[:] = torch.arange(50.0)[:, None, None]
     assert resident() - before >= numbers.nbytes
-    put_back(numbers[3:5])
+    release_pages(numbers[3:5])
     assert resident() - before < numbers.nbytes / 4
     assert torch.equal(summed(numbers), 10_000 * torch.arange(50.0, dtype=torch.float64)[:, None].expand(50, 2))
     assert resident() - before < numbers.nbytes / 4

@@ -44,7 +44,7 @@ def begin(setting: Setting, folder: Path) -> AbstractAccumulator:
 
 def trajectory(path: Path, rows: int, size: int) -> Trajectory:
     made = Trajectory(path, rows, size, "float64")
-    made.take_room()
+    made.allocate()
     return made
 
 

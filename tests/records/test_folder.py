@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import sealed
-from ntkexp.records.folder import RunFolder, looks_like_a_run
-from ntkexp.records.results import COLUMNS, MetricsWriter, Result, cell, read_results, write_results
+from ntkexp.records.folder import RunFolder, is_run_folder
+from ntkexp.records.results import COLUMNS, MetricsWriter, Result, format_cell, read_results, write_results
 
 HOLD = """
 import sys
@@ -206,9 +206,9 @@ def test_damaged_json_is_one_line(folder: RunFolder, text: str) -> None:
 
 
 def test_a_folder_looks_like_a_run_from_its_config_on(folder: RunFolder) -> None:
-    assert not looks_like_a_run(folder.path)
+    assert not is_run_folder(folder.path)
     finish(folder)
-    assert looks_like_a_run(folder.path)
+    assert is_run_folder(folder.path)
 
 
 # Laws of results.csv.
@@ -273,12 +273,12 @@ def append(path: Path, start: int, end: int, keep_bytes: int | None) -> int:
 
 @given(st.floats())
 def test_a_float_survives(number: float) -> None:
-    read = float(cell(number))
+    read = float(format_cell(number))
     assert read == number or (math.isnan(read) and math.isnan(number))
 
 
 def test_numpy_numbers_are_plain_numbers() -> None:
-    assert [cell(np.float64(0.5)), cell(int(np.int64(3)))] == ["0.5", "3"]
+    assert [format_cell(np.float64(0.5)), format_cell(int(np.int64(3)))] == ["0.5", "3"]
 
 
 def test_what_is_missing_is_empty(tmp_path: Path) -> None:

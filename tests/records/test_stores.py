@@ -302,7 +302,7 @@ def test_rows_of_a_trajectory(tmp_path: Path, seed: int) -> None:
     rows = [Trajectory(tmp_path / of, 5, 3, "float64", of) for of in ("one", "other")]
     numbers = np.random.default_rng(seed).normal(size=(5, 3))
     for each in rows:
-        each.take_room()
+        each.allocate()
         for row in range(4):
             each.write(row, numbers[row])
     contents = [each.path.read_bytes() for each in rows]

@@ -19,7 +19,7 @@ from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, writ
 from ntkexp.removal.between import Pair, along
 from ntkexp.removal.rerun import Rerun, RerunAt, again, ledger_between, trained
 from ntkexp.removal.retraining import changes, groups, leave_out
-from ntkexp.report.leave_out import Agreement, held_against
+from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
 from tests.config.components import OWN, asked_for, networks
@@ -230,12 +230,12 @@ def derivative(training: Rerun, points: Tensor) -> Tensor:
 def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() -> None:
     training, points = rerun("sgd", "tanh", "data.train=48", "steps=6")
     effect = derivative(training, points)
-    right = held_against(leave_out(RerunAt(training, points), effect, range(3)), growth=1.0)
+    right = agreement_of(leave_out(RerunAt(training, points), effect, range(3)), growth=1.0)
     assert right.correlation > 0.9
     assert right.believed
     assert "correlate 0.9" in right.sentence
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
-    wrong = held_against(leave_out(RerunAt(training, points), effect.flip(1), range(3)), growth=1.0)
+    wrong = agreement_of(leave_out(RerunAt(training, points), effect.flip(1), range(3)), growth=1.0)
     assert not wrong.believed
     assert "not predictable" in wrong.sentence
     assert not replace(right, growth=1e4).believed
@@ -249,7 +249,7 @@ def test_where_it_is_cheap_everyone_is_left_out_alone() -> None:
     assert alone is not None
     assert found.alone(training.examples + 1) is None
     assert np.allclose(alone[..., 7], changes(RerunAt(training, points), [[7]])[0][0].numpy(), rtol=1e-9, atol=1e-13)
-    assert held_against(found, 1.0).believed
+    assert agreement_of(found, 1.0).believed
 
 
 def test_the_most_influential_are_left_out_and_others_by_chance() -> None:
@@ -278,7 +278,7 @@ def test_the_line_speaks_of_every_removal(turned: int) -> None:
     found = synthetic()
     predicted = found.predicted.copy()
     predicted[turned] *= -1
-    right, wrong = (held_against(replace(found, predicted=p), 1.0) for p in (found.predicted, predicted))
+    right, wrong = (agreement_of(replace(found, predicted=p), 1.0) for p in (found.predicted, predicted))
     assert right.correlation == pytest.approx(0.98, abs=0.01)
     assert right.size == pytest.approx(0.8, rel=0.05)
     assert wrong.correlation < 0.7  # however small the changes of the one that was turned
@@ -289,21 +289,21 @@ def test_points_whose_effects_are_not_known_say_nothing() -> None:
     found = synthetic()
     wider = [np.concatenate([part, np.full((4, 2, 2), np.nan)], axis=1) for part in (found.predicted, 7 * found.actual)]
     wider[1][:, :5], wider[1][:, 5:] = found.actual, 7.0
-    assert held_against(replace(found, predicted=wider[0], actual=wider[1]), 1.0) == held_against(found, 1.0)
+    assert agreement_of(replace(found, predicted=wider[0], actual=wider[1]), 1.0) == agreement_of(found, 1.0)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_what_diverged_is_not_called_held_against(value: float) -> None:
     found = synthetic()
     found.actual[1, 0, 0] = value
-    told = held_against(found, 1.0)
+    told = agreement_of(found, 1.0)
     assert not told.believed
     assert "cannot be held against actual ones" in told.sentence
 
 
 def test_nobody_moved_anything() -> None:
     found = synthetic()
-    none = held_against(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
+    none = agreement_of(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
     assert none.sentence.endswith("cannot be held against actual ones, which are none or not finite")
     assert not Agreement(1, 0.9, 1.0, float("nan")).believed
 

@@ -15,16 +15,16 @@ import xarray as xr
 
 import ntkexp.report.explain
 import ntkexp.run.execute
-from ntkexp.cli.commands.explain import influences
+from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out
 from ntkexp.records.kernels import read_predictions
-from ntkexp.report.examples import group
+from ntkexp.report.examples import choose_group
 from ntkexp.report.explain import known_effects
 from ntkexp.report.run import Run, load_run
-from ntkexp.run.execute import execute, without
+from ntkexp.run.execute import execute, remove_group
 from tests.run.small import small
 from tests.run.test_execute import stand_in
 
@@ -43,7 +43,7 @@ def trained(place: Path, *words: str) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = trained(tmp_path_factory.mktemp("outputs"), *ADAM)
-    without(folder, GROUP, [1, 5], Silent())
+    remove_group(folder, GROUP, [1, 5], Silent())
     return folder
 
 
@@ -54,9 +54,9 @@ def asked(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 
 def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = without(finished, GROUP, [1, 5], Silent())
-    monkeypatch.setattr(ntkexp.run.execute, "carry_out", None)
-    again = without(finished, [20, 3, 7], [1, 5], Silent())
+    found = remove_group(finished, GROUP, [1, 5], Silent())
+    monkeypatch.setattr(ntkexp.run.execute, "train_without", None)
+    again = remove_group(finished, [20, 3, 7], [1, 5], Silent())
     assert np.array_equal(again.shares, found.shares)
     assert found.closure < 1e-12
     assert found.repeated < 1e-9
@@ -66,16 +66,16 @@ def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_damaged_ledger_is_computed_anew(finished: Path, tmp_path: Path) -> None:
     run_folder = shutil.copytree(finished, tmp_path / finished.name)
     chunk = next(file for file in (run_folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
-    first = without(finished, GROUP, [1, 5], Silent())
+    first = remove_group(finished, GROUP, [1, 5], Silent())
     chunk.write_bytes(bytes(chunk.stat().st_size))
-    assert np.array_equal(without(run_folder, GROUP, [1, 5], Silent()).shares, first.shares)
+    assert np.array_equal(remove_group(run_folder, GROUP, [1, 5], Silent()).shares, first.shares)
     assert chunk.read_bytes().strip(b"\0")
 
 
 def test_a_run_that_is_not_what_its_weights_say_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ntkexp.run.execute, "read_predictions", lambda path: {"f_T": read_predictions(path)["f_T"] + 1})
     with pytest.raises(Mistake, match="trained again as it was, the run ends"):
-        without(finished, [5], [0], Silent())
+        remove_group(finished, [5], [0], Silent())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_examples_are_meant(finished: Path, text: str, found: list[int]) -> None
     loaded = load_run(finished)
     text = text.replace("INDEX", str(loaded.data["train_index"][5]))
     least = np.concatenate([[9.0], np.zeros(22), [8.0]])
-    assert group(loaded, text, lambda: least) == found
+    assert choose_group(loaded, text, lambda: least) == found
 
 
 def test_it_is_said_by_what_examples_are_at_the_top(finished: Path) -> None:
@@ -111,7 +111,7 @@ def test_it_is_said_by_what_examples_are_at_the_top(finished: Path) -> None:
 def test_a_class_is_meant(finished: Path) -> None:
     loaded = load_run(finished)
     name = str(loaded.data["classes"][0])
-    of_class = group(loaded, f"class:{name}", lambda: np.zeros(24))
+    of_class = choose_group(loaded, f"class:{name}", lambda: np.zeros(24))
     assert 0 < len(of_class) < 24
     assert not loaded.data["train_target"][of_class].any()
 
@@ -119,7 +119,7 @@ def test_a_class_is_meant(finished: Path) -> None:
 def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = (str(finished), "--without=3,7,20", "--split=probe", "--probe=1", "--probe=5")
     points = [24 + 1, 24 + 5]  # the axis begins with the training examples
-    found = without(finished, GROUP, points, Silent())
+    found = remove_group(finished, GROUP, points, Silent())
     status, out, _ = asked(capfd, *words, "--json")
     ledger = json.loads(out)["ledger"]
     assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in ledger]) == (
@@ -173,7 +173,7 @@ def test_a_group_that_cannot_be_is_one_line(
 )
 def test_a_run_that_cannot_be_trained_again_is_one_line(tmp_path: Path, words: tuple[str, ...], advice: str) -> None:
     with pytest.raises(Mistake, match=advice):
-        without(trained(tmp_path, *words), GROUP, [0], Silent())
+        remove_group(trained(tmp_path, *words), GROUP, [0], Silent())
 
 
 @pytest.fixture(scope="module")
@@ -255,9 +255,9 @@ def run_of(names: list[str]) -> Run:
     ],
 )
 def test_numbers_that_are_ids_are_no_places(names: list[str], text: str, places: list[int]) -> None:
-    assert group(run_of(names), text, lambda: np.zeros(len(names))) == places
+    assert choose_group(run_of(names), text, lambda: np.zeros(len(names))) == places
 
 
 def test_an_id_that_nobody_has_is_no_place() -> None:
     with pytest.raises(Mistake, match="no training example has this id"):
-        group(run_of(["12", "0", "2"]), "1", lambda: np.zeros(3))
+        choose_group(run_of(["12", "0", "2"]), "1", lambda: np.zeros(3))

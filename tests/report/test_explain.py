@@ -21,11 +21,11 @@ from ntkexp.records.contributions import ContributionsByRule, write_contribution
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result
 from ntkexp.report.examples import half, halfway
-from ntkexp.report.explain import explain, format_explanations, worst
+from ntkexp.report.explain import explain, format_explanations, worst_points
 from ntkexp.report.plots.examples import save
 from ntkexp.report.run import Run, combined, load_run, load_tables, read_run
-from ntkexp.report.sentence import Likeness, format_ladder, likeness, sentence
-from ntkexp.report.tables import format_text, of_frame
+from ntkexp.report.sentence import Likeness, format_ladder, ladder_sentence, likeness
+from ntkexp.report.tables import format_text, table_of_frame
 from ntkexp.text import aligned, short
 from tests.report.synthetic import digits, regression, write_run
 
@@ -58,17 +58,17 @@ def test_the_sum_needs_no_row_of_the_ladder(finished: dict[str, Path]) -> None:
 def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
     run = load_run(finished["two classes"])
     missed = np.abs(run.predictions.sel(machine="f_T").to_numpy()[run.points["test"]] - run.data["test_targets"])[:, 0]
-    assert worst(run, "test", 5) == np.argsort(-missed, kind="stable")[:5].tolist()
+    assert worst_points(run, "test", 5) == np.argsort(-missed, kind="stable")[:5].tolist()
 
 
 def test_the_worst_points_are_those_with_effects_where_there_are_any(finished: dict[str, Path]) -> None:
     run = load_run(finished["two classes"])
-    place, order = run.points["test"], worst(run, "test", 25)
+    place, order = run.points["test"], worst_points(run, "test", 25)
     effect = xr.full_like(run.parts("secant"), np.nan)
     effect[place.start + order[-1]] = 0.1
     vars(run)["contributions"] = run.contributions.assign(effect=effect)
-    assert worst(run, "test", 5) == [order[-1]]
-    assert worst(run, "probe", 1)  # none has an effect there
+    assert worst_points(run, "test", 5) == [order[-1]]
+    assert worst_points(run, "probe", 1)  # none has an effect there
 
 
 def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
@@ -241,12 +241,14 @@ def on(split: str, errors: Mapping[str, float | None], floor: float = 1e-13, not
     ],
 )
 def test_what_the_ladder_means(ladder: list[Result], expected: str) -> None:
-    assert sentence(ladder) == expected
+    assert ladder_sentence(ladder) == expected
 
 
 def test_single_precision_is_judged_by_its_own_floor() -> None:
     ladder = [Result("probe", "secant", relative_error=3e-6, floor=2e-5), Result("probe", "left", relative_error=0.12)]
-    assert sentence(ladder).startswith("The secant kernel machine reproduces the trained network to rounding (3e-6);")
+    assert ladder_sentence(ladder).startswith(
+        "The secant kernel machine reproduces the trained network to rounding (3e-6);"
+    )
 
 
 GOOD = {"secant": 4e-15, "left": 0.1}
@@ -298,7 +300,7 @@ GOOD = {"secant": 4e-15, "left": 0.1}
     ],
 )
 def test_every_split_is_spoken_of(ladder: list[Result], expected: str) -> None:
-    assert sentence(ladder) == expected
+    assert ladder_sentence(ladder) == expected
 
 
 ROWS = st.builds(
@@ -314,7 +316,7 @@ ROWS = st.builds(
 @given(st.lists(ROWS, max_size=9, unique_by=lambda row: (row.split, row.machine)))
 def test_whatever_is_in_the_table_is_in_the_sentence(ladder: list[Result]) -> None:
     """No machine is said to be the network on every split if any of its rows says otherwise."""
-    said, splits = sentence(ladder), {row.split for row in ladder}
+    said, splits = ladder_sentence(ladder), {row.split for row in ladder}
     rows = {row.split: likeness(row) for row in ladder if row.machine == "secant"}
     all_exact = bool(rows) and set(rows.values()) == {Likeness.EXACT} and rows.keys() == splits
     everywhere = {1: "The", 2: "On both splits the", 3: "On all 3 splits the"}.get(len(splits), "nowhere")
@@ -388,7 +390,7 @@ def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
     assert "seed" not in table
     assert "nngp" not in table
     assert (table["secant"] < 1e-12).all()
-    assert len(format_text(of_frame(table)).split("\n")) == 4
+    assert len(format_text(table_of_frame(table)).split("\n")) == 4
 
 
 def test_one_run_alone_differs_in_nothing(finished: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ntkexp.cli.commands.kernel.ensemble import answer as of_ensemble
+from ntkexp.cli.ensemble import answer as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake
@@ -26,8 +26,8 @@ from ntkexp.report import painter
 from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.tables import analyse
-from ntkexp.report.material import extent, tabulate_points
-from ntkexp.report.painter import another_process, beside, here
+from ntkexp.report.material import sweep_extent, tabulate_points
+from ntkexp.report.painter import another_process, draw_beside, draw_here
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
@@ -37,7 +37,7 @@ from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_run, load_tables
-from ntkexp.report.sentence import format_ladder, notes
+from ntkexp.report.sentence import format_ladder, ladder_notes
 from tests.report.conftest import PROBLEMS
 from tests.report.synthetic import write_sweep
 
@@ -191,18 +191,18 @@ def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
     runs = [SweepRun(folder=Path("run"), axes={"width": width}, seed=0, state=widths[width]) for width in widths]
     axes: dict[str, tuple[int, ...]] = {"width": (9, 1, 20)}
     sweep = Sweep(path=Path(), name="width", command="", axes=axes, seeds=(0,), base=(), fits=(), runs=tuple(runs))
-    assert extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
+    assert sweep_extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
 
 
 def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
     ladder = [Result("probe", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
     assert "nan     –" in format_ladder(ladder)
-    assert notes(ladder) == ["left (probe): odd", "left (test): none here"]
+    assert ladder_notes(ladder) == ["left (probe): odd", "left (test): none here"]
 
 
 def test_points_of_all_splits_are_counted_together() -> None:
     ladder = [Result(split, "left", note=at_points(2, 9)) for split in ("train", "test")]
-    assert notes(ladder) == ["left: at 4 of 18 points"]
+    assert ladder_notes(ladder) == ["left: at 4 of 18 points"]
 
 
 def row(networks: str, process: str, mean: float, chance: float) -> Comparison:
@@ -263,17 +263,17 @@ FAILING = {
 @pytest.fixture(scope="module")
 def drawn(finished: dict[str, Path]) -> dict[str, str]:
     """What this process draws of a run, for which it imports all that it takes."""
-    return dict(here(finished["ten classes"]))
+    return dict(draw_here(finished["ten classes"]))
 
 
 @pytest.mark.slow
 def test_another_process_draws_the_same(
     finished: dict[str, Path], drawn: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(painter, "here", lambda folder: pytest.fail("it did not come to its end"))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: pytest.fail("it did not come to its end"))
     with another_process() as process:
         assert process is not None
-        found = list(beside(process, finished["ten classes"]))
+        found = list(draw_beside(process, finished["ten classes"]))
     assert dict(found) == drawn
     assert len(found) == len(drawn)
 
@@ -283,10 +283,10 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
     finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its second half, which outlives it, keeps nobody waiting."""
-    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
-        drawing = beside(process, finished["ten classes"])
+        drawing = draw_beside(process, finished["ten classes"])
         next(drawing)  # it is drawing, in two
         process.kill()
         assert dict(drawing)["ladder.svg"] == "whole"
@@ -295,10 +295,10 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
 @pytest.mark.parametrize("how", FAILING)
 def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", FAILING[how]])
-    monkeypatch.setattr(painter, "here", lambda folder: iter([("ladder.svg", "whole")]))
+    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
-        assert dict(beside(process, Path("run"))) == {"ladder.svg": "whole"}
+        assert dict(draw_beside(process, Path("run"))) == {"ladder.svg": "whole"}
 
 
 def test_what_is_wrong_with_a_run_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_what_is_wrong_with_a_run_is_raised_here(tmp_path: Path, monkeypatch: py
     with another_process() as process:
         assert process is not None
         with pytest.raises(Mistake, match=r"config\.json"):
-            list(beside(process, tmp_path))
+            list(draw_beside(process, tmp_path))
 
 
 def test_a_process_that_cannot_be_started_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,4 +333,4 @@ def test_all_of_the_other_process_ends_with_who_started_it(finished: dict[str, P
 @pytest.mark.usefixtures("drawn")
 def test_this_process_draws_if_it_knows_how() -> None:
     with painter.painter() as paint:
-        assert paint is here
+        assert paint is draw_here

@@ -22,7 +22,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ntkexp import records
-from ntkexp.cli.commands.kernel.predict import save
+from ntkexp.cli.kernel_predict import save
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder

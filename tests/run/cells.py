@@ -1,4 +1,4 @@
-"""The claim, cell by cell: network × loss × optimizer. `python -m tests.run.cells` prints the table of README.md.
+"""The claim, cell by cell: network × loss × optimizer. `python -m tests.run.cells` prints the table of docs/guide.md.
 
 It shows the largest error of the secant machine for each network under each optimizer, over all losses and splits, and
 needs what a user installs and no more.

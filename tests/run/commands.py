@@ -15,7 +15,10 @@ from ntkexp.records.folder import DONE
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["ntkexp.run.execute", "ntkexp.cli.commands.train", "ntkexp.config.compose", "tests.run.commands"]
+    [
+        *("ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"),
+        *("matplotlib.figure", "ntkexp.report.plots.run_plots"),  # what draws, or a process beside would load it anew
+    ]
 )
 
 TINY = (
@@ -24,14 +27,14 @@ TINY = (
 )
 
 
-def obey(arguments: list[str], said: Path) -> None:
+def obey(arguments: list[str], said: Path, printed: Path = Path(os.devnull)) -> None:
     """Run a command as the entry point does, without a terminal.
 
     Ctrl-C is heard, though the server of an engine, which may be the one that forks here too, holds it back.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for name, descriptor in ((os.devnull, 1), (said, 2)):
+    for name, descriptor in ((printed, 1), (said, 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
     raise SystemExit(run(arguments))
 

@@ -51,7 +51,7 @@ class Memory(AbstractListener):
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, self.dtype)
-        made.take_room()
+        made.allocate()
         return made
 
     @cached_property

@@ -22,7 +22,7 @@ from ntkexp.records.contributions import FOLDER
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.material import what_came_out
 from ntkexp.report.run import load_run
-from ntkexp.run.execute import without
+from ntkexp.run.execute import remove_group
 from ntkexp.run.folder_listener import FolderListener
 from ntkexp.run.state import RunState
 from tests.run.commands import TINY, only_run, promised
@@ -191,11 +191,11 @@ def test_a_copy_of_any_other_name_is_read(two_seeds: tuple[Path, Path], tmp_path
 @pytest.mark.slow
 def test_a_removal_of_another_run_is_not_read(two_seeds: tuple[Path, Path], tmp_path: Path) -> None:
     here, there = (Path(shutil.copytree(place, tmp_path / place.name)) for place in two_seeds)
-    true, other = (without(place, GROUP, POINTS, Silent()) for place in (here, there))
+    true, other = (remove_group(place, GROUP, POINTS, Silent()) for place in (here, there))
     assert not np.array_equal(true.actual, other.actual)
     shutil.rmtree(here / FOLDER)
     shutil.copytree(there / FOLDER, here / FOLDER)
-    assert np.array_equal(without(here, GROUP, POINTS, Silent()).actual, true.actual)
+    assert np.array_equal(remove_group(here, GROUP, POINTS, Silent()).actual, true.actual)
 
 
 def table(path: Path, last: str) -> str:
@@ -218,7 +218,7 @@ def test_a_kernel_of_a_run_whose_data_have_changed_is_refused(
         assert run((*asked, *more)) == 2
         assert f"cannot be computed again, for {tmp_path / 't.csv'} has changed since" in only_line(capfd)
     with pytest.raises(Mistake, match="has changed since"):
-        without(only_run(tmp_path), GROUP, POINTS, Silent())
+        remove_group(only_run(tmp_path), GROUP, POINTS, Silent())
     table(tmp_path / "t.csv", "1,2,3")
     assert run(asked) == 0
 

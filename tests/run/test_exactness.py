@@ -62,7 +62,7 @@ def thinned(cases: Mapping[str, Words], fast: int) -> list[ParameterSet]:
 
 
 def cell(network: str, loss: str, optimizer: str) -> Words:
-    """A cell of README's table."""
+    """A cell of the guide's table."""
     return (*SIZES, *NETWORKS[network], f"loss={loss}", *OPTIMIZERS[optimizer], "path.rule=[secant]")
 
 

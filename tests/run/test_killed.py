@@ -30,7 +30,7 @@ from ntkexp.path.budget import Budget
 from ntkexp.records.atomic import read_sealed, to_text
 from ntkexp.records.claim import TIMINGS
 from ntkexp.report.plots import run_plots
-from ntkexp.run.folder_listener import FolderListener, both_ends
+from ntkexp.run.folder_listener import FolderListener, end_weights
 from tests.claim.subject import CLAIM
 from tests.run.commands import FORKS, TINY, obey, only_run, promised, started
 from tests.sweep import commands as sweeps
@@ -41,7 +41,7 @@ ADAM = ("optimizer=adam", "optimizer.step_size=0.05")  # walks its path back as 
 SNAPSHOTS = ("optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive")
 LIMIT = ("kernel", "limit", "model.depth=1", "data.train=250", "data.probe=40", "data.test=0")  # it writes, mostly
 COMMANDS = {"online": TRAIN, "back": (*TRAIN, *ADAM), "snapshots": (*TRAIN, *SNAPSHOTS), "a kernel": LIMIT}
-KILLS = {"online": 3, "back": 20, "snapshots": 3, "a kernel": 20}
+KILLS = {"online": 2, "back": 8, "snapshots": 2, "a kernel": 8}
 
 
 def hurried(arguments: list[str], said: Path) -> None:
@@ -81,13 +81,22 @@ class Undisturbed:
     seconds: float
 
 
+@pytest.fixture(scope="module")
+def _fork_server() -> None:
+    """The first child waits until the server has loaded the package."""
+    process = FORKS.Process(target=int)
+    process.start()
+    process.join()
+
+
 @pytest.fixture(scope="module", params=COMMANDS)
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    name, place = request.param, tmp_path_factory.mktemp("undisturbed")
-    assert went_to_its_end(name, place / "first")  # the first child waits for the fork server
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _fork_server: None
+) -> Undisturbed:
+    name, out = request.param, tmp_path_factory.mktemp("undisturbed") / "out"
     start = time.monotonic()
-    assert went_to_its_end(name, place / "second")
-    return Undisturbed(name, contents(name, place / "second"), time.monotonic() - start)
+    assert went_to_its_end(name, out)
+    return Undisturbed(name, contents(name, out), time.monotonic() - start)
 
 
 @pytest.mark.slow
@@ -108,8 +117,8 @@ def test_kills_at_any_moment(tmp_path: Path, undisturbed: Undisturbed) -> None:
 
 SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimizer.batch=5", "steps=20")
 MOMENTS = (
-    ("ntkexp.path.integrals.put_back", 43),  # a block of a step is added, others are not
-    ("ntkexp.run.state.written", 14),  # some sums of a checkpoint are written
+    ("ntkexp.path.integrals.release_pages", 43),  # a block of a step is added, others are not
+    ("ntkexp.run.state.write_rows", 14),  # some sums of a checkpoint are written
     ("ntkexp.run.state.being_sealed", 5),  # all of them, but not what names them
     ("ntkexp.run.state.drop_sums", 2),  # those of the checkpoint before are there as well
 )
@@ -180,8 +189,11 @@ def interrupted_in(method: str, call: int, arguments: list[str], said: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("undisturbed", ["online", "back", "snapshots"], indirect=True)
-@pytest.mark.parametrize(("method", "call"), [("on_step", 7), ("on_end", 1), ("on_snapshot", 4)])
+@pytest.mark.parametrize(  # each command and each moment once; one that walks back also on its way there
+    ("undisturbed", "method", "call"),
+    [("online", "on_step", 7), ("snapshots", "on_end", 1), ("back", "on_step", 7), ("back", "on_snapshot", 4)],
+    indirect=["undisturbed"],
+)
 def test_an_interrupt_leaves_a_run_that_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, method: str, call: int
 ) -> None:
@@ -209,14 +221,14 @@ def test_files_do_not_tell_whether_names_came_from_a_checkpoint() -> None:
     read = {"".join(list(name)): weight for name, weight in end.items()}
     assert next(iter(read)) is not next(iter(start))
     one, two = BytesIO(), BytesIO()
-    torch.save(both_ends(start, dict(zip(start, end.values(), strict=True))), one)
-    torch.save(both_ends(start, read), two)
+    torch.save(end_weights(start, dict(zip(start, end.values(), strict=True))), one)
+    torch.save(end_weights(start, read), two)
     assert one.getvalue() == two.getvalue()
 
 
-RUNS = 30
-SWEEP = ("model.width=8,12,16", "seed=0..9", *sweeps.TINY)
-SWEEP_KILLS = 20
+RUNS = 10
+SWEEP = ("model.width=8,12", "seed=0..4", *sweeps.TINY)
+SWEEP_KILLS = 6  # each way once while the command starts or soon after, and once in the middle
 
 
 def kill_tree(process: subprocess.Popen[str], luck: random.Random) -> None:
@@ -247,10 +259,11 @@ WAYS: tuple[Callable[[subprocess.Popen[str], random.Random], None], ...] = (kill
 
 def moment(process: subprocess.Popen[str], out: Path, kill: int, luck: random.Random) -> None:
     """Wait: a few seconds, which may fall into the start; or for the kill's share of the work, and a little more."""
-    share = 0 if kill % 4 == 0 else RUNS * kill // (SWEEP_KILLS + 2)
+    starting = kill < len(WAYS)
+    share = 0 if starting else RUNS * kill // (SWEEP_KILLS + 2)
     while process.poll() is None and len(sweeps.journal(out, "done")) < share:
         time.sleep(0.02)
-    time.sleep(luck.uniform(0, 8.0 if kill % 4 == 0 else 1.0))
+    time.sleep(luck.uniform(0, 8.0 if starting else 1.0))
 
 
 def results(out: Path) -> dict[str, bytes]:

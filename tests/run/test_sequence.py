@@ -21,7 +21,7 @@ from ntkexp.progress import Silent
 from ntkexp.removal.rerun import again, drifted, trained
 from ntkexp.removal.retraining import EffectsFound
 from ntkexp.report.explain import explain, format_explanation
-from ntkexp.report.forgetting import Forgetting, forgettings, format_tasks, sentence
+from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgettings, format_tasks
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import house_style
@@ -253,7 +253,7 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
     said = format_tasks(run, 3)
     assert said.count("While ") == len(found)
     page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
-    assert all(escape(sentence(each)) in page.read_text(encoding="utf-8") for each in found)
+    assert all(escape(forgetting_sentence(each)) in page.read_text(encoding="utf-8") for each in found)
     assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
     assert ("the loss of" in said) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1
@@ -312,7 +312,7 @@ HAND = Forgetting(
 
 
 def test_the_sentence_says_who_did_it() -> None:
-    assert sentence(HAND) == (
+    assert forgetting_sentence(HAND) == (
         "While 2 3 was learned (phase 2), the margin of 0 1 (task 1) fell from 1 to 0.25 at 5 probe points, and its "
         "accuracy fell from 100 % to 60 %. Examples of phase 2 moved it by -0.75; half of all harm was done by 1 of "
         "the 3 examples that acted."

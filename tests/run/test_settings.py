@@ -29,7 +29,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.folder import PROVENANCE, RunFolder
 from ntkexp.run.execute import execute
 from ntkexp.run.loop import train_steps
-from ntkexp.run.outcome import advice
+from ntkexp.run.outcome import step_size_advice
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.run.small import Memory, ran, small
@@ -217,7 +217,7 @@ STABLE = 2.0
 def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[AbstractStable], share: float) -> None:
     """In the key that was set: the default is no answer to a run that diverged at it."""
     for key, value in {"stable_fraction": share, "step_size": share * STABLE}.items():
-        said = advice(kind.model_validate({key: value}), share * STABLE, STABLE)
+        said = step_size_advice(kind.model_validate({key: value}), share * STABLE, STABLE)
         found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
         assert found is not None
         assert float(found[1]) <= value / 1.01  # three digits are printed

@@ -174,17 +174,7 @@ def test_what_cannot_be_meant_is_one_line(engine: str, advice: str, capfd: pytes
     assert said.count("\n") == 1
 
 
-# Jobs by submitit: on this machine in place of Slurm, and what a Slurm that runs nothing is asked for.
-
-
-TWO = ("model.width=8,9", *TINY)
-
-
-@pytest.mark.slow
-def test_jobs_carry_runs_out(tmp_path: Path) -> None:
-    found = swept(tmp_path, *TWO, "--engine=slurm:cluster=local,cpus=1")
-    assert found.status == 0, found
-    assert states(tmp_path) == ["done", "done"]
+# Jobs by submitit: what a Slurm that runs nothing is asked for; tests/kernel_file/test_elsewhere.py carries some out.
 
 
 @pytest.fixture

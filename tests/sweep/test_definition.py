@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ntkexp.config.choices import Choices, folders
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose, composer
 from ntkexp.engine.base import Began, Ended, Stepped
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Fit
-from ntkexp.sweep.definition import Definition, Value, define, from_yaml, split_at_commas, values
-from ntkexp.sweep.listener import RemainingTime
+from ntkexp.sweep.definition import Definition, Value, define, from_yaml, read_values, split_at_commas
+from ntkexp.sweep.jobs import RemainingTime
 from ntkexp.sweep.plan import Estimator, RunCost, longest_first, plan
 
-CHOICES = Choices(folders(None))
+CHOICES = Choices(config_folders(None))
 SHIPPED = CHOICES.options("sweep")
 
 
@@ -132,7 +132,7 @@ def test_two_points_may_be_the_same_run(tmp_path: Path) -> None:
 def test_a_users_sweep_is_found(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "mine.yaml").write_text("axes: {model.width: 8..9}\n")
-    assert define(["mine"], Choices(folders(tmp_path))).seeds == (0,)
+    assert define(["mine"], Choices(config_folders(tmp_path))).seeds == (0,)
 
 
 # The values of an axis, as they can be written, and what cannot be meant.
@@ -155,7 +155,7 @@ def test_a_users_sweep_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_on_the_command_line(text: str, meant: tuple[Value, ...]) -> None:
-    assert values("key", text) == meant
+    assert read_values("key", text) == meant
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_on_the_command_line(text: str, meant: tuple[Value, ...]) -> None:
 )
 def test_what_cannot_be_meant_is_one_line(written: object, advice: str) -> None:
     with pytest.raises(Mistake, match=r"^k") as caught:
-        values("k", written)
+        read_values("k", written)
     assert advice in str(caught.value)
 
 
@@ -193,7 +193,7 @@ def test_a_range_holds_its_ends_and_rises_evenly(one: float, other: float, count
     start, stop = sorted((one, other))
     if stop < 1.01 * start:
         return
-    found = values("k", {"from": start, "to": stop, "count": count, "scale": scale})
+    found = read_values("k", {"from": start, "to": stop, "count": count, "scale": scale})
     assert len(found) == count
     assert (found[0], found[-1]) == pytest.approx((start, stop), rel=1e-11)  # values keep 12 digits
     measure = math.log if scale == "log" else float
@@ -249,7 +249,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the clock says."""
     told = [0.0]
-    monkeypatch.setattr("ntkexp.sweep.listener.time.monotonic", lambda: told[0])
+    monkeypatch.setattr("ntkexp.sweep.jobs.time.monotonic", lambda: told[0])
     return told
 
 

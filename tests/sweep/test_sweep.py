@@ -37,6 +37,12 @@ def test_a_sweep_runs_what_is_not_finished_and_a_second_call_nothing(tmp_path: P
     second = swept(tmp_path, *THREE)
     assert (second.status, second.err) == (0, "")
     assert (tmp_path / "sweeps" / "journal.jsonl").read_bytes() == before
+    trained = tmp_path / "trained"  # a worker computes what train computes
+    run(["train", *TINY, "model.width=8", f"--out={trained}", "--quiet"])
+    (alone,) = (trained / "runs").iterdir()
+    files = {name: content for name, content in promised(alone).items() if not name.startswith("plots")}
+    other = promised(tmp_path / "runs" / alone.name)
+    assert {name: other[name] for name in files} == files
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,16 +156,6 @@ def test_a_full_disk_stops_a_sweep_that_goes_on_afterwards(tmp_path: Path) -> No
     assert set(states(tmp_path)) == {"unfinished"}
     assert swept(tmp_path, *THREE).status == 0
     assert states(tmp_path) == ["done"] * 3
-
-
-@pytest.mark.slow
-def test_a_worker_computes_what_train_computes(tmp_path: Path) -> None:
-    assert swept(tmp_path / "swept", "model.width=8,9", *TINY).status == 0
-    run(["train", *TINY, "model.width=8", f"--out={tmp_path / 'trained'}", "--quiet"])
-    (trained,) = (tmp_path / "trained" / "runs").iterdir()
-    files = {name: content for name, content in promised(trained).items() if not name.startswith("plots")}
-    other = promised(tmp_path / "swept" / "runs" / trained.name)
-    assert {name: other[name] for name in files} == files
 
 
 # The journal: what was written can be read, whatever was cut off between.

@@ -8,23 +8,23 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from ntkexp.config.choices import Choices, folders
-from ntkexp.config.plain_yaml import spelled
+from ntkexp.config.choices import Choices, config_folders
+from ntkexp.config.plain_yaml import spell_value
 
-CHOICES = Choices(folders(None))
+CHOICES = Choices(config_folders(None))
 CHOSEN = tuple(CHOICES.defaults())  # the groups of which a run has one option each
 
 
 @cache
 def keys_of(group: str, option: str) -> tuple[tuple[str, str], ...]:
     """The keys of an option, each with its value as it would be written."""
-    return tuple((key, spelled(value)) for key, value in CHOICES.keys(group, option).items())
+    return tuple((key, spell_value(value)) for key, value in CHOICES.keys(group, option).items())
 
 
 @cache
 def common() -> tuple[tuple[str, str], ...]:
     """The keys of no option."""
-    return tuple((key, spelled(value)) for key, value in CHOICES.common().items())
+    return tuple((key, spell_value(value)) for key, value in CHOICES.common().items())
 
 
 def aimed(luck: Random) -> tuple[list[str], str, str]:

@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-m", "tests.torture"]
 
 @pytest.mark.slow
 def test_a_few_cases_of_every_kind() -> None:
-    ended = subprocess.run([*COMMAND, "--count=6", "--seed=1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = subprocess.run([*COMMAND, "--count=3", "--seed=1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -24,7 +24,7 @@ def test_the_same_number_is_the_same_case() -> None:
     """Also beside other kinds, and by other workers."""
     told = [
         subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        for words in (("sweeps", "--only=3"), ("sweeps", "--count=4", "--workers=1"), ("sweeps", "--count=4"))
+        for words in (("sweeps", "--only=1"), ("sweeps", "--count=2", "--workers=1"), ("sweeps", "--count=2"))
     ]
     assert told[1][-1].split()[:5] == told[2][-1].split()[:5]
     assert told[0][-1].split()[:2] == ["sweeps", "1"]
@@ -35,10 +35,9 @@ def test_the_same_number_is_the_same_case() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch, about what is planted
-@pytest.mark.parametrize("seed", [0, 1])
-def test_what_is_planted_is_recorded_truly_or_refused(seed: int) -> None:
+def test_what_is_planted_is_recorded_truly_or_refused() -> None:
     said: list[str] = []
-    planted, plain = search(seed, 60, said.append)
+    planted, plain = search(0, 60, said.append)
     assert not planted["wrong"], said
     assert not plain["wrong"], said
     assert 20 * plain["refused"] <= plain.total(), said  # one number, under a scale of 1000, that is not clipped once

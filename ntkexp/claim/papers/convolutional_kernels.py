@@ -304,7 +304,7 @@ class KernelTimes(AbstractTrial):
         for size in self.sizes:
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
             matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, 1, dtype=x.dtype)
-            matrix.diagonal().add_(matrix.diagonal().mean())
+            matrix.diagonal().add_(matrix.diagonal().mean())  # regular, so that it can be solved with
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
                 "solve_seconds": partial(torch.linalg.solve, matrix, ones),

@@ -81,9 +81,11 @@ class WidthSweep(AbstractTrial):
             def outputs(vector: Tensor, at: Tensor) -> Tensor:
                 return function(flat.weights(vector), at)[:, 0]
 
-            found = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
+            # w* = argmin ‖f(w; X) − y‖², and errors there relative to the variance of the truth
+            minimum = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
-                errors = [float((outputs(found, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
+                errors = [float((outputs(minimum, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
+            # the condition of J J′ at the start
             jacobian = jacrev(lambda vector: outputs(vector, x))(first)
             return {
                 "width": width,

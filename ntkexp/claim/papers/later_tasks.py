@@ -68,10 +68,10 @@ class LaterTask(AbstractQuantity):
         """One fact of what the later phase did at these points."""
         change = later.change[here]
         match name:
-            case "closure":
+            case "closure":  # ‖Σᵢ 𝒮ᵢ + 𝒟 − Δf‖ / ‖Δf‖
                 missing = later.parts[here].sum(axis=2) + later.decay[here] - change
                 value = float(np.linalg.norm(missing) / np.linalg.norm(change))
-            case "forgetting":
+            case "forgetting":  # by how much the squared error rose, relative to the targets
                 targets, before = later.run.data[f"{later.split}_targets"][here], later.before[here]
                 rise = np.square(before + change - targets) - np.square(before - targets)
                 value = float(rise.sum() / np.square(targets).sum())
@@ -81,7 +81,7 @@ class LaterTask(AbstractQuantity):
             case "switch" | "shuffled":
                 learned = int((later.run.contributions["example_phase"] == later.during).sum())
                 value = correlate_with_foretold(later, here, shift=0 if name == "switch" else learned // 2)
-            case "selectivity" | "gained":
+            case "selectivity" | "gained":  # how much units are tuned to single tasks, and what they gained
                 units = later.run.metrics["selectivity"].dropna()
                 enough = len(units) > (name == "gained")
                 start = units.iloc[0] if enough and name == "gained" else 0.0
@@ -89,10 +89,10 @@ class LaterTask(AbstractQuantity):
         return value
 
 
-def share_of_tenth(found: Forgetting) -> float:
+def share_of_tenth(forgetting: Forgetting) -> float:
     """The worst tenth of the later examples did this share of all harm."""
-    tenth = math.ceil(found.learned_in.count(found.during) / 10)
-    return -sum(found.by[k] for k in found.worst[:tenth]) / found.harm
+    tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
+    return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
 def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:

@@ -110,8 +110,8 @@ def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
     >>> length([torch.tensor([3.0]), torch.tensor([[4.0]])])
     tensor(5.)
     """
-    found: Tensor = torch.stack([part.detach().norm() for part in parts]).norm()
-    return found
+    norm: Tensor = torch.stack([part.detach().norm() for part in parts]).norm()
+    return norm
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,9 @@ class AfterKernel(AbstractTrial):
     until: float = Field(0.005, gt=0)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        places = [(width, train) for width in self.widths for train in self.trains]
+        sizes = [(width, train) for width in self.widths for train in self.trains]
         return [
-            {"width": width, "train": train, **row}
-            for width, train in places
-            for row in self.beside(seed, width, train)
+            {"width": width, "train": train, **row} for width, train in sizes for row in self.beside(seed, width, train)
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
@@ -231,14 +229,14 @@ class AfterKernel(AbstractTrial):
             )
             for name, weights in (("before", start), ("after", end))
         }
-        known = missed <= self.until
-        errors = {name: wrong(found, new.targets) if known else math.nan for name, found in predictions.items()}
+        reached = missed <= self.until
+        errors = {name: wrong(found, new.targets) if reached else math.nan for name, found in predictions.items()}
         for name, found in predictions.items():
             yield {
                 "predictor": name,
                 "error": errors[name],
                 "beyond": errors[name] - errors["network"],
-                "loss": float(half_square(found, new.targets)) if known else math.nan,
+                "loss": float(half_square(found, new.targets)) if reached else math.nan,
                 "train_loss": missed,
             }
 
@@ -369,8 +367,8 @@ class SilentAlignment(AbstractTrial):
 
         # Alignment with yyᵀ and size of the kernel at all three.
         kernels = [network.kernel(weights, task.inputs, task.inputs) for weights in (network.start, early, last)]
-        wanted = torch.outer(task.targets, task.targets)
-        turns, sizes = [alignment(kernel, wanted) for kernel in kernels], [float(kernel.norm()) for kernel in kernels]
+        target = torch.outer(task.targets, task.targets)
+        turns, sizes = [alignment(kernel, target) for kernel in kernels], [float(kernel.norm()) for kernel in kernels]
 
         # K_T(x, X) K_T(X, X)⁻¹ f_T(X), beside f_T(x)
         outputs = network.outputs(last, new.inputs)
@@ -397,8 +395,8 @@ def principal_maps(
     [[0.2828, 0.2828], [0.202, 1.4142]]
     """
     _, sizes, directions = torch.linalg.svd(inputs, full_matrices=False)
-    known = sizes > sizes[0] * len(inputs) * torch.finfo(inputs.dtype).eps
-    sizes, directions = sizes[known] / len(inputs) ** 0.5, directions[known].t()
+    nonzero = sizes > sizes[0] * len(inputs) * torch.finfo(inputs.dtype).eps
+    sizes, directions = sizes[nonzero] / len(inputs) ** 0.5, directions[nonzero].t()
     return directions / sizes.square().mean().sqrt(), directions / sizes
 
 

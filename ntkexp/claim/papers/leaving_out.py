@@ -91,8 +91,8 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
     [5.0, 5.0, 5.0]
     """
     generator = stream("left out", seed)
-    drawn = torch.rand(groups, train, generator=generator, dtype=torch.float64)
-    return (drawn.argsort(1).argsort(1) < size).double()
+    scores = torch.rand(groups, train, generator=generator, dtype=torch.float64)
+    return (scores.argsort(1).argsort(1) < size).double()
 
 
 class SilentListener(AbstractListener):
@@ -133,33 +133,33 @@ class SilentListener(AbstractListener):
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
         made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.take_room()
+        made.allocate()
         return made
 
 
 # --- What would change if an example were left out: its effect, by a sweep back over a training recorded for it.
 
 
-def would_change(found: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
+def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
     """The effects at the points that are no training examples."""
-    mean = MEANS[found.setting.experiment.path.mean]
+    mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
-        training = recorded(found, Path(folder))
-        gradients = jacrev(lambda vector: found.rerun.outputs(vector, found.others)[:, 0])(training.end)
+        training = recorded(retrained, Path(folder))
+        gradients = jacrev(lambda vector: retrained.rerun.outputs(vector, retrained.others)[:, 0])(training.end)
         sweep = sweep_from(training, gradients, mean, one_step=one_step)
         for _ in sweep.steps_back():
             pass
         return sweep.effects
 
 
-def recorded(found: Retraining, folder: Path) -> RecordedTraining:
+def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     """Take the steps of a training once more, and keep them in a folder."""
-    setting, steps, optimizer = found.setting, found.outcome.steps, found.setting.experiment.optimizer
+    setting, steps, optimizer = retrained.setting, retrained.outcome.steps, retrained.setting.experiment.optimizer
     descent, start, pull = setting.descent, setting.problem.weights, setting.domain.no_pull()
     records = (*optimizer.records, *optimizer.differentiated)
     room = steps + 1, row_length(start, records, pull)
     rows = Trajectory(folder / "trajectory.bin", *room, setting.experiment.dtype)
-    rows.take_room()
+    rows.allocate()
     recording, sizes, end = Recording(rows=rows, like=start, records=records, pull=pull), [], start
     for step in islice(descent.walk(start), steps):
         recording.write(step)
@@ -186,19 +186,19 @@ class LeftOutKernel(AbstractTrial):
     every: Count = 5
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        found = retraining([*self.base, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        module, flat, times = found.setting.problem.module, found.rerun.flat, min(self.times, found.train)
-        everyone = torch.ones(1, found.train, dtype=torch.float64)
-        ones = everyone - torch.eye(found.train, dtype=torch.float64)[:times]
-        halves = draw_groups(found.train // 2, times, found.train, seed)
+        retrained = retraining([*self.base, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"], seed)
+        module, flat, times = retrained.setting.problem.module, retrained.rerun.flat, min(self.times, retrained.train)
+        everyone = torch.ones(1, retrained.train, dtype=torch.float64)
+        ones = everyone - torch.eye(retrained.train, dtype=torch.float64)[:times]
+        halves = draw_groups(retrained.train // 2, times, retrained.train, seed)
         weights = torch.cat([everyone, ones, halves])
 
         # 𝒦 of each training: the mean of its kernels at regular steps.
         totals = [torch.zeros(()) for _ in weights]
-        read = [step for step in retrain(found.rerun, weights) if step.step % self.every == 0]
+        read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
         for step in read:
             for run, vector in enumerate(step.found[WEIGHTS]):
-                here = tangent_kernel(module, found.others, weights=flat.weights(vector))[:, 0, :, 0]
+                here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[:, 0, :, 0]
                 totals[run] = totals[run] + here / len(read)
         kernels = torch.stack(totals)
 
@@ -226,7 +226,7 @@ class AddedRemovals(AbstractTrial):
     groups: int = Field(32, ge=2, le=1000)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        found: list[Mapping[str, Level]] = []
+        rows: list[Mapping[str, Level]] = []
         for activation in self.activations:
             words = ["path.rule=[left]", "path.error_samples=0", "ladder.machine=[]", f"model.activation={activation}"]
             trained = retraining([*self.base, *words], seed)
@@ -240,8 +240,8 @@ class AddedRemovals(AbstractTrial):
                 sums = {"retrained": left @ alone, "effect": left @ effect, "others": left.roll(1, 0) @ alone}
                 for single, added in sums.items():
                     miss = float((added - together).norm() / together.norm())
-                    found.append({"activation": activation, "size": size, "single": single, "miss": miss})
-        return found
+                    rows.append({"activation": activation, "size": size, "single": single, "miss": miss})
+        return rows
 
 
 class DatamodelScore(AbstractTrial):
@@ -267,21 +267,25 @@ class DatamodelScore(AbstractTrial):
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        found = retraining([*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        kept = draw_groups(found.train // 2, self.groups, found.train, seed)
-        actual = found.outputs_without(kept)[:, :, 0]
-        return [{"method": name, "score": score(kept @ tau.t(), actual)} for name, tau in attributions(found).items()]
+        retrained = retraining(
+            [*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed
+        )
+        groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
+        actual = retrained.outputs_without(groups)[:, :, 0]
+        return [
+            {"method": name, "score": score(groups @ tau.t(), actual)} for name, tau in attributions(retrained).items()
+        ]
 
 
-def attributions(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
+def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What each method says of the points that are no training examples."""
-    evidence, problem, train = found.outcome.evidence, found.setting.problem, found.train
+    evidence, problem, train = retrained.outcome.evidence, retrained.setting.problem, retrained.train
     own = evidence.elsewhere("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
         "contributions": own,
         "tracin": evidence.elsewhere("left")[:, 0],
-        "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * found.slopes,
+        "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * retrained.slopes,
         "input": (flat[train:] @ flat[:train].t()) * problem.targets[:train, 0],
         "shuffled": own.roll(1, 1),
     }
@@ -320,44 +324,44 @@ DAMPING = 0.1
 COARSER = 4  # examples for each dimension of TRAK's projection
 
 
-def all_scores(found: Retraining) -> dict[str, Float[Tensor, "point train"]]:
+def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What every score says, at the points that are no training examples."""
-    summed = attributions(found)
-    effect = would_change(found)
+    summed = attributions(retrained)
+    effect = would_change(retrained)
     return {
         "effect": effect,
-        "one_step": would_change(found, one_step=True),
+        "one_step": would_change(retrained, one_step=True),
         **{name: -summed[name] for name in ("contributions", "tracin", "last_gradient")},
-        "influence": influence(found),
-        "trak": trak(found),
+        "influence": influence(retrained),
+        "trak": trak(retrained),
         "shuffled": effect.roll(1, 1),
     }
 
 
-def influence(found: Retraining) -> Float[Tensor, "point train"]:
+def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
     """What an optimum would change by, if the loss were a parabola and this its lowest point.
 
     (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, of which the right side solves for N numbers.
     """
-    loss, train = found.setting.experiment.loss, found.train
+    loss, train = retrained.setting.experiment.loss, retrained.train
     if not loss.is_quadratic:
         raise Mistake("trial.base: influence functions are here those of a quadratic loss; choose loss=squared")
-    kernel = found.outcome.evidence.kernel_end[:, 0, :, 0]
+    kernel = retrained.outcome.evidence.kernel_end[:, 0, :, 0]
     curved = loss.curvature * kernel[:train] / train
     damped = curved + DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
     reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
-    return reached.t() * found.slopes / train
+    return reached.t() * retrained.slopes / train
 
 
-def trak(found: Retraining) -> Float[Tensor, "point train"]:
+def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     """Regression with the gradients at the end, of fewer dimensions than there are examples."""
-    rerun, end = found.rerun, found.rerun.flat.vector(found.outcome.weights)
-    dimensions, generator = max(1, found.train // COARSER), stream("sketch", rerun.seed)
-    drawn = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
-    jacobian: Tensor = jacrev(lambda vector: rerun.outputs(vector, found.setting.problem.inputs)[:, 0])(end)
-    features = jacobian.detach() @ drawn
-    solved: Tensor = torch.linalg.pinv(features[: found.train])
-    return features[found.train :] @ solved * found.slopes
+    rerun, end = retrained.rerun, retrained.rerun.flat.vector(retrained.outcome.weights)
+    dimensions, generator = max(1, retrained.train // COARSER), stream("sketch", rerun.seed)
+    projection = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
+    jacobian: Tensor = jacrev(lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0])(end)
+    features = jacobian.detach() @ projection
+    solved: Tensor = torch.linalg.pinv(features[: retrained.train])
+    return features[retrained.train :] @ solved * retrained.slopes
 
 
 READ = ("path.rule=[secant,left]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
@@ -382,7 +386,7 @@ class RemovalScores(AbstractTrial):
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        found: list[Mapping[str, Level]] = []
+        rows: list[Mapping[str, Level]] = []
         for activation in self.activations:
             trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
 
@@ -392,14 +396,14 @@ class RemovalScores(AbstractTrial):
                 actual = trained.changes_without(left)
                 for name, tau in scores.items():
                     row = {"activation": activation, "left_out": who, "score": name}
-                    found.append({**row, "correlation": score(left @ tau.t(), actual)})
+                    rows.append({**row, "correlation": score(left @ tau.t(), actual)})
 
             # How far the contributions are from adding up to what training did.
             evidence, others = trained.outcome.evidence, slice(trained.train, None)
             change = evidence.end[others] - evidence.start[others]
             miss = float((evidence.elsewhere("secant").sum(2) - change).norm() / change.norm())
-            found.append({"activation": activation, "left_out": "nobody", "score": "contributions", "miss": miss})
-        return found
+            rows.append({"activation": activation, "left_out": "nobody", "score": "contributions", "miss": miss})
+        return rows
 
 
 def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "group train"]]:
@@ -409,8 +413,8 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
     shares = {"5 %": 20, "10 %": 10, "50 %": 2}
-    drawn = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
-    return {"one": torch.eye(train, dtype=torch.float64), **drawn}
+    groups_by_name = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
+    return {"one": torch.eye(train, dtype=torch.float64), **groups_by_name}
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
@@ -444,16 +448,16 @@ class OtherRuns(AbstractTrial):
         runs = self.runs(trained)
         added = trained.outcome.evidence.elsewhere("secant")[:, 0]
         scores = {"effect": would_change(trained), "contributions": -added}  # what the run itself says
-        found: list[Mapping[str, Level]] = []
+        rows: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {name: replace(trained, rerun=run).changes_without(left) for name, run in runs.items()}
             sums = {name: left @ tau.t() for name, tau in scores.items()} | {"retraining": actual["same"]}
-            found += [
+            rows += [
                 {"left_out": who, "score": name, "repeated": repeated, "correlation": score(predicted, change)}
                 for name, predicted in sums.items()
                 for repeated, change in actual.items()
             ]
-        return found
+        return rows
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
         """The run itself, and those that have more or less in common with it."""

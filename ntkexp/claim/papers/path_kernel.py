@@ -65,10 +65,10 @@ class PathFact(AbstractQuantity):
         """The number of one run; NaN where it has none."""
         if run is None or self.rule not in run.rules:
             return math.nan
-        known = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
-        if self.fact not in known:
-            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(known)}{nearest(self.fact, known)}")
-        return float(known[self.fact])
+        facts = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
+        if self.fact not in facts:
+            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(facts)}{nearest(self.fact, facts)}")
+        return float(facts[self.fact])
 
 
 class SymmetryDefect(AbstractQuantity):
@@ -87,15 +87,15 @@ class SymmetryDefect(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
-        for place in measured.table.to_dict("records"):
-            run = measured.known.get(str(place["run"]))
+        for row in measured.table.to_dict("records"):
+            run = measured.known.get(str(row["run"]))
             if run is None:
                 continue
             for rule in self.rules:
                 kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
                 side = kernel.shape[2] * kernel.shape[3]
                 found = defects(kernel.reshape(side, side))
-                rows += [{**place, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
+                rows += [{**row, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
         return pd.DataFrame(rows)
 
 

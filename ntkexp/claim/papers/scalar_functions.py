@@ -78,11 +78,11 @@ class ScalarCurve(AbstractTrial):
             raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
         module = self.model.function()
         own, generator = weights_of(module), stream("weights", seed)
-        drawn = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
+        moved = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
         rows: list[Mapping[str, Level]] = []
-        for start, weights in {"given": own, "drawn": drawn}.items():
+        for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
                 reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
                 rows += [{"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here)]
@@ -113,11 +113,11 @@ class ScalarCurve(AbstractTrial):
             "finite_largest_at": x[finite.argmax()].item(),
             "spread": (share.max() - share.min()).item(),
         }
-        for k, place in enumerate(x[:, 0].tolist()):
+        for k, position in enumerate(x[:, 0].tolist()):
             yield {
-                "x": int(place),
+                "x": int(position),
                 "place": "observed" if k == here else "elsewhere",
-                "side": "left" if place < self.boundary else "right",
+                "side": "left" if position < self.boundary else "right",
                 "kernel": kernel[k].item(),
                 "share": share[k].item(),
                 "finite": finite[k].item(),
@@ -171,6 +171,7 @@ class FiniteSteps(AbstractTrial):
         def missed(kernel: Tensor) -> float:
             return float((kernel - tangent).norm() / tangent.norm())
 
+        # the error falls as η, and as η² where the kernels of steps in both directions are averaged
         return [
             {"step_size": eta, "error": missed(finite(eta)), "centred_error": missed((finite(eta) + finite(-eta)) / 2)}
             for eta in self.step_sizes
@@ -221,8 +222,8 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Find the rows of the model's own start before any ascent, which are the same for every seed."""
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
-    found: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
-    return found
+    curve: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
+    return curve
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
@@ -245,8 +246,8 @@ def at(share: pd.Series[float], extreme: float) -> str:
     >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0), at(pd.Series([1.0, -0.27851], index=[-1, 2]), -0.27851)
     ('at 2 places, 0', 'at x = 2, −0.279')
     """
-    places = share.index[(share - extreme).abs() <= ROUNDING]
-    where = f"x = {spelled(places[0])}" if len(places) == 1 else f"{len(places)} places"
+    positions = share.index[(share - extreme).abs() <= ROUNDING]
+    where = f"x = {spelled(positions[0])}" if len(positions) == 1 else f"{len(positions)} places"
     return f"at {where}, {spelled(extreme)}"
 
 
@@ -287,8 +288,8 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
     """Find the rows of the model's own start, which are the same for every seed."""
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
-    found: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
-    return found
+    curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
+    return curves
 
 
 def changed_range(rows: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
 from ntkexp.init import NTK, AbstractInit
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockPlace, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import Squared
 from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
 from ntkexp.model.networks import MLP
@@ -83,7 +83,7 @@ class FirstOutputs(AbstractTrial):
         task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
         limit = self.model.limit(self.init, task)
-        process = compute(limit, BlockPlace(every, every, same=True), x, memory_gb=1.0).nngp
+        process = compute(limit, BlockSlices(every, every, same=True), x, memory_gb=1.0).nngp
 
         untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
         rows = list[Mapping[str, Level]]()
@@ -101,10 +101,10 @@ def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "poi
     {'variance_ratio': 1.0, 'covariance_ratio': 2.0, 'excess_kurtosis': -2.0}
     """
     second, fourth = outputs.square().mean(0), outputs.pow(4).mean(0)
-    found, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
+    covariance, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
     return {
         "variance_ratio": float((second / process.diagonal()).mean()),
-        "covariance_ratio": float((found * pairs).sum() / pairs.square().sum()),
+        "covariance_ratio": float((covariance * pairs).sum() / pairs.square().sum()),
         "excess_kurtosis": float((fourth / second.square()).mean()) - 3,
     }
 
@@ -133,12 +133,12 @@ class FirstKernels(AbstractTrial):
         task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
-        limit = compute(network, BlockPlace(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
+        limit = compute(network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            drawn = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            kernels = stacked(drawn).tangent_kernels(x)
+            networks = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            kernels = stacked(networks).tangent_kernels(x)
             rows.append({"width": width, **compare_with_limit(kernels, self.init.alpha**2 * limit)})
         return rows
 
@@ -226,12 +226,14 @@ class KernelMovement(AbstractTrial):
         for width, alpha in product(self.widths, self.alphas):
             # The networks of a width, the same at every scale.
             init, generator = self.init.model_copy(update={"alpha": alpha}), stream("weights", seed, width)
-            drawn = stacked([network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)])
-            before = drawn.tangent_kernels(x)
+            networks = stacked(
+                [network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)]
+            )
+            before = networks.tangent_kernels(x)
 
             # Training, by steps of `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(drawn)
+            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
@@ -313,36 +315,38 @@ class TrainingBesideKernels(AbstractTrial):
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
         task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
         network = self.model.limit(self.init, task)
-        place = BlockPlace(slice(0, len(points)), slice(0, len(points)), same=True)
-        limit = self.init.alpha**2 * compute(network, place, points, memory_gb=1.0, threads=1).ntk
+        block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
+        limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
+        # a fraction of the largest stable step, 2/λ_max of the limit
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
             points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
         )
-        found: list[Mapping[str, Level]] = []
+        rows: list[Mapping[str, Level]] = []
         for width in self.widths:
             modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            drawn = stacked(modules)
-            kernels = {"start": drawn.tangent_kernels(points), "limit": limit}
-            gaps = train_beside(training, drawn, {name: kernel[..., :train] for name, kernel in kernels.items()})
-            found += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
-        return found
+            networks = stacked(modules)
+            # the networks beside regression with their kernels at the start, and with that of infinite width
+            kernels = {"start": networks.tangent_kernels(points), "limit": limit}
+            gaps = regression_gaps(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
+        return rows
 
 
-def train_beside(
-    training: EnsembleTraining, drawn: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
+def regression_gaps(
+    training: EnsembleTraining, networks: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
 ) -> dict[str, float]:
     """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
     train = len(training.targets)
     with torch.no_grad():
-        start = drawn.outputs(training.inputs)
+        start = networks.outputs(training.inputs)
     regressed = dict.fromkeys(kernels, start)
     moved, missed = 0.0, dict.fromkeys(kernels, 0.0)
-    course = training.course(drawn)
+    course = training.course(networks)
     next(course)
-    for networks in course:
+    for trained in course:
         with torch.no_grad():
-            outputs = networks.outputs(training.inputs)
+            outputs = trained.outputs(training.inputs)
         moved += float((outputs - start)[:, train:].square().sum())
         for name, kernel in kernels.items():
             # f̂ ← f̂ − η K (f̂(X) − y)

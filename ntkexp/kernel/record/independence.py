@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -40,7 +41,7 @@ CHANGING = (
 SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_view", "expand", "squeeze", "unsqueeze"})
 """Operations whose result rounds at the size of their arguments."""
 
-ROUNDINGS = 100.0  # of the terms of a sum, before a difference is no rounding
+ROUNDINGS = 100.0  # of the terms of a sum, before a difference is held against noise
 OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does: so far rounding may take outputs
 FEW = 8  # examples that run by themselves, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
@@ -56,11 +57,11 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     """
     weights, everyone = {name: tape[slot].detach() for slot, name in tape.weights.items()}, range(len(tape.outputs))
     with torch.no_grad():
-        if not are_same(columns(function, weights, tape.given), tape.outputs, tape):
+        trial = Trial(function, tape, weights, tape.outputs)
+        if not trial.are_same(columns(function, weights, tape.given), tape.outputs, tape.given, tape.outputs):
             raise Mistake(CHANGING)
         if len(everyone) == 1:
             return
-        trial = Trial(function, tape, weights, tape.outputs)
         order = shuffled(everyone)
         for half in (order[: len(order) // 2], order[len(order) // 2 :]):
             trial.run(half)
@@ -139,17 +140,49 @@ class Trial:
     ) -> None:
         """Examples do not know of others, unless the numbers are such that this cannot be seen: no numbers, or with no
         digits left after rounding. On what was `given` the function gives the usual outputs."""
-        if are_same(apart, among, self.tape):
+        if self.are_same(apart, among, given, usual):
             return
         if not bool(apart.isfinite().all() and among.isfinite().all()):
             raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
-        weights = {name: with_noise(weight) for name, weight in self.weights.items()}
-        near = replace(self, weights=weights).run_or_none(map_tensors(with_noise, given))
-        moved = 0.0 if near is None else float((near - usual).abs().max())
+        moved = self.moved_by_noise(given, usual)
         if float((apart - among).abs().max()) <= OF_NOISE * moved:
             share = moved / float(usual.abs().max())
             raise Mistake(f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}")
         raise Mistake(COUPLED)
+
+    def are_same(
+        self,
+        apart: Float[Tensor, "part out"],
+        among: Float[Tensor, "part out"],
+        given: Inputs,
+        usual: Float[Tensor, "example out"],
+    ) -> bool:
+        """Whether examples give apart from the others what they give among them, to some roundings of the terms
+        that outputs are added up from; or to what a noise of eps does, if that leaves half of the digits.
+        """
+        apart_by = torch.where((apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs())
+        if not bool(apart_by.any()):
+            return True
+        tape, eps, farthest = self.tape, self.tape.eps, float(apart_by.nan_to_num(torch.inf).max())
+        size = max(float(outputs.abs().nan_to_num(0.0, 0.0).max()) for outputs in (tape.outputs, among, usual))
+        # where outputs are differences of larger numbers, as of a network and its start, those are what rounds
+        reached = {tape.output}
+        for entry in reversed(tape.entries):
+            if entry.name in SUMS and not reached.isdisjoint(entry.results):
+                reached.update(entry.slots)
+        terms = [tape[slot].detach() for slot in reached]
+        largest = max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
+        rounding = ROUNDINGS * eps * largest
+        if farthest <= rounding:
+            return True
+        return farthest <= eps**0.5 * size + rounding and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
+
+    def moved_by_noise(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
+        """By how much a relative noise of eps in weights and inputs moves the usual outputs."""
+        noisy = partial(with_noise, eps=self.tape.eps)
+        weights = {name: noisy(weight) for name, weight in self.weights.items()}
+        near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
+        return 0.0 if near is None else float((near - usual).abs().max())
 
     def run_or_none(self, inputs: Inputs) -> Float[Tensor, "example out"] | None:
         try:
@@ -195,12 +228,12 @@ def selected(inputs: Inputs, rows: Sequence[int]) -> Inputs:
     return map_tensors(lambda tensor: tensor[list(rows)], inputs)
 
 
-def with_noise(tensor: Tensor) -> Tensor:
-    """The same numbers with a relative noise of their eps."""
+def with_noise(tensor: Tensor, eps: float) -> Tensor:
+    """The same numbers with a relative noise of eps."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(tensor)
-    return tensor * (1 + torch.finfo(tensor.dtype).eps * noise)
+    return tensor * (1 + eps * noise)
 
 
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
@@ -215,21 +248,3 @@ def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> 
         return other
 
     return map_tensors(replaced, inputs)
-
-
-def are_same(apart: Float[Tensor, "part out"], among: Float[Tensor, "part out"], tape: Tape) -> bool:
-    """Whether examples give apart from the others what they give among them, to √eps of the outputs' size, and to
-    some roundings of the terms that outputs are added up from.
-    """
-    # √eps is far more than what another order of summation changes, and far less than what other examples change; where
-    # outputs are differences of larger numbers, as of a network and its start, those are what rounds
-    size = max(float(outputs.abs().nan_to_num(0.0, 0.0).max()) for outputs in (tape.outputs, among) if outputs.numel())
-    reached = {tape.output}
-    for entry in reversed(tape.entries):
-        if entry.name in SUMS and not reached.isdisjoint(entry.results):
-            reached.update(entry.slots)
-    terms = [tape[slot].detach() for slot in reached]
-    largest = max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
-    tolerance = tape.eps**0.5 * size + ROUNDINGS * tape.eps * largest
-    same = ((apart - among).abs() <= tolerance) | (apart == among) | (apart.isnan() & among.isnan())
-    return bool(same.all())

@@ -105,7 +105,7 @@ Array = np.ndarray[Any, Any]
 
 
 @compiled
-def summed(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
+def sum_window(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
     """The sums Σ over the neighbours at up to `reach` steps on both sides."""
     count, start = np.uintp(size), np.uintp(margin)
     if reach == 1:
@@ -124,7 +124,7 @@ def summed(source: Array, target: Array, margin: int, size: int, reach: int, ste
 
 
 @compiled
-def copied(source: Array, target: Array, margin: int, size: int) -> None:
+def copy_tile(source: Array, target: Array, margin: int, size: int) -> None:
     """One tile is copied: target ← source."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
@@ -132,7 +132,7 @@ def copied(source: Array, target: Array, margin: int, size: int) -> None:
 
 
 @compiled
-def added(source: Array, target: Array, margin: int, size: int) -> None:
+def add_tile(source: Array, target: Array, margin: int, size: int) -> None:
     """One tile is added to another: target ← target + source."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
@@ -181,7 +181,6 @@ def filled(target: Array, start: int, count: int, value: Any) -> None:
 
 @compiled
 def total(tile: Array, margin: int, size: int) -> Any:
-    """The sum of a tile."""
     start, found = np.uintp(margin), tile.dtype.type(0)
     for j in range(np.uintp(size)):
         found += tile[j + start]

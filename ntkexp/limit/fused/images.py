@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
-from ntkexp.limit.fused.tile import walked
+from ntkexp.limit.fused.tile import apply_operations
 
 # --- Where the pixels of an image lie in a tile, axis by axis, and what lies between them.
 #
@@ -95,12 +95,12 @@ def laid_out(
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
     """Where on the axis that lies which each place of an image that goes around repeats."""
-    found = np.zeros(length(pixels, reach, around), np.int64)
+    indices = np.zeros(length(pixels, reach, around), np.int64)
     before, second = pixels - offset, pixels - offset + 3 * reach
-    for slot in range(found.shape[0]):
+    for slot in range(indices.shape[0]):
         pixel = slot - reach if slot < before + 2 * reach else slot - second + before
-        found[slot] = place(pixel % pixels, pixels, offset, reach, around)
-    return found
+        indices[slot] = place(pixel % pixels, pixels, offset, reach, around)
+    return indices
 
 
 @compiled
@@ -149,7 +149,7 @@ def arrived(source: Array, start: int, target: Array, margin: int, image: Image)
 
 
 @compiled
-def departed(
+def add_to_coarse(
     K: Array,
     theta: Array,
     margin: int,
@@ -157,7 +157,7 @@ def departed(
     share: Any,
     slots: Arrays,
     order: Array,
-    departure: int,
+    coarsening: int,
     at: Three,
     ways: Array,
     coarse_K: Array,
@@ -171,16 +171,16 @@ def departed(
     """
     sizes, reach, offset, around = image
     stride, count = length(sizes[2], reach[2], around), 0
-    for x in order[departure]:
-        if slots[2][departure, at[2], x] >= 0:
+    for x in order[coarsening]:
+        if slots[2][coarsening, at[2], x] >= 0:
             ways[0, count] = place(x, sizes[2], offset[2], reach[2], around)
-            ways[1, count] = slots[2][departure, at[2], x]
+            ways[1, count] = slots[2][coarsening, at[2], x]
             count += 1
     for z in range(sizes[0]):
         deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
         for y in range(sizes[1]):
             here = margin + (deep + place(y, sizes[1], offset[1], reach[1], around)) * stride
-            a, b = slots[0][departure, at[0], z], slots[1][departure, at[1], y]
+            a, b = slots[0][coarsening, at[0], z], slots[1][coarsening, at[1], y]
             if a >= 0 and b >= 0:
                 start, goal = np.uintp(here), np.uintp(a + b)
                 for k in range(np.uintp(count)):
@@ -211,7 +211,7 @@ def images(
     equal: Any,
     arriving: Array,
     source: Array,
-    departing: tuple[Array, Array, Arrays, Array],
+    coarsening_arrays: tuple[Array, Array, Arrays, Array],
     target: Array,
     sums: Array,
 ) -> None:
@@ -262,7 +262,7 @@ def images(
                     same,
                     arriving,
                     source,
-                    departing,
+                    coarsening_arrays,
                     target,
                     sums,
                 )
@@ -280,7 +280,7 @@ def at_offset(
     same: bool,
     arriving: Array,
     source: Array,
-    departing: tuple[Array, Array, Arrays, Array],
+    coarsening_arrays: tuple[Array, Array, Arrays, Array],
     target: Array,
     sums: Array,
 ) -> None:
@@ -290,8 +290,8 @@ def at_offset(
     work, source, target, sums = lent(work), lent(source), lent(target), lent(sums)
     margin, size, stride, plane = extent
     fields, channels, start = counts
-    registers, shares, order = lent(departing[0]), lent(departing[1]), lent(departing[3])
-    slots = (lent(departing[2][0]), lent(departing[2][1]), lent(departing[2][2]))
+    registers, shares, order = lent(coarsening_arrays[0]), lent(coarsening_arrays[1]), lent(coarsening_arrays[3])
+    slots = (lent(coarsening_arrays[2][0]), lent(coarsening_arrays[2][1]), lent(coarsening_arrays[2][2]))
     o0, o1, o2 = image[2]
     none, ways = np.zeros(0, work.dtype), np.zeros((2, image[0][2]), np.int64)
     for i in range(sums.shape[1]):
@@ -305,7 +305,7 @@ def at_offset(
                 work[1, :] = 0
             # An example and itself, pixel by pixel: every correlation is one.
             itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
-            walked(
+            apply_operations(
                 operations,
                 weights,
                 work,
@@ -326,7 +326,7 @@ def at_offset(
             )
             for k in range(registers.shape[0]):
                 K, theta, share = work[2 * registers[k]], work[2 * registers[k] + 1], shares[k]
-                departed(
+                add_to_coarse(
                     K, theta, margin, image, share, slots, order, k, at, ways, target[k, 0, i, j], target[k, 1, i, j]
                 )
             if registers.shape[0] == 0:

@@ -33,7 +33,7 @@ from ntkexp.covariance.pairs import (
     Operations,
     Pairs,
     coarsen,
-    needed,
+    pairs_before,
 )
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
@@ -59,13 +59,15 @@ class Level:
     sizes: Sizes
     arrivals: tuple[int, ...] = ()
     operations: Operations = ()
-    departures: Operations = ()
+    coarsenings: Operations = ()
     pairs: Pairs = NOT_KNOWN
 
     @property
     def registers(self) -> int:
         """How many tiles are at work."""
-        return max(1, *(1 + arrival for arrival in self.arrivals), base.registers((*self.operations, *self.departures)))
+        return max(
+            1, *(1 + arrival for arrival in self.arrivals), base.registers((*self.operations, *self.coarsenings))
+        )
 
     @property
     def reach(self) -> Sizes:
@@ -105,7 +107,7 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
         after = found[here + 1]
         if after.sizes != (deep, down, across):
             raise NoFusedForm(UNEQUAL)
-        found[here] = replace(found[here], departures=(*found[here].departures, operation))
+        found[here] = replace(found[here], coarsenings=(*found[here].coarsenings, operation))
         found[here + 1] = replace(after, arrivals=(*after.arrivals, operation.register))
         at[operation.register] = here + 1
     return tuple(found)
@@ -115,22 +117,22 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     """Weights and the bent line after them as one operation; tiles are cleared only where it takes that: not those
     registers that hold zeros outside the image, `clean` at first.
     """
-    found: list[Operation] = []
+    merged: list[Operation] = []
     for operation in operations:
-        kind, register, other, last = operation.kind, operation.register, operation.other, found[-1:]
+        kind, register, other, last = operation.kind, operation.register, operation.other, merged[-1:]
         if kind == CLEAR and register in clean:
             continue
         if kind == BEND and last and last[0].kind == WEIGH and last[0].register == register:
-            found[-1] = replace(operation, reach=last[0].reach, weights=last[0].weights)
+            merged[-1] = replace(operation, reach=last[0].reach, weights=last[0].weights)
         else:
-            found.append(operation)
+            merged.append(operation)
         if kind in CLEANING:
             clean = clean | {register}
         elif kind == COPY:
             clean = clean | {other} if register in clean else clean - {other}
         elif kind != ADD or other not in clean:
             clean = clean - {register}
-    return tuple(found)
+    return tuple(merged)
 
 
 # --- Where the pixels of a tile go that departs for a coarser image, axis by axis.
@@ -143,32 +145,32 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Departures:
-    """The registers that depart, the share of a pixel in the mean that it becomes part of, and its slots."""
+class Coarsenings:
+    """Registers that go to a coarser level: the share of a pixel in the mean that it becomes part of, and its slots."""
 
     registers: Array
     shares: Array
-    slots: tuple[Array, ...]  # along each axis, [departure, offset, pixel], or nowhere
-    order: Array  # of the pixels in a row, [departure, pixel]
+    slots: tuple[Array, ...]  # along each axis, [coarsening, offset, pixel], or nowhere
+    order: Array  # of the pixels in a row, [coarsening, pixel]
 
 
-def departures(level: Level, after: Pairs, dtype: Any) -> Departures:
-    """What departs from a level, for these pairs of coarse pixels."""
-    registers = [step.register for step in level.departures]
-    shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.departures]
+def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
+    """What goes from a level to a coarser one, for these pairs of coarse pixels."""
+    registers = [step.register for step in level.coarsenings]
+    shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings]
     found = []
     for axis, (pixels, fine) in enumerate(zip(level.sizes, level.pairs.offsets, strict=True)):
         tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
         unit = prod(after.pixels[axis + 1 :])
-        wanted = after.offsets[axis]
-        each = [slots(step.coarse[axis], pixels, fine, wanted, tile, unit) for step in level.departures]
+        offsets = after.offsets[axis]
+        each = [slots(step.coarse[axis], pixels, fine, offsets, tile, unit) for step in level.coarsenings]
         found.append(np.array(each, np.int64).reshape(-1, len(fine), pixels))
     # In a row come the first members of coarse pixels, then the second, and so on.
     columns, order = level.sizes[2], []
-    for step in level.departures:
+    for step in level.coarsenings:
         rank = {p: k for members in step.coarse[2].members for k, p in enumerate(members)}
         order.append(sorted(range(columns), key=lambda p, rank=rank: (rank.get(p, 0), p)))  # type: ignore[misc]
-    return Departures(
+    return Coarsenings(
         np.array(registers, np.int64),
         np.array(shares, dtype),
         tuple(found),
@@ -185,10 +187,10 @@ def slots(coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int
     owner = np.full(pixels, NOWHERE)
     for number, members in enumerate(coarse.members):
         owner[list(members)] = number
-    place = np.full(len(coarse.members), NOWHERE)
-    place[list(wanted)] = np.arange(len(wanted))
+    slot = np.full(len(coarse.members), NOWHERE)
+    slot[list(wanted)] = np.arange(len(wanted))
     second = owner[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
-    number = place[(second - owner) % len(place)]
+    number = slot[(second - owner) % len(slot)]
     there = (owner != NOWHERE) & (second != NOWHERE) & (number != NOWHERE)
     return np.where(there, number * tile + owner * unit, NOWHERE)
 
@@ -268,8 +270,8 @@ class TileProgram:
     rest_shape: tuple[int, ...]
 
     @property
-    def departed(self) -> tuple[Pairs, ...]:
-        """The pairs of pixels that there are of what departs from each level."""
+    def coarse_pairs(self) -> tuple[Pairs, ...]:
+        """The pairs of pixels that each level leaves for the next."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
@@ -305,18 +307,18 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
         for one in levels((*operations, Operation(CLEAR, 0)), sizes)
     ]
     last, end, rest, rest_shape = layers[known], None, layers[known:], before
-    wanted = base.need(rest, Pairs((), ()), before)
+    end_pairs = base.need(rest, Pairs((), ()), before)
     if last.averages and base.says_itself(last, "averages"):
-        wanted = last.need(Pairs((), ()), before)
+        end_pairs = last.need(Pairs((), ()), before)
         end, rest, rest_shape = last, layers[known + 1 :], last.shape(before)
     else:  # the tiles of the last level are kept
         whole = coarsen(0, [Coarse.every(n, 1) for n in found[-1].sizes])
-        found[-1] = replace(found[-1], departures=(whole,))
+        found[-1] = replace(found[-1], coarsenings=(whole,))
     # The pairs that each level needs, of those wanted at the end, in an image of three axes.
-    missing = 3 - len(wanted.pixels)
-    pairs = Pairs((1,) * missing + wanted.pixels, ((0,),) * missing + wanted.offsets)
+    missing = 3 - len(end_pairs.pixels)
+    pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
     found[-1] = replace(found[-1], pairs=pairs)
     for k in range(len(found) - 2, -1, -1):
-        finer = (needed(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].departures)
+        finer = (pairs_before(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].coarsenings)
         found[k] = replace(found[k], pairs=reduce(Pairs.union, finer))
     return TileProgram(tuple(found), shape[0], end, rest, rest_shape)

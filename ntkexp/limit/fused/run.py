@@ -17,9 +17,9 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.program import Departures, Tables, TileProgram, departures, field_count, tables
-from ntkexp.limit.fused.tile import walked
-from ntkexp.limit.network import COPIES, Kernels, Network, Side, both, cuts, finite, symmetric
+from ntkexp.limit.fused.program import Coarsenings, Tables, TileProgram, coarsenings, field_count, tables
+from ntkexp.limit.fused.tile import apply_operations
+from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
 
 # --- Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours.
 
@@ -31,7 +31,7 @@ MARGIN = 64
 
 
 @compiled
-def vectors(
+def apply_to_vectors(
     operations: Array,
     weights: Array,
     registers: int,
@@ -62,14 +62,18 @@ def vectors(
         size, rows = columns - begin, (left[i], inputs[i], nngp[i], ntk[i])
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
-        found = max(found, piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows))
+        found = max(
+            found, apply_to_piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows)
+        )
         if same:  # an example and itself: the correlation is one
-            found = max(found, piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows))
+            found = max(
+                found, apply_to_piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows)
+            )
     return found
 
 
 @compiled
-def piece(
+def apply_to_piece(
     operations: Array,
     weights: Array,
     work: Array,
@@ -93,7 +97,7 @@ def piece(
     for j in range(np.uintp(size)):
         work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
-    walked(
+    apply_operations(
         operations,
         weights,
         work,
@@ -169,7 +173,7 @@ ROWS = 128
 """Left vectors of a strip for every thread: enough for a quick matrix product."""
 
 
-def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def kernels_of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
     """The kernels by the recursion on every number of a matrix."""
     whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
     nngp, ntk = whole[0].numpy(), whole[1].numpy()
@@ -178,13 +182,13 @@ def of_vectors(program: TileProgram, left: Side, right: Side, same: bool, thread
     fields = np.ascontiguousarray(table.right.T)
     products = left.x.new_empty(min(len(left.x), ROWS * threads), len(right.x))
 
-    def walk(place: SubBlock) -> int:
-        row, column = place
+    def walk(block: SubBlock) -> int:
+        row, column = block
         one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
         inputs = products.numpy()[row.start % len(products) :, column]
-        found: int = vectors(
+        found: int = apply_to_vectors(
             *(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding),
-            *(inputs, nngp[place], ntk[place]),
+            *(inputs, nngp[block], ntk[block]),
         )
         for end in (nngp, ntk) if same else ():
             mirrored(end, row.start, row.stop, column.start, column.stop)
@@ -224,14 +228,14 @@ def kernels(
 ) -> Kernels:
     """Both kernels of a block."""
     if len(net.shape) == 1:
-        return of_vectors(program, left, right, same, threads)
+        return kernels_of_vectors(program, left, right, same, threads)
     numbers = left.x[0].numel() + sum(field_count(one, left, right) * prod(one.sizes) for one in program.levels)
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
     if max(len(left.x), len(right.x)) <= most:
-        nngp, ntk = of_images(program, left, right, same, threads, memory_gb / threads)
+        nngp, ntk = kernels_of_images(program, left, right, same, threads, memory_gb / threads)
         if same:
             nngp, ntk = symmetric(nngp), symmetric(ntk)
-        return finite(rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
+        return finite(through_rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
     # Part by part, of no more examples a side than there is room for in tables.
     whole = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, most, same):
@@ -244,56 +248,63 @@ def kernels(
     return whole[0], whole[1]
 
 
-def of_images(program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float) -> Kernels:
+def kernels_of_images(
+    program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+) -> Kernels:
     """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
     sub-block after the other.
     """
-    found = [tables(level, left, right) for level in program.levels]
-    leaving = [departures(*ends, found[0].left.dtype) for ends in zip(program.levels, program.departed, strict=True)]
-    size = sub_block_size(program, found, memory_gb)
+    levels = [tables(level, left, right) for level in program.levels]
+    coarse = [
+        coarsenings(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.coarse_pairs, strict=True)
+    ]
+    size = sub_block_size(program, levels, memory_gb)
     if threads > 1:  # so short that every thread has some
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
     parts, last = sub_blocks(left, right, size, same), program.levels[-1].pairs
     nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
 
-    def tiles(place: SubBlock) -> Kernels:
-        sums = np.zeros((2, len(left.x[place[0]]), len(right.x[place[1]])))
-        kept = through(program, found, leaving, same and place[0] == place[1], place, sums)
+    def tiles(block: SubBlock) -> Kernels:
+        sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
+        kept = through_levels(program, levels, coarse, same and block[0] == block[1], block, sums)
         first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
         return first, second
 
     for (row, column), ends in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
         sides, itself = (left.part(row), right.part(column)), same and row == column
-        nngp[row, column], ntk[row, column] = ends if program.end else rest(program, *sides, ends, itself)
+        nngp[row, column], ntk[row, column] = ends if program.end else through_rest(program, *sides, ends, itself)
     return nngp, ntk
 
 
-def sub_block_size(program: TileProgram, found: Sequence[Tables], memory_gb: float) -> int:
+def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: float) -> int:
     """How many images there is room for on each side of a sub-block, each laid out in three steps, with all that
-    departs from two levels.
+    two levels leave for coarser ones.
     """
-    laid_out = max(table.left[0].nbytes for table in found)
-    departing = [
-        2 * len(one.departures) * after.count for one, after in zip(program.levels, program.departed, strict=True)
+    laid_out = max(table.left[0].nbytes for table in levels)
+    numbers_left = [
+        2 * len(one.coarsenings) * after.count for one, after in zip(program.levels, program.coarse_pairs, strict=True)
     ]
-    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * found[0].left.itemsize)))
+    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
     size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
-    return max(1, min(size, isqrt(2 * numbers // max(1, *departing))))
+    return max(1, min(size, isqrt(2 * numbers // max(1, *numbers_left))))
 
 
-def through(
+def through_levels(
     program: TileProgram,
-    found: Sequence[Tables],
-    leaving: Sequence[Departures],
+    levels: Sequence[Tables],
+    coarse: Sequence[Coarsenings],
     same: bool,
-    place: SubBlock,
+    block: SubBlock,
     sums: Array,
 ) -> Array:
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
-    row, column = place
-    kept = np.zeros((0,) * 5, found[0].left.dtype)
-    for level, table, going, after in zip(program.levels, found, leaving, program.departed, strict=True):
-        target = np.zeros((len(going.registers), *sums.shape, after.count if len(going.registers) else 0), kept.dtype)
+    row, column = block
+    kept = np.zeros((0,) * 5, levels[0].left.dtype)
+    for level, table, coarsening, after in zip(program.levels, levels, coarse, program.coarse_pairs, strict=True):
+        # what the level leaves for coarser pixels, added up tile by tile
+        target = np.zeros(
+            (len(coarsening.registers), *sums.shape, after.count if len(coarsening.registers) else 0), kept.dtype
+        )
         images(
             table.operations,
             table.weights,
@@ -309,7 +320,7 @@ def through(
             table.rounding,
             np.array(level.arrivals, np.int64),
             kept,
-            (going.registers, going.shares, going.slots, going.order),
+            (coarsening.registers, coarsening.shares, coarsening.slots, coarsening.order),
             target,
             sums,
         )
@@ -328,9 +339,9 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
     return first, second
 
 
-def rest(program: TileProgram, left: Side, right: Side, found: Kernels, same: bool) -> Kernels:
+def through_rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
     """The kernels after the layers that are left, in torch."""
-    wanted = base.need(program.rest, Pairs((), ()), program.rest_shape)
+    pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
     met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
-    start = Covariance(*found, wanted, left.variances, right.variances, same, met)
-    return both(base.push(program.rest, start, program.rest_shape))
+    start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
+    return kernels_of(base.push(program.rest, start, program.rest_shape))

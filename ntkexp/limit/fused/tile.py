@@ -9,16 +9,16 @@ import numpy as np
 from ntkexp.covariance.pairs import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, SERIES, WEIGH, WRAP
 from ntkexp.layer.smooth import TOGETHER
 from ntkexp.limit.fused.functions import (
-    added,
+    add_tile,
     angle,
     arc_sine,
     cleared,
     compiled,
-    copied,
+    copy_tile,
     exponential,
     gap,
     lent,
-    summed,
+    sum_window,
     wide,
     wrapped,
 )
@@ -33,7 +33,7 @@ from ntkexp.limit.fused.functions import (
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["TOGETHER", "continued", "continued_for_one", "correlated", "expanded"]
+__all__ = ["TOGETHER", "apply_series", "continued", "continued_for_one", "correlated"]
 
 
 @compiled
@@ -104,7 +104,7 @@ def continued_for_one(
 
 
 @compiled
-def expanded(
+def apply_series(
     K: Array,
     theta: Array,
     value: Array,
@@ -144,7 +144,7 @@ def expanded(
 
 
 @compiled
-def curved(
+def apply_activation(
     kind: int,
     weights: Array,
     terms: int,
@@ -166,11 +166,11 @@ def curved(
 ) -> None:
     """K and Θ after the operation of this kind, of which fields begin at a and b."""
     if kind == NORM:
-        normed(K, theta, margin, size, F1, F2, a, b)
+        apply_norm(K, theta, margin, size, F1, F2, a, b)
     elif kind == ARC:
-        arced(K, theta, margin, size, itself, F1, F2, a, b)
+        apply_erf(K, theta, margin, size, itself, F1, F2, a, b)
     elif kind == GATE:
-        gated(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
+        apply_gelu(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
     elif kind == SERIES:
         first, step = int(weights[5]), int(weights[6])
         sums, lows, more = sums[margin:], lows[margin:], more[margin:]  # margins stay zero, for windows
@@ -182,13 +182,13 @@ def curved(
                 continued_for_one(sums, lows, more, size, shares, numbers[2 + k :], F2, there, pitch2)
             else:
                 continued(sums, lows, more, size, shares, F1, F2, a + (2 + k) * pitch, pitch, there, pitch2)
-        expanded(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
+        apply_series(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
     else:
-        waved(K, theta, margin, size, itself, weights[5:], F1, F2, a, b)
+        apply_wave(K, theta, margin, size, itself, weights[5:], F1, F2, a, b)
 
 
 @compiled
-def arced(
+def apply_erf(
     K: Array, theta: Array, margin: int, size: int, itself: bool, F1: Array, F2: Array, one_: int, two_: int
 ) -> None:
     """K and Θ after erf."""
@@ -206,7 +206,7 @@ def arced(
 
 
 @compiled
-def gated(
+def apply_gelu(
     K: Array,
     theta: Array,
     margin: int,
@@ -238,7 +238,7 @@ def gated(
 
 
 @compiled
-def waved(
+def apply_wave(
     K: Array,
     theta: Array,
     margin: int,
@@ -264,7 +264,7 @@ def waved(
 
 
 @compiled
-def normed(K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array, one_: int, two_: int) -> None:
+def apply_norm(K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array, one_: int, two_: int) -> None:
     """K and Θ after a norm."""
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     for j in range(count):
@@ -287,7 +287,7 @@ def normed(K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array,
 
 
 @compiled
-def weighed(K: Array, theta: Array, margin: int, size: int, weights: Array) -> None:
+def apply_weights(K: Array, theta: Array, margin: int, size: int, weights: Array) -> None:
     """Weights act on sums over a window: K ← s K + b, Θ ← s Θ + α K + β."""
     count, start = np.uintp(size), np.uintp(margin)
     s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
@@ -299,7 +299,7 @@ def weighed(K: Array, theta: Array, margin: int, size: int, weights: Array) -> N
 
 
 @compiled
-def bent(
+def apply_bent_line(
     K: Array,
     theta: Array,
     sums: Array,
@@ -353,13 +353,13 @@ def across_and_behind(
 ) -> None:
     """The sums over neighbours in a row and, first, in other planes."""
     if behind > 0:
-        summed(source, between, margin, size, behind, plane)
+        sum_window(source, between, margin, size, behind, plane)
         source = between
-    summed(source, target, margin, size, across, 1)
+    sum_window(source, target, margin, size, across, 1)
 
 
 @compiled
-def walked(
+def apply_operations(
     operations: Array,
     weights: Array,
     work: Array,
@@ -390,30 +390,32 @@ def walked(
         kind, register, other = operations[step, 0], operations[step, 1], operations[step, 2]
         K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 6]
         a, b = first + field * pitch, second + field * pitch2
-        if kind in (BEND, WEIGH):
+        if kind in (BEND, WEIGH):  # a window sum first, along one axis after the other
             across, down, behind = operations[step, 3], operations[step, 4], operations[step, 5]
             if kind == WEIGH and across + down + behind == 0:
-                weighed(K, theta, margin, size, weights[step])
+                apply_weights(K, theta, margin, size, weights[step])
                 continue
             across_and_behind(K, sums, more, margin, size, across, behind, plane)
             across_and_behind(theta, lows, more, margin, size, across, behind, plane)
             if kind == WEIGH:
-                summed(sums, K, margin, size, down, stride)
-                summed(lows, theta, margin, size, down, stride)
-                weighed(K, theta, margin, size, weights[step])
+                sum_window(sums, K, margin, size, down, stride)
+                sum_window(lows, theta, margin, size, down, stride)
+                apply_weights(K, theta, margin, size, weights[step])
                 continue
             if down > 1:
-                summed(sums, more, margin, size, down, stride)
-                summed(lows, deep, margin, size, down, stride)
+                sum_window(sums, more, margin, size, down, stride)
+                sum_window(lows, deep, margin, size, down, stride)
                 sums, more, lows, deep = more, sums, deep, lows
             row = weights[step]
-            bent(K, theta, sums, lows, margin, size, stride, row, equal, F1, F2, a, a + pitch, b, b + pitch2)
+            apply_bent_line(K, theta, sums, lows, margin, size, stride, row, equal, F1, F2, a, a + pitch, b, b + pitch2)
+        # branches of the network
         elif kind == COPY:
-            copied(K, work[2 * other], margin, size)
-            copied(theta, work[2 * other + 1], margin, size)
+            copy_tile(K, work[2 * other], margin, size)
+            copy_tile(theta, work[2 * other + 1], margin, size)
         elif kind == ADD:
-            added(work[2 * other], K, margin, size)
-            added(work[2 * other + 1], theta, margin, size)
+            add_tile(work[2 * other], K, margin, size)
+            add_tile(work[2 * other + 1], theta, margin, size)
+        # what a window sees outside the image
         elif kind == CLEAR:
             cleared(K, inside, margin, size)
             cleared(theta, inside, margin, size)
@@ -422,7 +424,7 @@ def walked(
             wrapped(theta, halo, margin)
         else:
             terms = operations[step, 7] - field - 2
-            curved(
+            apply_activation(
                 kind,
                 weights[step],
                 terms,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ntkexp.chapter import classes_of
+from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.path.rule.base import AbstractRule as AbstractRule

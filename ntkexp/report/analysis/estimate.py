@@ -146,12 +146,12 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
         return shared
     # Seeds that were run at one place each, the k-th of every place as if they were one
     single = [unit for unit in of_seeds if np.ptp(x[unit]) == 0]
-    places = [[unit for unit in single if x[unit[0]] == place] for place in np.unique(x)]
-    rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*places))
+    groups = [[unit for unit in single if x[unit[0]] == value] for value in np.unique(x)]
+    rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*groups))
     return shared + [np.concatenate(turn) for turn in rounds if len(turn) > 1]
 
 
-def most_informative(known: Sequence[float]) -> list[int]:
+def most_informative(values: Sequence[float]) -> list[int]:
     """Choose the units to ask, by how much each knows: those that make the expected interval shortest.
 
         t_{k−1} √(Σ 1/known)/k    of the k that know most
@@ -161,9 +161,9 @@ def most_informative(known: Sequence[float]) -> list[int]:
     >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])
     """
-    best_first = sorted(range(len(known)), key=lambda unit: -known[unit])
-    doubts = np.cumsum([1 / known[unit] for unit in best_first])
-    reach = [student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k for k in range(2, len(known) + 1)]
+    best_first = sorted(range(len(values)), key=lambda unit: -values[unit])
+    doubts = np.cumsum([1 / values[unit] for unit in best_first])
+    reach = [student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k for k in range(2, len(values) + 1)]
     return sorted(best_first[: 2 + int(np.argmin(reach))] if reach else best_first)
 
 

@@ -45,7 +45,7 @@ KERNELS = "kernels.zarr"
 
 def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[str, float]]:
     """The number u_k of every run that has one, by its name."""
-    points = dict.fromkeys(place.point for place in sweep.runs)
+    points = dict.fromkeys(run.point for run in sweep.runs)
     every = [comparable(sweep, runs, point) for point in points]
 
     # ‖K_s − K̄‖² of every seed, by which seeds are ordered. Kernels are large: each is read again, and none is kept.
@@ -55,11 +55,11 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
         distances.append({seed: float(((first_kernel(run) - mean) ** 2).sum()) for seed, run in here.items()})
     order = nearest_first(distances)
 
-    found: dict[Path, float] = {}
+    variances: dict[Path, float] = {}
     for here in every:
         seeds = [here[seed] for seed in order if seed in here]
-        found |= zip([run.path for run in seeds[1:]], spread(map(first_kernel, seeds)), strict=True)
-    return {folder: {START_VARIANCE: value} for folder, value in found.items()}
+        variances |= zip([run.path for run in seeds[1:]], spread(map(first_kernel, seeds)), strict=True)
+    return {folder: {START_VARIANCE: value} for folder, value in variances.items()}
 
 
 def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...]) -> dict[int, Run]:
@@ -69,10 +69,10 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
     """
     from ntkexp.records.kernels import read_steps  # noqa: PLC0415  slow, and few sweeps ask for kernels
 
-    found, data = {}, set()
-    for place in sweep.runs:
-        run = runs.get(place.folder)
-        if place.point != point or run is None or run.diverged:
+    by_seed, data = {}, set()
+    for row in sweep.runs:
+        run = runs.get(row.folder)
+        if row.point != point or run is None or run.diverged:
             continue
         try:
             if 0 not in read_steps(run.sealed(KERNELS)):
@@ -80,8 +80,8 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
             data.add(sha256(read_data(run.sealed("data.npz"))["train_inputs"].tobytes()).hexdigest())
         except Mistake:
             continue
-        found[place.seed] = run
-    return found if len(found) > 1 and len(data) == 1 else {}
+        by_seed[row.seed] = run
+    return by_seed if len(by_seed) > 1 and len(data) == 1 else {}
 
 
 def nearest_first(points: Iterable[Mapping[int, float]]) -> list[int]:
@@ -165,15 +165,15 @@ def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
     others = [key for key in sweep.axes if key != fit.axis]
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is no axis of {sweep.name}")]
-    groups = [tuple(place.axes[key] for key in others) for place in sweep.runs]
-    found = []
+    groups = [tuple(run.axes[key] for key in others) for run in sweep.runs]
+    fits = []
     for group in dict.fromkeys(groups):
         chosen = dict(zip(others, group, strict=True))
         try:
-            found.append(Fitted(fit, chosen, law_of(fit, table[[each == group for each in groups]])))
+            fits.append(Fitted(fit, chosen, law_of(fit, table[[each == group for each in groups]])))
         except Mistake as mistake:
-            found.append(Fitted(fit, chosen, None, str(mistake)))
-    return found
+            fits.append(Fitted(fit, chosen, None, str(mistake)))
+    return fits
 
 
 def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
@@ -197,14 +197,13 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     return whole.widened(dependence(int(counts[counts > 0].min()) + 1))
 
 
-def row_of(found: Fitted) -> dict[str, Level]:
-    """A law as a line of the table of laws."""
-    fit, law, comparison = found.fit, found.law, found.comparison
-    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **found.others}
+def row_of(fitted: Fitted) -> dict[str, Level]:
+    fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
+    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:
         row |= {"theory": fit.expected.value, "margin": fit.expected.margin, "bound": fit.expected.bound}
     if law is None:
-        return row | {"note": found.reason}
+        return row | {"note": fitted.reason}
     return row | {
         "exponent": law.exponent.value,
         "low": law.exponent.low,
@@ -234,27 +233,27 @@ VERDICT = {"inside": "agrees", "above": "larger", "below": "smaller", "across": 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
-def law_in_words(found: Fitted, law: PowerLaw) -> str:
+def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
     """One law: its exponent with the interval, what was left out, and how it stands to theory."""
-    exponent, axis = law.exponent, found.fit.axis.rpartition(".")[2].replace("_", " ")
+    exponent, axis = law.exponent, fitted.fit.axis.rpartition(".")[2].replace("_", " ")
     verb = "goes" if exponent.covers(0.0) is not False else "grows" if exponent.value > 0 else "falls"
     seeds = counted(law.seeds, "seed") if law.units == law.seeds else f"{law.seeds} seeds, put together as {law.units}"
     interval = f"{seeds}, no interval"
     if exponent.known:
         interval = f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
-    parts = [f"The {describe(found.fit.quantity)} {verb} as {axis} to the power {number(exponent.value)} ({interval})"]
+    parts = [f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power {number(exponent.value)} ({interval})"]
     if law.curved:
         parts.append("it bends")
     if law.left_out:
         parts.append(f"{law.left_out} of {law.runs + law.left_out} runs left out")
-    expected, comparison = found.fit.expected, found.comparison
+    expected, comparison = fitted.fit.expected, fitted.comparison
     if expected is not None and comparison is not None:
         verdict = VERDICT[comparison.where]
         if comparison.where == "across" and exponent.known:
             more = "" if comparison.more is None else f", {counted(comparison.more, 'more seed')} would probably decide"
             verdict += more or ", and more seeds would hardly decide"
         parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
-    return "; ".join(parts) + "".join(f", {key}={value}" for key, value in found.others.items())
+    return "; ".join(parts) + "".join(f", {key}={value}" for key, value in fitted.others.items())
 
 
 def limit(expected: Expected) -> str:

@@ -45,7 +45,6 @@ class Analysis:
 
     @property
     def fits(self) -> pd.DataFrame:
-        """The laws in a table."""
         return pd.DataFrame([row_of(law) for law in self.laws])
 
 
@@ -61,7 +60,7 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 def write_tables(path: Path) -> tuple[Path, ...]:
     """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
     sweep = read_sweep(path)
-    folders = [place.folder for place in sweep.runs]
+    folders = [run.folder for run in sweep.runs]
     loaded = zip(folders, load_runs(folders), strict=True)  # of one that cannot be read, its row says what it became
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
@@ -76,7 +75,6 @@ def draws(runs: Iterable[Run]) -> str:
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
-    """Write the tables as files."""
     tables = {"runs": analysis.runs, "points": analysis.points, "fits": analysis.fits}
     written = []
     for kind, table in tables.items():
@@ -89,14 +87,14 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     """Tabulate a row a run; numbers that a run does not yield are NaN."""
     heads = [
-        {"run": place.folder.name, **place.axes, "seed": place.seed, "state": place.state, "reason": place.reason}
-        for place in sweep.runs
+        {"run": run.folder.name, **run.axes, "seed": run.seed, "state": run.state, "reason": run.reason}
+        for run in sweep.runs
     ]
-    asked = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
-    starts = start_variances(sweep, runs) if asked else {}  # kernels are opened for nothing else
-    folders = [place.folder for place in sweep.runs]
-    numbers = [quantities(runs[place]) | starts.get(place, {}) if place in runs else {} for place in folders]
-    names = list(dict.fromkeys(name for found in numbers for name in found))
+    needs_kernels = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
+    starts = start_variances(sweep, runs) if needs_kernels else {}  # kernels are opened for nothing else
+    folders = [run.folder for run in sweep.runs]
+    numbers = [quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders]
+    names = list(dict.fromkeys(name for row in numbers for name in row))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
 
@@ -106,9 +104,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
-    for point in dict.fromkeys(place.point for place in sweep.runs):
+    for point in dict.fromkeys(run.point for run in sweep.runs):
         row: dict[str, Level] = dict(zip(sweep.axes, point, strict=True))
-        here = np.array([place.point == point for place in sweep.runs])
+        here = np.array([run.point == point for run in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
             # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.
@@ -141,12 +139,12 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
     rows: list[dict[str, object]] = []
     for name in (name for name in first.quantities if name in second.quantities):
-        known = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
-        known = known.rename(columns={name: "first", f"{name} of the second": "second"})
-        points = known.groupby(axes, sort=False, dropna=False)
+        complete = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
+        complete = complete.rename(columns={name: "first", f"{name} of the second": "second"})
+        points = complete.groupby(axes, sort=False, dropna=False)
         for point, here in points:
             rows.append({"quantity": name, **dict(zip(axes, point, strict=True)), "pairs": len(here)} | average(here))
-        whole = known[known.groupby("seed")["seed"].transform("count") == len(points)]
+        whole = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(whole):
             rows.append({"quantity": name, "pairs": len(whole)} | average(whole))
     return pd.DataFrame(rows)

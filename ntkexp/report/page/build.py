@@ -31,21 +31,20 @@ from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.claims import outlook, tabulate_claims
-from ntkexp.report.claims import summary as claims_summary
+from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
 from ntkexp.report.explain import notes as explanation_notes
-from ntkexp.report.forgetting import forgettings
-from ntkexp.report.forgetting import sentence as forgetting_sentence
-from ntkexp.report.inventory import differing, flat
+from ntkexp.report.forgetting import forgetting_sentence, forgettings
+from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material, extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
+from ntkexp.report.material import Material, sweep_extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
 from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run, combined
-from ntkexp.report.sentence import notes, sentence, tabulate_ladder
-from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, of_frame, tabulate
+from ntkexp.report.sentence import ladder_notes, ladder_sentence, tabulate_ladder
+from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
 from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
@@ -75,7 +74,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
         lead=first and show(first, "runs", command, folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=run_views(material, names, folder),
-        overview=format_html(of_frame(combined(material.runs)), "all-runs", caption, links),
+        overview=format_html(table_of_frame(combined(material.runs)), "all-runs", caption, links),
         claims=CLAIMS if (folder / CLAIMS).is_file() else "",
     )
     write_atomically(folder / "index.html", page)
@@ -100,7 +99,7 @@ def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> 
 
 
 def write_explanations(
-    run: Run, found: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
+    run: Run, explanations: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
 ) -> Path:
     """Write the page of a run's explanations; its path is given back."""
     known, check, picture = known_effects(run), "", None
@@ -113,7 +112,7 @@ def write_explanations(
         run=run.name,
         outcome=run.outcome,
         tasks=[forgetting_sentence(each) for each in forgettings(run)],
-        points=[point_view(explanation, entries.get(explanation.number)) for explanation in found],
+        points=[point_view(explanation, entries.get(explanation.number)) for explanation in explanations],
         check=check,
         check_picture=picture,
     )
@@ -147,9 +146,9 @@ def markdown(material: Material) -> str:
         parts.append(f"## {escaped(analysis.sweep.name)}")
         if analysis.laws:
             parts.append(escaped(summary(analysis.laws, analysis.draws)))
-            parts.append(format_markdown(of_frame(tabulate_fits(analysis))))
-        parts.append(format_markdown(of_frame(tabulate_points(analysis))))
-    return "\n\n".join([*parts, "## All runs", format_markdown(of_frame(combined(material.runs)))]) + "\n"
+            parts.append(format_markdown(table_of_frame(tabulate_fits(analysis))))
+        parts.append(format_markdown(table_of_frame(tabulate_points(analysis))))
+    return "\n\n".join([*parts, "## All runs", format_markdown(table_of_frame(combined(material.runs)))]) + "\n"
 
 
 # --- Runs: each by itself, with pictures of as many as there is room for.
@@ -172,16 +171,16 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
     """Show every run; pictures of those that stand for a point come first, as long as there is room."""
     first: dict[tuple[object, ...], Run] = {}  # seed of every point of a sweep
     for analysis in material.analyses:
-        for place in analysis.sweep.runs:
-            if place.folder in material.by_folder:
-                first.setdefault((analysis.sweep.name, *place.point), material.by_folder[place.folder])
+        for row in analysis.sweep.runs:
+            if row.folder in material.by_folder:
+                first.setdefault((analysis.sweep.name, *row.point), material.by_folder[row.folder])
     left, figures = ROOM, dict[Path, tuple[Shown, ...]]()
     for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
             figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
             left -= sum(len(shown.svg) for shown in figures[run.path])
 
-    configs = {run.path: flat(run.config) for run in material.runs}
+    configs = {run.path: flatten_config(run.config) for run in material.runs}
     keys = differing(list(configs.values()))
     return [
         run_view(run, names[run.path], folder)
@@ -196,17 +195,17 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
-    drawn = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
-    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in drawn]
+    figures = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
+    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in figures]
     return {
         "anchor": anchor,
         "name": run.name,
         "href": link(run.path, folder),
-        "sentence": sentence(run.ladder, diverged=run.diverged),
+        "sentence": ladder_sentence(run.ladder, diverged=run.diverged),
         "outcome": run.outcome,
         "command": command_of(run),
         "ladder": format_html(ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"),
-        "notes": notes(run.ladder),
+        "notes": ladder_notes(run.ladder),
         "files": [(name, link(run.path / name, folder)) for name in there],
     }
 
@@ -222,14 +221,14 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
     return {
         "anchor": f"sweep-{name}",
         "name": sweep.name,
-        "extent": extent(sweep),
+        "extent": sweep_extent(sweep),
         "command": sweep.command,
         "base": " ".join(sweep.base),
         "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
         "laws": summary(analysis.laws, analysis.draws),
-        "fits": format_html(of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
+        "fits": format_html(table_of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
         "reasons": dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None),
-        "points": format_html(of_frame(tabulate_points(analysis)), f"points-{name}", means),
+        "points": format_html(table_of_frame(tabulate_points(analysis)), f"points-{name}", means),
         "failed": [f"{run.folder.name}: {run.reason or run.state}" for run in sweep.runs if run.state == "failed"],
     }
 
@@ -261,7 +260,7 @@ def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) ->
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
         yield Picture("examples", examples.draw([examples.row(explanation)]), numbers)
-    yield examples.beside(explanation)
+    yield examples.picture_beside(explanation)
     if (moved := explanation.movement) is not None:
         yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
     if entry is not None:
@@ -310,13 +309,13 @@ def claim_view(record: ClaimRecord, folder: Path) -> View:
         for name, look in looks
     ]
     notes = [f"{name}: {look.note}." for name, look in looks if look.note]
-    notes += [f"{SPOKEN[name]}: {said}." for name in SPOKEN if (said := outlook(record, name))]
+    notes += [f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))]
 
     picture: Shown | None = None  # if it is there, and is one
     heading = f"{title}: {record.main.verdict}"
     try:
-        drawn = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
-        picture = Shown(heading, drawn, link(record.path / "main.csv", folder), "main.csv", record.command)
+        drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
+        picture = Shown(heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command)
     except (Mistake, OSError, UnicodeDecodeError):
         pass
 

@@ -114,11 +114,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     refuse_other(text)
     # Names that something refers to get the prefix, and others go
     referred = set(REFERRED.findall(text))
-    text = NAMED.sub(lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
+    text = NAMED.sub(lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
     # The page's colours and letters, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
-    text = LONG.sub(lambda found: DIGITS.sub(r"\1", found[0]), text)
+    text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
     # As wide as there is room, up to four thirds of its size in print
     head, _, body = text.partition(">")
     width = re.search(r'width="([\d.]+)pt"', head)
@@ -128,11 +128,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     return Markup(f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}')
 
 
-def themed(found: re.Match[str]) -> str:
+def themed(match: re.Match[str]) -> str:
     """Call colours of the palette by their names on the page; others, of a scale, are mixed so that letters and lines
     stand out from it.
     """
-    written = "font-size" in found[0]
+    written = "font-size" in match[0]
 
     def on_page(colour: re.Match[str]) -> str:
         use, code = colour[1], colour[2]
@@ -142,7 +142,7 @@ def themed(found: re.Match[str]) -> str:
             return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
         return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))" if use == "stroke" else f"{use}: #{code}"
 
-    return COLOURED.sub(on_page, found[0])
+    return COLOURED.sub(on_page, match[0])
 
 
 def slug(name: str) -> str:
@@ -177,13 +177,13 @@ class Shown:
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept in a folder too, if one is given."""
-    drawn, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
+    drawing, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
     if folder is not None:
-        write_atomically(folder / f"{name}.svg", drawn)
+        write_atomically(folder / f"{name}.svg", drawing)
         write_atomically(folder / f"{name}.csv", numbers)
     title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
-    return Shown(title, inline(drawn, slug(name), title), link, f"{name}.csv", command)
+    return Shown(title, inline(drawing, slug(name), title), link, f"{name}.csv", command)
 
 
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
@@ -194,10 +194,10 @@ def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
         own = path.with_suffix(".csv")
         numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
         try:
-            drawn = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
+            drawing = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
         except (Mistake, OSError, UnicodeDecodeError):
             continue
-        yield Shown(title, drawn, link(numbers, folder), numbers.name, command)
+        yield Shown(title, drawing, link(numbers, folder), numbers.name, command)
 
 
 def link(path: Path, folder: Path) -> str:
@@ -206,7 +206,6 @@ def link(path: Path, folder: Path) -> str:
 
 
 def command_of(run: Run) -> str:
-    """Spell what makes the run again."""
     try:
         return str(read_object(run.path / PROVENANCE).get("command", ""))
     except Mistake:

@@ -20,7 +20,7 @@ SETTINGS = "matplotlibrc"
 @contextmanager
 def without_settings() -> Iterator[None]:
     """Let matplotlib find the settings that it comes with, which it looks for last, in place of the user's."""
-    kept = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}
+    saved = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
         os.environ["MATPLOTLIBRC"] = str(Path(spec.origin).parent / "mpl-data" / SETTINGS)  # before those in the home
@@ -31,7 +31,7 @@ def without_settings() -> Iterator[None]:
     finally:
         os.path.exists = exists
         os.environ.pop("MATPLOTLIBRC", None)
-        os.environ.update(kept)
+        os.environ.update(saved)
 
 
 with without_settings():

@@ -50,7 +50,7 @@ class Explained:
 
 def draw(rows: list[Explained]) -> Figure:
     """Draw points and examples as images if they are some, else as bars."""
-    return pictures(rows) if picture(rows[0].point.shown) is not None else bars(rows)
+    return pictures(rows) if image_pixels(rows[0].point.shown) is not None else bars(rows)
 
 
 def fitting(name: str, longest: int = LONGEST) -> str:
@@ -62,7 +62,7 @@ def fitting(name: str, longest: int = LONGEST) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def picture(shown: NDArray[Any]) -> NDArray[Any] | None:
+def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
     """Give [height, width] or [height, width, colour], if this is an image."""
     if shown.ndim == 2:
         return shown
@@ -84,9 +84,9 @@ def pictures(rows: list[Explained]) -> Figure:
         name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
         label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
-            drawn = image(page, shown.shown, FIRST + ACROSS * k, bottom)
+            axes_image = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
-            label(page, drawn, f"{shown.name}\n{phase}{signed(value)}", ink(value))
+            label(page, axes_image, f"{shown.name}\n{phase}{signed(value)}", ink(value))
     return figure
 
 
@@ -106,16 +106,16 @@ def remark(figure: Figure, x: int, text: str) -> None:
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     """Draw an example on whole pixels, each of its own as a square, in a frame."""
-    pixels = picture(shown)
+    pixels = image_pixels(shown)
     assert pixels is not None
     times = max(1, CELL // max(pixels.shape[:2]))
     tall, wide = times * pixels.shape[0], times * pixels.shape[1]
     low, high = float(pixels.min()), float(pixels.max())
     scaled = (pixels - low) / (high - low or 1.0)
-    place = (x, x + wide, y, y + tall)
+    extent = (x, x + wide, y, y + tall)
     page.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=GREY, linewidth=0.6))
     return page.imshow(
-        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=place
+        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=extent
     )  # fmt: skip
 
 
@@ -148,7 +148,6 @@ def ink(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Spell a contribution with its sign."""
     return "+" + short(value) if value >= 0 else minus(value)
 
 
@@ -212,7 +211,7 @@ BARS = 12  # examples that have bars
 Array = NDArray[np.float64]
 
 
-def beside(explanation: Explanation) -> Picture:
+def picture_beside(explanation: Explanation) -> Picture:
     """Draw what each of the first examples added, and by how much the output would change without it, if known."""
     parts = explanation.parts[:BARS]
     tells = any(part.left_out is not None for part in parts)
@@ -264,13 +263,13 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
     return Picture("when", figure, table)
 
 
-def checked(found: LeaveOut, agreement: Agreement) -> Picture:
+def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted over actual changes: a dot for each removal, point and output whose effect is known."""
     rows = [
-        (k, removal.influential, len(removal.examples), said, came)
-        for k, removal in enumerate(found.removals)
-        for said, came in zip(found.predicted[k].ravel(), found.actual[k].ravel(), strict=True)
-        if np.isfinite(said)
+        (k, removal.influential, len(removal.examples), name, came)
+        for k, removal in enumerate(retrained.removals)
+        for name, came in zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
+        if np.isfinite(name)
     ]
     table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])
     with house_style():
@@ -279,12 +278,12 @@ def checked(found: LeaveOut, agreement: Agreement) -> Picture:
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
         most = table["influential"].astype(bool)
         others = "random examples" if most.any() else "each example by itself"
-        for influential, ink, said in ((False, GREY, others), (True, BLUE, "the most influential")):
+        for influential, ink, name in ((False, GREY, others), (True, BLUE, "the most influential")):
             chosen = table[most == influential]
             if chosen.empty:
                 continue
             axes.plot(
-                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=said,
+                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=name,
                 rasterized=len(table) > 1000,
             )  # fmt: skip
         axes.set(xlabel="change that came, trained again without them", ylabel="change that was predicted")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from ntkexp.chapter import files
+from ntkexp.naming import module_names
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
@@ -48,14 +48,14 @@ class Picture:
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
     """Draw what the files in `together` make of a sweep, those with laws first."""
     with house_style():
-        for name in sorted(files(together), key=lambda name: name != "laws"):
+        for name in sorted(module_names(together), key=lambda name: name != "laws"):
             for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
                 yield Picture(f"{name}{suffix}", figure, table)
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
     """The name of each picture of a run and the function that draws it: the files in `figures`."""
-    for name in files(figures):
+    for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 

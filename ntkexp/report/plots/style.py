@@ -122,7 +122,7 @@ class PowersOfTen(LogFormatterSciNotation):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        return EXPONENT.sub(lambda found: found[1].translate(RAISED), formula.replace(r"\times", "×"))
+        return EXPONENT.sub(lambda match: match[1].translate(RAISED), formula.replace(r"\times", "×"))
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
@@ -167,12 +167,12 @@ def step_axis(axes: Axes, last: int) -> None:
     axes.set_xlabel("step")
 
 
-def tick(axes: Axes, places: list[float]) -> None:
+def tick(axes: Axes, positions: list[float]) -> None:
     """Mark the values that were run, as many as there is room for."""
-    every = -(-len(places) // 7)
-    axes.set_xticks(places[::every], [short(place) for place in places[::every]])
+    every = -(-len(positions) // 7)
+    axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -191,26 +191,26 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
     """Write the names to the right of the axes, no closer than `gap` of their height."""
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # automatic limits are computed late
-    places = axes.transLimits.transform(axes.transScale.transform(np.column_stack([np.ones_like(heights), heights])))
-    for end, place in zip(ends, spread(places[:, 1], gap), strict=True):
+    positions = axes.transLimits.transform(axes.transScale.transform(np.column_stack([np.ones_like(heights), heights])))
+    for end, height in zip(ends, spread(positions[:, 1], gap), strict=True):
         axes.annotate(
-            end.text, (1, place), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
+            end.text, (1, height), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
             color=end.colour, va="center", fontsize=7, annotation_clip=False,
         )  # fmt: skip
 
 
-def spread(places: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
+def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     """Move places within [0, 1] as little as it takes to keep the gap and their order, where there is room.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
     """
-    order = np.argsort(places, kind="stable")
+    order = np.argsort(heights, kind="stable")
     # With z_k = place_k − k·gap the gap becomes an order, and the nearest ordered sequence is the isotonic fit
-    steps = gap * np.arange(len(places))
-    room = max(0.0, 1 - gap * (len(places) - 1))
-    result = np.empty(len(places))
-    result[order] = np.clip(isotonic(places[order] - steps), 0, room) + steps
+    steps = gap * np.arange(len(heights))
+    room = max(0.0, 1 - gap * (len(heights) - 1))
+    result = np.empty(len(heights))
+    result[order] = np.clip(isotonic(heights[order] - steps), 0, room) + steps
     return result
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, expect
 
-from ntkexp.cli.commands.claims import line, notes
+from ntkexp.cli.claims import line, notes
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
 from ntkexp.records.contributions import LeaveOut, LeftOut
-from ntkexp.records.results import Took, write_timings
-from ntkexp.report.claims import outlook, standing, summary
-from ntkexp.report.leave_out import held_against
+from ntkexp.records.results import Seconds, write_timings
+from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
+from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, markdown, write, write_claims
 from ntkexp.report.page.picture import inline, link
@@ -274,10 +274,10 @@ def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> 
     found = record(tmp_path / "claims", "one", "undecided", None)
     asked = replace(found, looks={**found.looks, "main": replace(found.main, more_seeds=4)})
     write_claim(asked)
-    for uncounted in ({}, {"runs": Took(wall=90.0)}):  # as those that were kept before processor time was counted
+    for uncounted in ({}, {"runs": Seconds(wall=90.0)}):  # as those that were kept before processor time was counted
         write_timings(asked.path / TIMINGS, uncounted)
         assert outlook(asked) == "4 more seeds would probably decide"
-    write_timings(asked.path / TIMINGS, {"runs": Took(wall=4000.0, processor=90.0)})
+    write_timings(asked.path / TIMINGS, {"runs": Seconds(wall=4000.0, processor=90.0)})
     told = "4 more seeds, about 2.0 CPU minutes, would probably decide"
     assert asked.json_fields["cpu_minutes"] == 1.5
     assert told in line(asked)
@@ -293,7 +293,7 @@ def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
     open_ = {name: replace(look, more_seeds=4) for name, look in found.looks.items() if name != "main"}
     asked = replace(found, looks={**found.looks, **open_})
     write_claim(asked)
-    write_timings(asked.path / TIMINGS, {"runs": Took(90.0, 90.0), "second": Took(30.0, 30.0)})
+    write_timings(asked.path / TIMINGS, {"runs": Seconds(90.0, 90.0), "second": Seconds(30.0, 30.0)})
     told = "4 more seeds, about 0.7 CPU minutes, would probably decide"
     assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
@@ -345,12 +345,12 @@ def test_what_is_damaged_is_left_to_its_command(tmp_path: Path) -> None:
 def test_the_correction_is_holms(chances: tuple[float, ...]) -> None:
     ordered = sorted(chances)
     kept = [all(2 * p <= 0.05 / (len(ordered) - j) for j, p in enumerate(ordered[: k + 1])) for k in range(4)]
-    assert standing(chances) == [kept[ordered.index(p)] for p in chances]
-    assert standing([*chances, None])[-1]
+    assert holm_rejections(chances) == [kept[ordered.index(p)] for p in chances]
+    assert holm_rejections([*chances, None])[-1]
 
 
 def test_one_claim_needs_no_correction(tmp_path: Path) -> None:
-    assert summary([record(tmp_path, "one", p=0.02)]) == "1 claim: 1 supported."
+    assert summarise_claims([record(tmp_path, "one", p=0.02)]) == "1 claim: 1 supported."
 
 
 # The page of explanations: every point can be chosen, and shows both answers and what they rest on.
@@ -387,7 +387,7 @@ def test_the_check_shows_what_is_known() -> None:
     predicted = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
     removals = tuple(LeftOut(influential=not k, examples=(k,)) for k in range(2))
     found = LeaveOut(removals=removals, probe=(0, 1), predicted=predicted, actual=actual)
-    picture = checked(found, held_against(found, 1.0))
+    picture = checked(found, agreement_of(found, 1.0))
     assert picture.table["actual"].tolist() == [1.0, 2.0, 3.0]
     assert "2 retrainings" in picture.figure.get_suptitle().replace("\n", " ")
 

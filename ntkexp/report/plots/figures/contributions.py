@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
 from ntkexp.report.examples import Example, example, output_name, phase_of
-from ntkexp.report.explain import largest_known, read_at, where_read
+from ntkexp.report.explain import largest_explained, read_at, where_read
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
 from ntkexp.report.plots.style import heading
@@ -78,17 +78,17 @@ def explain(run: Run, read: Read) -> list[Explained]:
     sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
     order = known[np.argsort(sure[known], kind="stable")]
     roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
-    found = []
+    explanations = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
         of_all = read.parts.isel(probe=k).to_numpy()
-        column = largest_known(outputs[k, list(run.outs)], of_all)
+        column = largest_explained(outputs[k, list(run.outs)], of_all)
         chosen, here = run.outs[column], of_all[column]
         top = np.argsort(-np.abs(here), kind="stable")[:TOP]
         most = tuple(labelled(run, "train", i) for i in top.tolist())
         output = output_name(run, chosen, outputs.shape[1], phase_of(run, split, k))
         prediction = spell_prediction(output, float(outputs[k, chosen]))
-        found.append(Explained(role, prediction, labelled(run, split, k), most, here[top]))
-    return found
+        explanations.append(Explained(role, prediction, labelled(run, split, k), most, here[top]))
+    return explanations
 
 
 def labelled(run: Run, split: str, k: int) -> Example:

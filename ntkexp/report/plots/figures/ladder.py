@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from ntkexp.records.results import Result
 from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import main_split, sentence
+from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
@@ -25,8 +25,8 @@ def draw(run: Run) -> Figure | None:
     if not rows:
         return None
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
-    said = sentence(run.ladder, diverged=run.diverged)
-    longer = max(0, len(wrapped(said, int(14 * NARROW))) - LINES)  # than the room above the axes
+    title = ladder_sentence(run.ladder, diverged=run.diverged)
+    longer = max(0, len(wrapped(title, int(14 * NARROW))) - LINES)  # than the room above the axes
     figure = Figure(figsize=(NARROW, 1.2 + 0.19 * len(names) + 0.14 * longer), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(LEAST / 3, max(row.tolerance for row in rows), color=PALE, linewidth=0, zorder=0)
@@ -50,7 +50,7 @@ def draw(run: Run) -> Figure | None:
                 xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
             )  # fmt: skip
     explain(axes, rows)
-    heading(figure, said)
+    heading(figure, title)
     return figure
 
 

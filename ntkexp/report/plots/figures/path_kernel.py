@@ -66,15 +66,15 @@ def table(run: Run) -> pd.DataFrame:
 def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
     """Draw colours centred on zero if signs differ; an axis runs over examples, whatever is averaged."""
     examples = len(kernel)
-    image, top = coarse(kernel), float(np.abs(kernel).max())
+    means, top = coarse(kernel), float(np.abs(kernel).max())
     signed = bool((kernel < 0).any() and (kernel > 0).any())
-    drawn = axes.imshow(
-        image, cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else None, vmax=top if signed else None,
+    image = axes.imshow(
+        means, cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else None, vmax=top if signed else None,
         extent=(0, examples, examples, 0), interpolation="nearest",
     )  # fmt: skip
     numbers = ScalarFormatter()
     numbers.set_powerlimits((-2, 3))
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, pad=0.02, format=numbers)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02, format=numbers)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2)
 

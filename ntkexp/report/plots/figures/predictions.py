@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import main_split, sentence
+from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
 ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty
@@ -40,7 +40,7 @@ def draw(run: Run) -> Figure | None:
         axes.tick_params(labelbottom=True)  # nothing stands below it
     figure.supxlabel("output of the trained network", fontsize=8)
     figure.supylabel("output of the kernel machine", fontsize=8)
-    heading(figure, sentence(run.ladder, diverged=run.diverged))
+    heading(figure, ladder_sentence(run.ladder, diverged=run.diverged))
     return figure
 
 

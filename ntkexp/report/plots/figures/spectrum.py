@@ -34,9 +34,9 @@ def draw(run: Run) -> Figure | None:
         ends.append(End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
     if len(ends) > 1:
         ends = [ends[0], ends[-1]]
-    known = positive(run, "lambda_max", "stability")
-    edge = (known["lambda_max"] / known["stability"]).to_numpy()
-    axes.plot(known["step"], edge, "--", color=VERMILION, linewidth=1)
+    columns = positive(run, "lambda_max", "stability")
+    edge = (columns["lambda_max"] / columns["stability"]).to_numpy()
+    axes.plot(columns["step"], edge, "--", color=VERMILION, linewidth=1)
     if len(edge):
         ends.append(End("edge", float(edge[-1]), VERMILION))
     log_axis(axes, "y")

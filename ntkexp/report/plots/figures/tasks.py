@@ -34,8 +34,8 @@ COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 def draw(run: Run) -> Figure | None:
     if "phase" not in run.metrics or len(run.metrics) < 2:
         return None
-    found = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
-    shown = {measure: columns for measure, columns in found.items() if columns}
+    curves = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
+    shown = {measure: columns for measure, columns in curves.items() if columns}
     if not shown:
         return None
     figure = Figure(figsize=(NARROW, 0.6 + 1.4 * len(shown)), layout="constrained")
@@ -90,7 +90,7 @@ def answer(run: Run) -> str:
     """Write the title: what was lost most, of what a task had when its phase was over, until the end of the run."""
     names, columns = run.data["phases"], tasks(run, "accuracy") or tasks(run, "loss")
     rises = columns[0].startswith("accuracy")
-    last, said = run.metrics.iloc[-1], percent if rises else short
+    last, spell = run.metrics.iloc[-1], percent if rises else short
     starts = dict(zip(run.metrics.loc[run.metrics["phase"].diff() > 0, "phase"] - 1, switches(run), strict=True))
     lost = []
     for number, column in enumerate(columns, start=1):
@@ -104,4 +104,4 @@ def answer(run: Run) -> str:
     what = "accuracy" if rises else "loss"
     if amount <= 0:
         return f"No task loses {what} after its phase" if rises else "No task's loss rises after its phase"
-    return f"After its phase, the {what} on {name} {'falls' if rises else 'rises'} from {said(had)} to {said(now)}"
+    return f"After its phase, the {what} on {name} {'falls' if rises else 'rises'} from {spell(had)} to {spell(now)}"

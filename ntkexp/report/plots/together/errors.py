@@ -36,12 +36,12 @@ def draw_errors(table: pd.DataFrame, axis: str, levels: list[object], columns: M
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
-    places = place_levels(axes, levels)
+    positions = level_positions(axes, levels)
     ends = []
     for machine, column in columns.items():
         errors = table[[axis, column]].dropna()
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
-        x = np.array([places[levels.index(value)] for value in errors[axis]])
+        x = np.array([positions[levels.index(value)] for value in errors[axis]])
         middle = pd.Series(np.log(heights)).groupby(x).mean().map(math.exp)
         axes.plot(x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0)
         axes.plot(middle.index, middle, color=colour(machine))
@@ -54,7 +54,7 @@ def draw_errors(table: pd.DataFrame, axis: str, levels: list[object], columns: M
     return figure
 
 
-def place_levels(axes: Axes, levels: list[object]) -> list[float]:
+def level_positions(axes: Axes, levels: list[object]) -> list[float]:
     """Place the levels: numbers to scale, by their logarithms where they are positive; others side by side."""
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])

@@ -20,19 +20,19 @@ from ntkexp.report.run import Run, describe
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    for place, found in enumerate(analysis.laws, start=1):
-        if found.law is not None:
+    for rank, fitted in enumerate(analysis.laws, start=1):
+        if fitted.law is not None:
             here = analysis.runs  # those that were fitted
-            for key, value in found.others.items():
+            for key, value in fitted.others.items():
                 here = here[here[key] == value]
-            axis, quantity = found.fit.axis, found.fit.quantity
+            axis, quantity = fitted.fit.axis, fitted.fit.quantity
             table = here[["run", axis, "seed", quantity]]
             table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(drop=True)
-            yield f"-{place}", draw_law(found, found.law, table), table
+            yield f"-{rank}", draw_law(fitted, fitted.law, table), table
 
 
-def draw_law(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
-    axis, quantity = found.fit.axis, found.fit.quantity
+def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
+    axis, quantity = fitted.fit.axis, fitted.fit.quantity
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28)))
@@ -53,11 +53,11 @@ def draw_law(found: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
 
     # Theory's slope through the middle of the fit
-    if (expected := found.fit.expected) is not None:
+    if (expected := fitted.fit.expected) is not None:
         border = np.array([law.start, law.stop])
         heights = middle * (border / pivot) ** expected.value
         axes.plot(border, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
         ends.append(End(f"theory {limit(expected)}", float(heights[-1]), VERMILION))
     name_ends(axes, ends)
-    heading(figure, law_in_words(found, law))
+    heading(figure, law_in_words(fitted, law))
     return figure

@@ -23,10 +23,10 @@ MOST = 24  # lines that can still be told apart
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     # The first seed at every point that has one, by what the point is called; evenly fewer of too many
     first: dict[str, Run] = {}
-    for place in analysis.sweep.runs:
-        name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in place.axes.items())
-        if place.folder in runs and name not in first:
-            first[name] = runs[place.folder]
+    for run in analysis.sweep.runs:
+        name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in run.axes.items())
+        if run.folder in runs and name not in first:
+            first[name] = runs[run.folder]
     lines = dict(list(first.items())[:: -(-len(first) // MOST) or 1])
     shown = [column for column in COURSES if any(len(run.series(column)) > 1 for run in lines.values())]
     if len(lines) > 1 and shown:

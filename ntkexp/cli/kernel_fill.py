@@ -1,26 +1,31 @@
-"""A kernel file as a command asks for it: its options; who computes it, and what that will take; what came of it."""
+"""`ntkexp kernel limit` and `tangent`: kernels of infinite and of finite width, computed into a file; who computes it,
+and what that will take."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from ntkexp.cli.options import AGAIN, CommonOptions, Engine, interruptible, polite_kill, trusted
-from ntkexp.report.progress import listener
+from ntkexp.cli.options import AGAIN, CommonOptions, Engine, Overrides, interruptible, polite_kill, trusted
+from ntkexp.mistake import Mistake
+from ntkexp.report.progress import progress_listener
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
     from ntkexp.experiment.experiment import Experiment
+    from ntkexp.kernel.read.plan import Outputs
     from ntkexp.kernel_file.fill import WorkLeft
     from ntkexp.kernel_file.kernel import AbstractKernel
     from ntkexp.records.atomic import Json
     from ntkexp.records.kernel_file import KernelMatrix
+
 
 FOLDER = Path("outputs") / "kernels"
 """Where kernel files lie that were given no name."""
@@ -142,7 +147,7 @@ class Filling:
         """Fill the kernel file, and finish it."""
         from ntkexp.kernel_file.fill import LONG, fill
 
-        progress = listener(quiet, AGAIN)
+        progress = progress_listener(quiet, AGAIN)
         if self.estimate.seconds >= LONG:
             progress.say(f"{self.path.name}: {self.estimate.sentence(self.at_once)}")
         with polite_kill(), interruptible(lambda: f"; the same command goes on with {self.path}"):
@@ -155,3 +160,101 @@ class Filling:
                 force=self.force,
                 progress=progress,
             )
+
+
+def limit(overrides: Overrides = None, out: KernelFile = None, *, options: FillOptions, common: CommonOptions) -> None:
+    """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
+    from ntkexp.engine.base import choose
+
+    engine = choose(options.engine, options.workers)
+    experiment = compose_for_tiles(overrides, common)
+    from ntkexp.kernel_file.kernel import InfiniteKernel
+
+    kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(engine))
+    fill_file(kernel, out, engine, options, common)
+
+
+class When(StrEnum):
+    """Which weights of a run are meant."""
+
+    start = "start"
+    end = "end"
+
+
+def tangent(
+    overrides: Overrides = None,
+    out: KernelFile = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="SEEDS", help="The seeds of the networks to average over, such as 0..9."),
+    ] = None,
+    outputs: Annotated[
+        str,
+        typer.Option(
+            "--outputs",
+            metavar="all|trace|0,3",
+            help="The outputs between which the kernel is taken: all, some by number, or their trace.",
+        ),
+    ] = "all",
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN", help="Take the network of this run instead.")
+    ] = None,
+    when: Annotated[
+        When,
+        typer.Option(
+            "--at",
+            metavar="|".join(When),
+            help="Take the weights of the run before training (start) or after it (end).",
+        ),
+    ] = When.end,
+    *,
+    options: FillOptions,
+    common: CommonOptions,
+) -> None:
+    """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
+    if run is not None:
+        surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)
+        if surplus:
+            raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
+        if not (run.expanduser() / "config.json").is_file():
+            raise Mistake(f"--run={run} is no run folder: it has no config.json")
+    from ntkexp.engine.base import choose
+
+    engine = choose(options.engine, options.workers)
+    if run is None:
+        experiment = compose_for_tiles(overrides, common)
+        from ntkexp.sweep.definition import read_values, whole_numbers
+
+        seed_list = (experiment.seed,) if seeds is None else tuple(whole_numbers(read_values("--seeds", seeds)))
+        weights = ""
+    else:  # the weights of a run that is finished, as they were written
+        from ntkexp.config.build import admit
+        from ntkexp.records.folder import RunFolder
+        from ntkexp.run.environment import fix_circumstances
+        from ntkexp.run.execute import rebuild_experiment
+
+        written = RunFolder(run.expanduser())
+        if written.state in {"running", "interrupted", "dead"}:
+            raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
+        written.check("weights.pt")
+        experiment = rebuild_experiment(written, admit(common.trusted))
+        fix_circumstances(experiment, experiment.threads or 1)
+        seed_list, weights = (), str((written.path / "weights.pt").absolute())
+    from ntkexp.kernel_file.kernel import EmpiricalKernel
+
+    wanted, data = read_outputs(outputs), experiment.draw()
+    kernel = EmpiricalKernel(experiment, data, tiles_at_once(engine), seed_list, wanted, weights, when.value)
+    fill_file(kernel, out, engine, options, common)
+
+
+def read_outputs(outputs: str) -> Outputs:
+    """Which outputs are meant: all, their trace, or some of them by number."""
+    match outputs:
+        case "all":
+            return "all"
+        case "trace":
+            return "trace"
+    try:
+        return [int(number) for number in outputs.split(",")]
+    except ValueError:
+        raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None

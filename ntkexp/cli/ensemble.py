@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 from ntkexp.text import aligned, short
 
 if TYPE_CHECKING:
     from ntkexp.ensemble import Comparison, EnsembleProblem, TrainedNetworks
     from ntkexp.experiment.experiment import Experiment
+
 
 BASIS = (
     "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
@@ -45,18 +46,18 @@ def ensemble(
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), listener(common.quiet)
+    given, listening = problem(experiment), progress_listener(common.quiet)
     listening.start("networks", 2 * networks, 0)
     before = {"all layers": 0, "readout": networks}
     try:
-        found = train_networks(
+        trained = train_networks(
             experiment, given, networks, lambda name, done: listening.step(before[name] + done, None, None)
         )
     finally:
         listening.stop()
-    table = comparisons(found, given.train)
+    table = comparisons(trained, given.train)
     sentence = answer(table, experiment)
-    files = write_files(folder, experiment, given, found, table)
+    files = write_files(folder, experiment, given, trained, table)
     show(table, sentence, files, quiet=common.quiet, as_json=common.as_json)
 
 
@@ -64,20 +65,20 @@ def write_files(
     folder: Path,
     experiment: Experiment,
     given: EnsembleProblem,
-    found: Sequence[TrainedNetworks],
+    trained: Sequence[TrainedNetworks],
     table: Sequence[Comparison],
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
-    from ntkexp.cli.commands.kernel.predict import save
+    from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
     from ntkexp.report.plots.run_plots import draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
 
-    name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(found[0].outputs)}-s{experiment.seed}"
+    name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"
     new = slice(given.train, None)
     theories = {
         each.process: Theory(each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy())
-        for each in found
+        for each in trained
     }
     panels = [
         Panel(
@@ -86,17 +87,17 @@ def write_files(
             theories[each.process],
             [theory for process, theory in theories.items() if process != each.process],
         )
-        for each in found
+        for each in trained
     ]
     learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
     with house_style():
         figure = draw(given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment))
         files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
-    columns = ["place", "target"] + [f"{each.name} {what}" for each in found for what in
+    columns = ["place", "target"] + [f"{each.name} {what}" for each in trained for what in
                                      ("mean", "sd", "process mean", "process sd")]  # fmt: skip
     curves = [
         curve[new].tolist()
-        for each in found
+        for each in trained
         for curve in (each.observed.mean, each.observed.deviation, each.theory.mean, each.theory.deviation)
     ]
     rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)

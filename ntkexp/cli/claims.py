@@ -80,15 +80,15 @@ def claims(
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
     from ntkexp.config.compose import composer
-    from ntkexp.sweep.listener import listener
+    from ntkexp.sweep.jobs import sweep_listener
 
     repeat = options(out, trust, config_dir)
     place = ensure_writable(out.expanduser()).absolute() / FOLDER
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
-        workshop = Workshop(chosen, listener(quiet), trusted(trust), retry_failed)
+        workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
         outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
-    found = [record for record in outcomes if record is not None]
-    show(found, quiet=quiet, as_json=as_json)
+    records = [record for record in outcomes if record is not None]
+    show(records, quiet=quiet, as_json=as_json)
 
     # the page of all claims that were judged here
     from ntkexp.records.claim import claim_records
@@ -98,7 +98,7 @@ def claims(
     page = write_claims(claim_records(place), place.parent / "report", again)
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
-    raise typer.Exit(0 if len(found) == len(outcomes) else 1)  # 1: one of several could not be judged
+    raise typer.Exit(0 if len(records) == len(outcomes) else 1)  # 1: one of several could not be judged
 
 
 def judged(
@@ -134,14 +134,14 @@ def judged(
 # --- Claims on the terminal: what was found, the list of them, and how well the rules judge.
 
 
-def show(found: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
+def show(records: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
-    from ntkexp.report.claims import format_claims, summary
+    from ntkexp.report.claims import format_claims, summarise_claims
 
     if as_json:
-        sys.stdout.write(to_text([record.json_fields for record in found]))
+        sys.stdout.write(to_text([record.json_fields for record in records]))
     elif not quiet:
-        sys.stdout.write(f"{format_claims(found)}\n\n{notes(found)}{summary(found)}\n")
+        sys.stdout.write(f"{format_claims(records)}\n\n{notes(records)}{summarise_claims(records)}\n")
 
 
 def line(record: ClaimRecord) -> str:
@@ -149,32 +149,32 @@ def line(record: ClaimRecord) -> str:
     from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main
-    found = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
-    return f"{record.name}: {'; '.join(filter(None, [found, outlook(record)]))}"
+    verdict = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    return f"{record.name}: {'; '.join(filter(None, [verdict, outlook(record)]))}"
 
 
-def notes(found: Sequence[ClaimRecord]) -> str:
+def notes(records: Sequence[ClaimRecord]) -> str:
     """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
     from ntkexp.report.claims import outlook
 
     lines = []
-    for record in found:
+    for record in records:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            said = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
-            lines += [f"{where}: {said}\n"] if said else []
+            note = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
+            lines += [f"{where}: {note}\n"] if note else []
     return "".join(lines) + ("\n" if lines else "")
 
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     """Show every claim with its statement and its source."""
-    from ntkexp.config.choices import Choices, folders
-    from ntkexp.config.plain_yaml import read
+    from ntkexp.config.choices import Choices, config_folders
+    from ntkexp.config.plain_yaml import read_yaml
     from ntkexp.records.atomic import to_text
 
-    choices, rows = Choices(folders(config_dir)), []
+    choices, rows = Choices(config_folders(config_dir)), []
     for name in choices.options("claim"):
-        tree = read(choices.file("claim", name))
+        tree = read_yaml(choices.file("claim", name))
         source = tree.get("source")
         paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
         rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
@@ -186,10 +186,10 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import RULES, try_rule
+    from ntkexp.claim.judge import RULES, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [try_rule(rule) for rule in RULES]
+    tried = [try_judging(rule) for rule in RULES]
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return

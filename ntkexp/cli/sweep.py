@@ -21,10 +21,10 @@ from ntkexp.cli.options import (
     Workers,
     ensure_writable,
     interruptible,
-    keep_events,
     options,
     polite_kill,
     trusted,
+    write_events,
 )
 from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
@@ -66,10 +66,9 @@ def sweep(
     write_down(plan, before, changed=False)
     found, ended = before, dict[str, Ended]()
     if begun:  # else nothing is loaded that carries runs out
-        from ntkexp.sweep.jobs import Conductor
-        from ntkexp.sweep.listener import listener
+        from ntkexp.sweep.jobs import Conductor, sweep_listener
 
-        conductor = Conductor(plan, chosen, listener(common.quiet), trusted(common.trusted), fail_fast)
+        conductor = Conductor(plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast)
         ended = conductor.ended
         with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
             try:
@@ -78,7 +77,7 @@ def sweep(
                 found = statuses(plan, plan.event_log.failures(), ended)
                 write_down(plan, found, changed=True)
     for run in plan.distinct:
-        keep_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
+        write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
     # each failure with its reason and the command that repeats it
     for run in plan.distinct:
         if reason := found[run.name].reason:
@@ -95,12 +94,12 @@ def sweep(
 
 def compose_plan(words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
-    from ntkexp.config.choices import Choices, folders
+    from ntkexp.config.choices import Choices, config_folders
     from ntkexp.config.compose import composer
     from ntkexp.sweep.definition import define
     from ntkexp.sweep.plan import plan
 
-    definition = define(words, Choices(folders(config_dir)))
+    definition = define(words, Choices(config_folders(config_dir)))
     repeated = replace(definition, options=tuple(options(out, trust, config_dir)))
     return plan(repeated, composer(config_dir, trust), out.expanduser().absolute())
 
@@ -140,7 +139,7 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
 
 def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> None:
     """Show what would run, for how long, and how much memory it takes."""
-    from ntkexp.config.plain_yaml import spelled
+    from ntkexp.config.plain_yaml import spell_value
     from ntkexp.sweep.plan import Estimator
     from ntkexp.text import aligned, counted, duration
 
@@ -149,7 +148,7 @@ def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[Plann
     rows = [
         [
             run.name,
-            *(spelled(value) for value in run.point.values.values()),
+            *(spell_value(value) for value in run.point.values.values()),
             str(run.point.seed),
             before[run.name].state,
             duration(costs[run.name].seconds),

@@ -1,6 +1,5 @@
-"""`ntkexp explain`: the training examples that made a prediction, as a table, a picture or a page, or trained again
-without some.
-"""
+"""`ntkexp explain` and `attribute`: which training examples made a prediction, what leaving some out changes, and the
+same for a training loop that was followed."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Trust, interruptible
+from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible
 from ntkexp.mistake import Mistake
-from ntkexp.report.progress import listener
+from ntkexp.report.progress import progress_listener
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,15 +87,15 @@ def explain(
         raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
     loaded = load_run(run.expanduser())
     chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    wanted = list(numbers) or explanations.worst(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    chosen_points = list(numbers) or explanations.worst_points(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
     if without is not None and not page:
-        leave_out(loaded, chosen, wanted, without, top, again=again, as_json=as_json, trust=trust)
+        leave_out(loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust)
         return
-    explained = explanations.explain(loaded, chosen, wanted)
+    explained = explanations.explain(loaded, chosen, chosen_points)
     if not explained:
         raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
     if page:
-        sys.stdout.write(f"{write_page(loaded, chosen, wanted, explained, without, trust, again)}\n")
+        sys.stdout.write(f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n")
         return
     if as_json:
         from ntkexp.records.atomic import to_text
@@ -109,19 +108,19 @@ def explain(
         sys.stdout.write(f"{tasks}\n")
     sys.stdout.write(f"{format_explanations(explained, top)}\n")
     # by default the picture goes into the report beside the runs
-    name = "-".join(["explain", loaded.path.name, chosen, *map(str, wanted[:8])])
+    name = "-".join(["explain", loaded.path.name, chosen, *map(str, chosen_points[:8])])
     where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
     draw(explained, where)
     sys.stdout.write(f"{where}\n")
 
 
-def draw(found: Sequence[Explanation], where: Path) -> None:
+def draw(explanations: Sequence[Explanation], where: Path) -> None:
     from ntkexp.report.plots.examples import save
 
     if where.suffix not in KINDS:
         raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
     try:
-        save(found, where)
+        save(explanations, where)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
 
@@ -130,7 +129,7 @@ def write_page(
     run: Run,
     split: str,
     numbers: list[int],
-    found: Sequence[Explanation],
+    explanations: Sequence[Explanation],
     without: str | None,
     trust: Sequence[str],
     again: str | None,
@@ -150,7 +149,7 @@ def write_page(
         *(f"--trust={entry}" for entry in trust),
     ]
     page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
-    return write_explanations(run, found, removed, page, shlex.join(words))
+    return write_explanations(run, explanations, removed, page, shlex.join(words))
 
 
 # --- `ntkexp explain RUN --without=…`: trained again without some examples, and what came of it.
@@ -188,13 +187,13 @@ def removal(
     run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
 ) -> tuple[list[LedgerEntry], Removal]:
     """Find what leaving out a group changes, and put it in words of the run."""
-    from ntkexp.report.examples import group
-    from ntkexp.report.explain import numbered
-    from ntkexp.report.ledger import entries
+    from ntkexp.report.examples import choose_group
+    from ntkexp.report.explain import point_index
+    from ntkexp.report.ledger import ledger_entries
 
-    points = [numbered(run, split, number) for number in numbers]
-    progress = listener(quiet=quiet)
-    chosen = group(run, text, lambda: influences(run, points, progress))
+    points = [point_index(run, split, number) for number in numbers]
+    progress = progress_listener(quiet=quiet)
+    chosen = choose_group(run, text, lambda: influences(run, points, progress))
     with interruptible(lambda: "; nothing was kept of it"):
         if "follow" in run.config:
             found = without_of_loop(run, chosen, points, again, trust, progress)
@@ -206,10 +205,10 @@ def removal(
             from ntkexp.config.build import admit
 
             admitted = admit(trust)
-            from ntkexp.run.execute import without
+            from ntkexp.run.execute import remove_group
 
-            found = without(run.path, chosen, points, progress, admitted)
-    return entries(run, split, numbers, found), found
+            found = remove_group(run.path, chosen, points, progress, admitted)
+    return ledger_entries(run, split, numbers, found), found
 
 
 def without_of_loop(
@@ -221,8 +220,8 @@ def without_of_loop(
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
-    if (known := read_removal(run.path, group, points)) is not None:
-        return known
+    if (recorded := read_removal(run.path, group, points)) is not None:
+        return recorded
     if again is None:
         raise Mistake(
             f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
@@ -239,9 +238,9 @@ def without_of_loop(
 def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
     """How much each training example matters at these points: by its effects, or by what it added; which is said."""
     from ntkexp.records.contributions import explained_rule
-    from ntkexp.report.explain import effects, influence
+    from ntkexp.report.explain import effects_of_run, influence
 
-    parts = effects(run)
+    parts = effects_of_run(run)
     if parts is None:
         rule = explained_rule(run.rules)
         if rule is None:
@@ -255,9 +254,9 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 def order_of(run: Run) -> str:
     """By what examples are at the top, in words that follow 'examples'."""
-    from ntkexp.report.explain import effects
+    from ntkexp.report.explain import effects_of_run
 
-    if effects(run) is None:
+    if effects_of_run(run) is None:
         return "that added most, as this run has no effects (path.effects=true)"
     return "of the largest effects"
 
@@ -269,3 +268,108 @@ def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
         if entry.number not in best or entry.before > best[entry.number].before:
             best[entry.number] = entry
     return list(best.values())
+
+
+def attribute(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of a trace: ntkexp.follow(…, to=FOLDER).")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
+    ] = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Find also what would change without each example; needs the loss.")
+    ] = False,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure", metavar="FILE.py:FUNCTION", help="What is asked of the outputs at the queries, as for follow."
+        ),
+    ] = None,
+    again: Again = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", metavar="FILE.py:CLASS", help="The rule of an optimizer that is not PyTorch's."),
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
+            help="Tell contributions apart by the parameters through which they came.",
+        ),
+    ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-norm",
+            metavar="exact|constant",
+            help="Go through batch statistics of BatchNorm in training mode, or take them for constants.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    trust: Trust = None,
+) -> None:
+    """Find what each example of a followed training added to the queries' outputs."""
+    from torch import nn
+
+    from ntkexp.config.build import load_function
+    from ntkexp.config.plain_yaml import parsed
+    from ntkexp.foreign_loop.again import Weighing, trained_again
+    from ntkexp.foreign_loop.batch_norm import checked_mode
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+    from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
+    from ntkexp.report.run import load_run
+    from ntkexp.report.sentence import ladder_sentence
+
+    files = find_trace(folder)
+    trust = trust or []
+    if model is None and again is None:
+        raise Mistake(
+            f"{folder}: the module that was followed is not in it; give a function that builds it, "
+            "--model=FILE.py:FUNCTION"
+        )
+    if effects and loss is None and again is None:
+        raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
+    # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
+    loop = None if again is None else load_function(again, "again", trust)
+    module = None if model is None else load_function(model, "model", trust)()
+    if not (module is None or isinstance(module, nn.Module)):
+        raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
+    named = measure_name(files)
+    if named is not None and measure is None and again is None:
+        raise Mistake(
+            f"{folder}: what it explains is a measure of the outputs, '{named}', whose code is not in it; give that "
+            "function, --measure=FILE.py:FUNCTION"
+        )
+    if named is None and measure is not None:
+        raise Mistake(f"--measure={measure}: {folder} explains outputs; leave it out, or follow anew with it")
+    first = None if loop is None or (model and loss and (measure or not named)) else trained_again(loop, Weighing())
+    if module is None:
+        assert first is not None  # one of the two functions was given
+        module = first.module
+    rules = list[Any]()
+    for path in rule or []:
+        rules.append(load_function(path, "rule", trust)())
+        if not isinstance(rules[-1], AbstractOptimizerRule):
+            raise Mistake(f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule")
+    rules += () if first is None else [each.rule for each in first.steps.known]
+    asked = None if measure is None else load_function(measure, "measure", trust)
+    trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)
+    given = None if loss is None else load_function(loss, "loss", trust)
+    trace.loss = given or (None if first is None else first.loss)
+    words = None if decode is None else load_function(decode, "decode", trust)
+    components = None if by is None else parsed(by)
+    trace.batch_norm = trace.batch_norm if batch_norm is None else checked_mode(batch_norm)
+    trace.attribute(effects=effects, by=components, decode=words, again=loop if effects else None, quiet=quiet)
+    run = load_run(files.folder.path)
+    sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{run.path}\n")

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 import ntkexp.model
-from ntkexp.chapter import homes, option, public
 from ntkexp.component import Component
 from ntkexp.config.choices import NO_CHOICES, shipped
 from ntkexp.config.compose import compose
-from ntkexp.config.plain_yaml import read
+from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
+from ntkexp.naming import class_path, module_of_class, option_name
 
 FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)
 PACKAGE = Path(ntkexp.model.__path__[0]).parent
-CHAPTERS = sorted(file.parent for file in PACKAGE.rglob("__init__.py") if "classes_of" in file.read_text())
-TESTED = pytest.mark.parametrize("folder", CHAPTERS, ids=lambda folder: folder.name)
+LAZY_FOLDERS = sorted(file.parent for file in PACKAGE.rglob("__init__.py") if "classes_of" in file.read_text())
+TESTED = pytest.mark.parametrize("folder", LAZY_FOLDERS, ids=lambda folder: folder.name)
 
 
 def dotted(folder: Path) -> str:
@@ -32,7 +32,7 @@ def dotted(folder: Path) -> str:
 
 
 def imports(folder: Path) -> dict[str, str]:
-    """What a type checker finds in a chapter: classes by name, each with the file it is imported from."""
+    """What a type checker finds in a package: classes by name, each with the file it is imported from."""
     tree = ast.parse((folder / "__init__.py").read_text())
     found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     names = {alias.name: str(node.module) for node in found for alias in node.names if alias.asname == alias.name}
@@ -41,11 +41,11 @@ def imports(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_a_component_is_called_as_its_yaml(file: Path) -> None:
-    path = read(file)["_target_"]
-    chapter, _, name = path.rpartition(".")
-    kind = getattr(import_module(chapter), name)
-    assert public(kind) == path
-    assert kind.model_construct().option == option(path) == file.stem
+    path = read_yaml(file)["_target_"]
+    package, _, name = path.rpartition(".")
+    kind = getattr(import_module(package), name)
+    assert class_path(kind) == path
+    assert kind.model_construct().option == option_name(path) == file.stem
 
 
 def test_a_run_is_called_by_its_model() -> None:
@@ -54,20 +54,20 @@ def test_a_run_is_called_by_its_model() -> None:
 
 @TESTED
 def test_a_type_checker_finds_the_components_that_python_finds(folder: Path) -> None:
-    chapter, known = import_module(dotted(folder)), homes((str(folder),))
-    kinds = {name: getattr(chapter, name) for name in known}
+    package, known = import_module(dotted(folder)), module_of_class((str(folder),))
+    kinds = {name: getattr(package, name) for name in known}
     components = {name for name, kind in kinds.items() if issubclass(kind, Component)}
     assert components <= imports(folder).keys()
     assert imports(folder).items() <= known.items()
-    assert {public(kinds[name]) for name in components} == {f"{dotted(folder)}.{name}" for name in components}
+    assert {class_path(kinds[name]) for name in components} == {f"{dotted(folder)}.{name}" for name in components}
 
 
 @TESTED
-def test_no_two_classes_of_a_chapter_share_a_name(folder: Path) -> None:
+def test_no_two_classes_of_a_package_share_a_name(folder: Path) -> None:
     files = [file for file in folder.glob("*.py") if file.stem != "__init__"]
     trees = [ast.parse(file.read_text()) for file in files]
     names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
-    assert sorted(names) == sorted(homes((str(folder),)))
+    assert sorted(names) == sorted(module_of_class((str(folder),)))
 
 
 def moved(folder: Path) -> Experiment:
@@ -81,7 +81,7 @@ def moved(folder: Path) -> Experiment:
         return compose([])
 
 
-def test_a_file_can_be_moved_within_its_chapter(tmp_path: Path) -> None:
+def test_a_file_can_be_moved_within_its_package(tmp_path: Path) -> None:
     usual, found = compose([]), moved(tmp_path / "model")
     assert type(found.model).__module__ == "ntkexp.model.perceptron"
     assert found.fields() == usual.fields()
@@ -96,6 +96,8 @@ def test_a_name_that_no_class_has_is_answered_with_the_nearest() -> None:
         from ntkexp.model import MPL  # type: ignore[attr-defined]  # noqa: F401, PLC0415
 
 
-def test_a_chapter_imports_nothing_before_it_is_asked() -> None:
-    asked = f"import sys, {', '.join(map(dotted, CHAPTERS))}\nassert not {{'torch', 'pydantic'}} & sys.modules.keys()"
+def test_a_package_imports_nothing_before_it_is_asked() -> None:
+    asked = (
+        f"import sys, {', '.join(map(dotted, LAZY_FOLDERS))}\nassert not {{'torch', 'pydantic'}} & sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", asked], check=True, timeout=60)

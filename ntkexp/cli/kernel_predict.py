@@ -1,9 +1,9 @@
-"""`ntkexp kernel predict`: targets are predicted from a kernel file, as tables."""
+"""`ntkexp kernel predict` and `study`: targets predicted from kernel files, of one or of several kernels, as tables."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.options import CommonOptions, Overrides
+from ntkexp.cli.kernel_fill import FOLDER, Filling, Tiles, compose_for_tiles, default_path, tiles_at_once
+from ntkexp.cli.options import CommonOptions, Engine, Overrides
 from ntkexp.mistake import Mistake
 from ntkexp.report.tables import Column, Table, format_text
-from ntkexp.text import rate
+from ntkexp.text import aligned, rate, short
 
 if TYPE_CHECKING:
     from ntkexp.kernel_file.predict import Answer, Entries, Score
@@ -78,7 +79,7 @@ def predict(
     from ntkexp.kernel_file.predict import Entries, Question
     from ntkexp.kernel_file.predict import predict as predict_from
     from ntkexp.records.kernel_file import open_matrix
-    from ntkexp.report.progress import listener
+    from ntkexp.report.progress import progress_listener
 
     if time and steps is not None:
         raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
@@ -100,7 +101,7 @@ def predict(
                 f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
             )
     entries = Entries(matrix)
-    answers = list(predict_from(entries, question, listener(common.quiet).say))
+    answers = list(predict_from(entries, question, progress_listener(common.quiet).say))
     scores = [score for answer in answers for score in answer.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]
@@ -124,12 +125,12 @@ def read_ridge(text: str) -> float | None:
 
 def number(option: str, text: str, allowed: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = -1.0
-    if not found >= 0:
+        value = -1.0
+    if not value >= 0:
         raise Mistake(f"{option}={text}: it takes {allowed}")
-    return found
+    return value
 
 
 # --- Scores and predictions as tables: every digit in a file, few on the terminal.
@@ -174,3 +175,65 @@ def table(scores: Sequence[Score]) -> str:
         Column("solved by", number=False),
     )
     return format_text(Table(columns, tuple(map(astuple, scores))))
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images.")],
+    overrides: Overrides = None,
+    ridge: Annotated[
+        str,
+        typer.Option(
+            "--ridge",
+            metavar="R|best",
+            help="What is added to each kernel's diagonal; best: of a grid, by the examples left out.",
+        ),
+    ] = "best",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
+    ] = None,
+    workers: Tiles = None,
+    engine: Engine = "local",
+    *,
+    common: CommonOptions,
+) -> None:
+    """Compare several kernels of infinite width in one table of accuracies."""
+    from ntkexp.config.choices import Choices, config_folders
+    from ntkexp.engine.base import choose
+    from ntkexp.kernel_file.kernel import InfiniteKernel
+    from ntkexp.kernel_file.predict import Entries, Question, predict, read_study
+
+    definition = read_study(name, Choices(config_folders(common.config_dir)))
+    question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
+    chosen, rows = choose(engine, workers), list[list[str | float | None]]()
+    for each, words in definition.overrides(overrides or []).items():
+        experiment = compose_for_tiles(words, common)
+        kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
+        filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
+        entries = Entries(filling.carry_out(common.trusted, quiet=common.quiet))
+        answers = list(predict(entries, question, lambda text: None))
+        for score in (score for answer in answers for score in answer.scores if score.split == "test"):
+            beside = definition.published.get(each) if score.kernel == "ntk" else None
+            source = definition.published_with if beside else None
+            numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
+            rows.append([each, score.kernel, score.points, *numbers, beside, source])
+    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]
+    file = save(place, f"{name}.study.csv", header, rows)
+    show_study([dict(zip(header, row, strict=True)) for row in rows], file, quiet=common.quiet, as_json=common.as_json)
+
+
+def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool) -> None:
+    from ntkexp.records.atomic import to_text
+
+    if as_json:
+        sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
+    elif not quiet:
+        has_published = any(row["published"] for row in rows)
+        source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
+        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if has_published else [])]
+        lines = []
+        for row in rows:
+            ridge, rmse, r2 = (float(row[key] or 0.0) for key in ("ridge", "rmse", "r2"))
+            accuracy = None if row["accuracy"] is None else float(row["accuracy"])
+            cells = [str(row["name"]), str(row["kernel"]).upper(), short(ridge), rate(accuracy), short(rmse), short(r2)]
+            lines.append(cells + ([f"{row['published']} %" if row["published"] else ""] if has_published else []))
+        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")

@@ -1,1 +1,0 @@
-"""Compute a kernel into a file, and predict with it."""

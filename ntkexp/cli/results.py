@@ -1,0 +1,215 @@
+"""`ntkexp report`, `runs` and `compare`: finished runs and sweeps on one page, in a list, or beside each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, options, with_advice
+from ntkexp.mistake import Mistake
+from ntkexp.records.folder import command
+
+if TYPE_CHECKING:
+    from ntkexp.report.inventory import ListedRun
+    from ntkexp.report.material import Material
+    from ntkexp.report.run import Run
+
+
+class Format(StrEnum):
+    """How a report is written."""
+
+    html = "html"
+    md = "md"
+    text = "text"
+    csv = "csv"
+    json = "json"
+
+
+def report(
+    named: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none is given."
+        ),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", metavar="|".join(Format), help="A page (html), or tables for a paper or a program."),
+    ] = Format.html,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR|FILE", help="The folder of outputs; with a format other than html, the file to write."
+        ),
+    ] = None,
+) -> None:
+    """Put finished runs and sweeps onto one page, outputs/report/index.html."""
+    from ntkexp.report.material import gather, what_came_out, what_was_run
+    from ntkexp.report.painter import uncollected
+
+    with uncollected():
+        outputs = out.expanduser() if out is not None and form is Format.html else OUTPUTS
+        material = gather(named or [], outputs)
+        if material.left_out_line:
+            sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
+        if form is not Format.html:
+            write_table(format_runs(material, form), out)
+            return
+        from ntkexp.report.page.build import write as write_page
+
+        repeat = command("report", named or [], options(outputs))
+        try:
+            written = write_page(material, outputs / "report", repeat)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
+        sys.stdout.write(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
+
+
+def write_table(text: str, out: Path | None) -> None:
+    """Print a table, or write it into a file of the user's choice."""
+    if out is None:
+        sys.stdout.write(text)
+        return
+    out = out.expanduser()
+    try:
+        out.write_text(text, encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise Mistake(f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists") from None
+
+
+def format_runs(material: Material, form: Format) -> str:
+    """The runs as a table; as plain text and in Markdown with what their sweeps say."""
+    from ntkexp.records.atomic import to_text
+    from ntkexp.report.analysis.laws import summary
+    from ntkexp.report.material import tabulate_fits
+    from ntkexp.report.page.build import markdown
+    from ntkexp.report.run import combined
+    from ntkexp.report.tables import format_csv, format_text, json_rows, table_of_frame
+
+    match form:
+        case Format.md:
+            return markdown(material)
+        case Format.csv:
+            return format_csv(combined(material.runs))
+        case Format.json:
+            return to_text(json_rows(table_of_frame(combined(material.runs))))
+    laws = [
+        f"{summary(one.laws, one.draws)}\n{format_text(table_of_frame(tabulate_fits(one))).rstrip()}\n\n"
+        for one in material.analyses
+        if one.laws
+    ]
+    return "".join(laws) + format_text(table_of_frame(combined(material.runs))).rstrip("\n") + "\n"
+
+
+def runs(
+    filters: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Show only the runs of which this holds, such as model.width=64 or state=dead.",
+        ),
+    ] = None,
+    out: OutputsFolder = OUTPUTS,
+    remove: Annotated[bool, typer.Option("--delete", help="Delete the runs that are listed.")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List runs with their states, and delete those no longer wanted."""
+    from ntkexp.report.inventory import filter_runs, list_runs, tabulate_runs
+    from ntkexp.report.tables import format_text
+
+    place = out.expanduser() / "runs"
+    found = filter_runs(list_runs(place), filters or [])
+    if as_json:
+        from ntkexp.records.atomic import Json, to_text
+
+        rows: list[Json] = [
+            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts} for one in found
+        ]
+        sys.stdout.write(to_text(rows))
+    elif found:
+        sys.stdout.write(f"{format_text(tabulate_runs(found))}\n")
+    else:
+        sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
+    if remove and found:
+        delete(found, sure)
+
+
+def delete(runs: Sequence[ListedRun], sure: bool) -> None:
+    """Remove these folders, once someone said yes."""
+    from ntkexp.report.inventory import delete
+
+    count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"
+    if not sure and not sys.stdin.isatty():
+        raise Mistake(f"--delete would remove {count}; --yes confirms it where nobody can be asked")
+    if not sure:
+        typer.confirm(f"Delete {count}?", abort=True, err=True)
+    refused = []
+    for one in runs:
+        try:
+            delete(one)
+        except Mistake as mistake:
+            refused.append(with_advice(mistake))
+    sys.stdout.write(f"deleted {len(runs) - len(refused)}\n")
+    if refused:
+        raise Mistake("; ".join(refused))
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name.")],
+    second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")],
+    out: OutputsFolder = OUTPUTS,
+) -> None:
+    """See what differs between two runs, or between two sweeps in pairs of runs."""
+    one, other = (gathered(name, out.expanduser()) for name in (first, second))
+    if one.analyses and other.analyses:
+        compare_sweeps(one, other)
+    elif len(one.runs) == len(other.runs) == 1:
+        compare_runs(one.runs[0], other.runs[0])
+    else:
+        raise Mistake(f"{first} and {second} are compared if they are two runs or two sweeps, and they are neither")
+
+
+def gathered(name: str, out: Path) -> Material:
+    from ntkexp.report.material import NothingLeft, gather
+
+    try:
+        return gather([name], out)
+    except NothingLeft as mistake:
+        reason = str(mistake).removeprefix("nothing is left to report: ")
+        raise Mistake(
+            f"{reason}; two finished runs or two sweeps are compared, each by its path, or by its name in {out}"
+        ) from None
+
+
+def compare_runs(first: Run, second: Run) -> None:
+    from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
+    from ntkexp.report.tables import format_text, table_of_frame
+
+    sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
+    differing = compare_configs(first, second)
+    sys.stdout.write(
+        f"{format_text(table_of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
+    )
+    differences = compare_results(first, second)
+    sys.stdout.write(f"{format_text(table_of_frame(differences))}\n" if len(differences) else "they share no number\n")
+    for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
+        if run.diverged:
+            sys.stdout.write(f"{name} diverged, so it has no numbers\n")
+        elif alone and not (first.diverged or second.diverged):
+            sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
+
+
+def compare_sweeps(one: Material, other: Material) -> None:
+    from ntkexp.report.analysis.tables import compare
+    from ntkexp.report.tables import format_text, table_of_frame
+
+    for material in (one, other):
+        if material.left_out_line:
+            sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
+    sys.stdout.write(f"{format_text(table_of_frame(compare(one.analyses[0], other.analyses[0])))}\n")

@@ -1,0 +1,178 @@
+"""`ntkexp train`, `resume` and `config`: an experiment is carried out, goes on from its checkpoint, or is shown."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ntkexp.cli.options import (
+    AGAIN,
+    OUTPUTS,
+    AsJson,
+    CommonOptions,
+    ConfigDir,
+    Events,
+    Overrides,
+    Quiet,
+    RunsFolder,
+    Trust,
+    ensure_writable,
+    interruptible,
+    options,
+    write_events,
+)
+from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.report.progress import progress_listener
+from ntkexp.report.tables import Column, Table, format_text
+
+if TYPE_CHECKING:
+    from ntkexp.experiment.experiment import Experiment
+
+
+def train(
+    overrides: Overrides = None,
+    out: RunsFolder = OUTPUTS,
+    force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
+    tensorboard: Events = False,
+    *,
+    common: CommonOptions,
+) -> None:
+    """Train one network, and see which kernel machine it is."""
+    experiment = common.compose(overrides)
+    place = ensure_writable(out.expanduser())
+    from ntkexp.experiment.identity import folder_name
+    from ntkexp.run.execute import execute
+
+    folder = place / "runs" / folder_name(experiment)
+    advice = f"the same command, or {resume_command(folder, common.trusted)}, goes on from the last checkpoint"
+    with interruptible(advice_for(folder, advice)):
+        repeat = options(out, common.trusted, common.config_dir)
+        folder = execute(experiment, overrides or [], place, force, progress_listener(common.quiet, AGAIN), repeat)
+    write_events(folder, tensorboard)
+    show(folder, quiet=common.quiet, as_json=common.as_json)
+
+
+def resume_command(folder: Path, trust: Sequence[str]) -> str:
+    """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
+
+    >>> resume_command(Path("runs/a b"), ["my_net.py"])
+    "`ntkexp resume 'runs/a b' --trust my_net.py`"
+    """
+    return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
+
+
+def advice_for(folder: Path, advice: str) -> Callable[[], str]:
+    """What an interrupted run is told, once it is known whether it had begun."""
+    return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
+
+
+def wrap(text: str) -> str:
+    """Break a text at blanks for a terminal; a pipe gets it as one line."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+
+
+def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
+    """Show what came out of a run that is known to be whole: the ladder, what it means, and where everything lies."""
+    if quiet and not as_json:
+        return
+    from ntkexp.records.atomic import to_text
+    from ntkexp.records.results import read_results
+
+    facts, ladder = RunFolder(folder).sealed_facts, read_results(folder / "results.csv")
+    outcome = str(facts["outcome"])
+    if as_json:
+        rows = [asdict(row) for row in ladder]
+        sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
+        return
+    from ntkexp.records.results import of_machines, read_timings
+    from ntkexp.report.sentence import format_ladder, ladder_sentence
+
+    # the ladder with the seconds that each machine took, and what it means
+    table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
+    meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
+    sys.stdout.write(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    tensorboard: Events = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    trust: Trust = None,
+) -> None:
+    """Go on from a run's last checkpoint."""
+    from ntkexp.config.build import admit
+
+    trust = trust or []
+    admitted = admit(trust)
+    from ntkexp.run.execute import resume as resume_run
+
+    with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
+        folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust))
+    write_events(folder, tensorboard)
+    show(folder, quiet=quiet, as_json=as_json)
+
+
+def config(
+    overrides: Overrides = None,
+    everything: Annotated[bool, typer.Option("--tree", help="Show every group and option there is instead.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--plan", help="Show how the kernel would be read instead, and what that costs.")
+    ] = False,
+    trust: Trust = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Show what would run, as YAML."""
+    if everything:
+        from ntkexp.config.choices import Choices, config_folders, tree
+
+        text = tree(Choices(config_folders(config_dir)))
+    elif cost:
+        from ntkexp.config.compose import compose
+
+        text = cost_table(compose(overrides or [], config_dir, trust or []))
+    else:
+        from ntkexp.config.compose import resolve
+
+        text = resolve(overrides or [], config_dir, trust or []).as_yaml()
+    sys.stdout.write(text)
+
+
+# --- `ntkexp config --plan`: how the kernel of an experiment would be read, as a table.
+
+
+COLUMNS = (
+    *(Column("parameters", number=False), Column("way", number=False), Column("uses")),
+    *(Column("MB", spell="{:.1f}".format), Column("GFLOP", spell="{:.3f}".format)),
+)
+WAYS = """
+one product       ⟨a, a′⟩⟨β, β′⟩ from one pair of factors an example
+double sum        the same for every pair of uses
+multiplied out    gradients from their factors, and inner products of them
+gradients         inner products of gradients: of gains, positions, shared and computed weights
+Jacobians         the same, from a back-propagation for every example and output: an operation has no rule
+"""
+
+
+def cost_table(experiment: Experiment) -> str:
+    """Tabulate the cost of reading the kernel, a line for each group of parameters."""
+    from ntkexp.kernel.read.reader import Cost
+    from ntkexp.run.setting import survey
+
+    seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be
+    points, costs = seen.points, seen.costs
+    title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
+    total = Cost("in total", "", 0, sum(each.bytes for each in costs), sum(each.multiplications for each in costs))
+    rows = tuple(  # a multiplication and an addition are two operations
+        (each.parameters, each.way, each.uses or "", each.bytes / 1e6, 2 * each.multiplications / 1e9)
+        for each in [*costs, total]
+    )
+    return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"
