@@ -23,7 +23,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
-from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -203,9 +203,7 @@ class Trace:
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
         self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
-        self.batch_norm = batch_norm or self.batch_norm
-        if self.batch_norm not in MODES:
-            raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
+        self.batch_norm = checked_mode(batch_norm or self.batch_norm)
         if effects:
             self.refuse_empty()
             self.refuse_outside()
