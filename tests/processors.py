@@ -1,9 +1,10 @@
-"""The fast tests as other processors would run them: `python -m tests.processors [NAME…] [--tests FOLDER…]`.
+"""The fast tests as other processors would run them: `python -m tests.processors [NAME…] [--tests FOLDER…|--every N]`.
 
 Libraries choose their instructions by the processor, and with them the order in which they add numbers up. Here they
 are made to choose as on older and other ones, with one thread and two, with other orders of sets, and with memory that
 is aligned otherwise. What fails in one of these compares sums in different orders more closely than rounding allows.
-The tests are run once for each, one after the other; on two cores all of them take half an hour.
+The tests are run once for each, one after the other; on two cores all of them take half an hour. `--every N` runs every
+N-th file of tests on each, other files on the next.
 """
 
 from __future__ import annotations
@@ -114,6 +115,12 @@ def played(processor: Processor, tests: Sequence[str]) -> Outcome:
         return read(ElementTree.parse(record).iter("testcase"))
 
 
+def every_nth(count: int, first: int) -> list[str]:
+    """Every so manieth file of tests, from another one on for each `first`."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    return files[first % count :: count]
+
+
 def read(record: Iterable[ElementTree.Element]) -> Outcome:
     """Read pytest's record: what failed or could not begin."""
     cases = list(record)
@@ -135,15 +142,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.processors", description="Tests as on other processors.")
     parser.add_argument("name", nargs="*", default=list(PROCESSORS), help=f"of {', '.join(PROCESSORS)}")
     parser.add_argument("--tests", nargs="*", default=[], help="what pytest takes; all fast tests if not given")
+    parser.add_argument("--every", type=int, metavar="N", help="every N-th file alone, others for each NAME")
     asked = parser.parse_args()
+    if asked.every is not None and (asked.every < 1 or asked.tests):
+        parser.error("--every takes a whole number > 0, and no --tests beside it")
     if unknown := [name for name in asked.name if name not in PROCESSORS]:
         parser.error(f"{unknown[0]}: there is {', '.join(PROCESSORS)}")
     sound = True
-    for name in asked.name:
+    for place, name in enumerate(asked.name):
         if missing := PROCESSORS[name].missing():
             sys.stdout.write(f"{name}: left out, {missing}\n")
             continue
-        found = played(PROCESSORS[name], asked.tests)
+        found = played(PROCESSORS[name], every_nth(asked.every, place) if asked.every else asked.tests)
         sound = sound and found.sound
         sys.stdout.write(f"{name}: {len(found.failed)} of {found.tests} failed\n")
         sys.stdout.write("".join(f"    {line}\n" for line in found.failed))

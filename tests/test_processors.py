@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.adjoint import inner
 from ntkexp.kernel.features.blocks import Rows
-from tests.processors import PROCESSORS, Outcome, read
+from tests.processors import PROCESSORS, Outcome, every_nth, read
 from tests.shapes import checked
 
 RECORD = """<testsuites><testsuite>
@@ -37,6 +37,16 @@ def test_what_failed_is_read_with_its_reason() -> None:
 )
 def test_no_tests_are_no_evidence(outcome: Outcome, sound: bool) -> None:
     assert outcome.sound == sound
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_samples_of_the_files_are_disjoint_and_all_of_them(count: int) -> None:
+    samples = [every_nth(count, first) for first in range(count)]
+    together = [file for sample in samples for file in sample]
+    assert len(together) == len(set(together))
+    assert set(together) == set(every_nth(1, 0))
+    assert "tests/test_processors.py" in together
+    assert samples[0] == every_nth(count, count)
 
 
 SEEN = """

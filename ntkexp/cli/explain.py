@@ -308,6 +308,14 @@ def attribute(
             help="Tell contributions apart by the parameters through which they came.",
         ),
     ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-norm",
+            metavar="exact|constant",
+            help="Go through batch statistics of BatchNorm in training mode, or take them for constants.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     trust: Trust = None,
 ) -> None:
@@ -317,6 +325,7 @@ def attribute(
     from ntkexp.config.build import load_function
     from ntkexp.config.plain_yaml import parsed
     from ntkexp.foreign_loop.again import Weighing, trained_again
+    from ntkexp.foreign_loop.batch_norm import checked_mode
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.report.run import load_run
@@ -360,6 +369,7 @@ def attribute(
     trace.loss = given or (None if first is None else first.loss)
     words = None if decode is None else load_function(decode, "decode", trust)
     components = None if by is None else parsed(by)
+    trace.batch_norm = trace.batch_norm if batch_norm is None else checked_mode(batch_norm)
     trace.attribute(effects=effects, by=components, decode=words, again=loop if effects else None, quiet=quiet)
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{run.path}\n")

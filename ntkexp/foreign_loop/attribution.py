@@ -126,9 +126,10 @@ class LoopSums:
         if self.by_component is not None:
             self.by_component.add(step, rows, shares, coupled)
 
-    def arrays(self, *, cast: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
-        """All of it; what casts did only where there were some, and beside running statistics, which by themselves are
-        explained to rounding; coupling only where it is no example's."""
+    def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
+        """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer, and
+        beside running statistics, which by themselves are explained to rounding; coupling only where it is no
+        example's."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
@@ -144,7 +145,7 @@ class LoopSums:
         if self.by_component is not None:
             found |= self.by_component.arrays()
         left_out = set() if cast else {CASTS}
-        if batch_norm is None and not cast:
+        if batch_norm is None and not (cast or rounds):
             left_out |= {"casts", "casts_by_component"}
         if batch_norm is None:
             left_out.add("statistics")

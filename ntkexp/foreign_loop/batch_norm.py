@@ -44,7 +44,22 @@ if TYPE_CHECKING:
 BatchNormMode: TypeAlias = Literal["exact", "constant"]
 """What of a batch an example's part goes through: all of it, or what its mean and variance leave."""
 
-MODES = ("exact", "constant")
+
+MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
+
+
+def checked_mode(given: str) -> BatchNormMode:
+    """One of them.
+
+    >>> checked_mode("frozen")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: batch_norm='frozen': give 'exact' or 'constant'
+    """
+    for mode in MODES:
+        if given == mode:
+            return mode
+    raise Mistake(f"batch_norm={given!r}: give 'exact' or 'constant'")
+
 
 # --- Running statistics, as they move while a loop is watched. Calls of the model move them, with gradients or without;
 # what anything else does to them is refused.

@@ -27,7 +27,7 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
     unwrapped_optimizers,
 )
-from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
@@ -112,8 +112,7 @@ def follow(
     """
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
-    if batch_norm not in MODES:
-        raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
+    checked_mode(batch_norm)
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
     refuse_followed(optimizers)
     known = [known_optimizer(each, rules) for each in optimizers]

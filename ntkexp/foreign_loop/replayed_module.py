@@ -530,6 +530,11 @@ def rounding_sentence(found: xr.Dataset) -> str:
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""
+    if "rounds" in found.attrs:
+        return (
+            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
+            "changed (`casts`), and no example did"
+        )
     return (
         f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
         "which no example added; a larger eps of the optimizer mends it"

@@ -100,6 +100,9 @@ class AbstractOptimizerRule(ABC):
     has_effects: ClassVar[bool] = False
     """Whether the derivative of what S is divided by is known, which effects ask for."""
 
+    rounds: ClassVar[bool] = False
+    """Whether the optimizer computes in shorter numbers than the weights have; what that did is found."""
+
     @abstractmethod
     def step(
         self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None = None
@@ -270,7 +273,8 @@ class RuleProof:
         moves = step.moves_in_numbers
         if moves is not None:
             left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
-        if momentum is not None and (moves is None or not size(left - moves[0] * memory) <= rounds * whole):
+        explained = moves is not None and step.rest is None and size(left - moves[0] * memory) <= rounds * whole
+        if momentum is not None and not explained:
             read = self.read(momentum)
             if not (missed := size(read - memory)) <= rounds * made:
                 raise Mistake(astray(where, missed))
@@ -288,14 +292,15 @@ class RuleProof:
         return missed / whole if missed else 0.0
 
     def read_direction(self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor) -> Numbers:
-        """σ(S ⊙ m + N ⊙ p); without a memory m is α ⊙ p."""
+        """σ(M(S ⊙ m + N ⊙ p)); without a memory m is α ⊙ p."""
         m = step.intake * p_of(step, taken) if momentum is None else momentum
         if step.below is not None and not isinstance(step.scale, Tensor) and step.moves_by_memory:
             return step.scale * self.read(torch.div(m, step.below, out=room))
         whole = step.scale * m
         if not step.moves_by_memory:
             whole = whole + step.ahead * p_of(step, taken)
-        return self.read(whole if step.below is None else whole.div_(step.below))
+        whole = whole if step.below is None else whole.div_(step.below)
+        return self.read(whole if step.mixing is None else step.mixing.of(whole))
 
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:

@@ -29,9 +29,11 @@ from ntkexp.records.contributions import (
     BY_COMPONENT,
     BY_COMPONENT_STEP,
     COMPONENT,
+    COUPLING,
     DECAY_BY_COMPONENT,
     MEASURE,
     OUTSIDE,
+    STATISTICS,
     STORE,
     ByComponent,
     ByStep,
@@ -146,7 +148,7 @@ def write_run(
             cast = float(np.linalg.norm(found["casts"].to_numpy()))
         else:
             cast = float(found.attrs["rounding"]) * float(np.linalg.norm(change))
-        result = secant_result(start, start + change, made, cast, outside_sentence(found))
+        result = secant_result(start, start + change, made, cast, no_examples_sentence(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
         write_results(path / "results.csv", [result])
@@ -161,6 +163,8 @@ def write_run(
             parts=found["contribution"].to_numpy(),
             decay=decay if decay.any() else None,
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
+            statistics=found[STATISTICS].to_numpy() if STATISTICS in found else None,
+            coupling=found[COUPLING].to_numpy() if COUPLING in found else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,
@@ -219,6 +223,11 @@ def secant_result(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], ca
         r2=1 - missed**2 / spread if spread else None,
         note=outside if moved else "the network did not move here",
     )
+
+
+def no_examples_sentence(found: xr.Dataset) -> str:
+    """What the sum over examples leaves out, in words."""
+    return "; ".join(filter(None, (batch_norm_sentence(found), outside_sentence(found))))
 
 
 def write_metrics(folder: RunFolder, found: xr.Dataset) -> None:

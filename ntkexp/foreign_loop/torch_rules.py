@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from math import sqrt
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, StepInput
 from ntkexp.mistake import Mistake, WrongArgument
-from ntkexp.optimizer.base import LinearStep
+from ntkexp.optimizer.base import LinearStep, Mixing
 
 
 class AbstractTorchRule(AbstractOptimizerRule):
@@ -132,7 +133,265 @@ class AdagradRule(AbstractTorchRule):
         return LinearStep(rate, coupled=float(group["weight_decay"]), below=below)
 
 
-RULES: tuple[AbstractOptimizerRule, ...] = (SGDRule(), AdamRule(), RMSpropRule(), AdagradRule())
+class AdadeltaRule(AbstractTorchRule):
+    """Adadelta, with the mean squares v of gradients and, before the step, u₋ of what was moved by:
+
+    S = η √(u₋ + ε) / √(v + ε)
+    """
+
+    kinds = (torch.optim.Adadelta,)
+    needs = ("acc_delta",)
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        square, eps = state["square_avg"], group["eps"]
+        moved = taken.state.get("acc_delta", torch.zeros_like(square))
+        below = torch.add(square, eps, out=room).sqrt_().div_(moved.add(eps).sqrt_())
+        return LinearStep(float(group["lr"]), coupled=float(group["weight_decay"]), below=below)
+
+
+class AdamaxRule(AbstractTorchRule):
+    """Adamax, with the largest gradient u so far: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁."""
+
+    kinds = (torch.optim.Adamax,)
+    remembers = "exp_avg"
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        first = float(group["betas"][0])
+        return LinearStep(
+            scale=float(group["lr"]) / (1 - first ** float(state["step"])),
+            carry=first,
+            intake=1 - first,
+            coupled=float(group["weight_decay"]),
+            below=state["exp_inf"],
+        )
+
+
+class NAdamRule(AbstractTorchRule):
+    """NAdam, Adam that looks ahead. With n = √(v/(1 − β₂ᵗ)) + ε and Π the product of all μ so far,
+
+    μₜ = β₁(1 − 0.96^(tψ)/2),   N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n,   β = β₁,   α = 1 − β₁
+    """
+
+    kinds = (torch.optim.NAdam,)
+    remembers = "exp_avg"
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate, (first, second), count = float(group["lr"]), group["betas"], float(state["step"])
+        now, ahead = (first * (1 - 0.5 * 0.96 ** (each * group["momentum_decay"])) for each in (count, count + 1))
+        product = float(state["mu_product"])
+        return LinearStep(
+            scale=rate * ahead / (1 - product * ahead),
+            ahead=rate * (1 - now) / (1 - product),
+            carry=float(first),
+            intake=1 - float(first),
+            coupled=decay_of(group)[0],
+            lost=decay_of(group)[1],
+            below=torch.div(state["exp_avg_sq"], 1 - second**count, out=room).sqrt_().add_(group["eps"]),
+        )
+
+
+class RAdamRule(AbstractTorchRule):
+    """RAdam, which leaves what Adam divides by out while its variance is not yet known: with ρ∞ = 2/(1 − β₂) − 1 and
+    ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),
+
+    S = η/(1 − β₁ᵗ) · √(1 − β₂ᵗ)√((ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)) / (√v + ε)      where ρ > 5
+    S = η/(1 − β₁ᵗ)                                                                        elsewhere
+    """
+
+    kinds = (torch.optim.RAdam,)
+    remembers = "exp_avg"
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        (first, second), count = group["betas"], float(state["step"])
+        longest, unbiased = 2 / (1 - second) - 1, 1 - second**count
+        length = longest - 2 * count * second**count / unbiased
+        step = LinearStep(
+            scale=float(group["lr"]) / (1 - first**count),
+            carry=float(first),
+            intake=1 - float(first),
+            coupled=decay_of(group)[0],
+            lost=decay_of(group)[1],
+        )
+        if length <= 5.0:
+            return step
+        shorter = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        below = torch.sqrt(state["exp_avg_sq"], out=room).add_(group["eps"])
+        return replace(step, scale=float(step.scale) * sqrt(unbiased * shorter), below=below)
+
+
+def decay_of(group: Mapping[str, Any]) -> tuple[float, float]:
+    """λ and d: decay is in the gradient, or past the memory."""
+    decay = float(group["weight_decay"])
+    return (0.0, float(group["lr"]) * decay) if group["decoupled_weight_decay"] else (decay, 0.0)
+
+
+class ASGDRule(AbstractTorchRule):
+    """Averaged stochastic gradient descent: S = η, d = λη, with the η that the step before left; its average of the
+    weights moves nothing."""
+
+    kinds = (torch.optim.ASGD,)
+    needs = ("eta",)
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
+        rate = float(taken.state.get("eta", first))
+        return LinearStep(rate, coupled=float(group["weight_decay"]), lost=group["lambd"] * rate)
+
+
+class AdafactorRule(AbstractTorchRule):
+    """Adafactor. With v = r cᵀ/mean(r), of the mean squares r and c of rows and columns, or of all for a vector,
+
+    S = α / max(1, rms(u)/δ) / √v,    u = g/√v,    α = max(ε₂, rms(θ)) min(η, 1/√t),    d = ηλ
+
+    The norm of u, by which a step is clipped, is one number that multiplies the gradients of all examples.
+    """
+
+    kinds = (torch.optim.Adafactor,)
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate, count, (least, smallest) = float(group["lr"]), float(state["step"]), group["eps"]
+        least = torch.finfo(taken.weight.dtype).eps if least is None else least
+        if "variance" in state:
+            square = state["variance"]
+        else:
+            rows = state["row_var"]
+            square = (rows @ state["col_var"]).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
+        below = square.clamp(min=least * least).sqrt_()
+        size = max(smallest, rms(taken.weight)) * min(rate, 1 / sqrt(count))
+        clipped = max(1.0, rms(taken.gradient / below) / group["d"])
+        return LinearStep(size / clipped, lost=rate * float(group["weight_decay"]), below=below)
+
+
+def rms(tensor: Tensor) -> float:
+    """The root of the mean square.
+
+    >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
+    2.5
+    """
+    return float(tensor.norm()) / sqrt(tensor.numel())
+
+
+class RpropRule(AbstractTorchRule):
+    """Rprop moves by a size of its own for each weight, s, with the sign of the gradient, which is linear where that is
+    not zero: S = s/|g|, and 0 where g is zero or has turned."""
+
+    kinds = (torch.optim.Rprop,)
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        size = state["prev"].abs()
+        scale = torch.where(size > 0, state["step_size"] / size, 0.0)
+        if not bool(scale.isfinite().all()):
+            raise Mistake(
+                "Rprop took steps by gradients so small that nothing is known of their parts; train in float64, or "
+                "with another optimizer"
+            )
+        return LinearStep(scale)
+
+
+class MuonRule(AbstractTorchRule):
+    """Muon makes a matrix out of the memory whose singular values are about 1, by steps of Newton and Schulz. With
+    u = (1 − μ)g + μm (Nesterov), or m, and X₀ = u/‖u‖, transposed where it is tall,
+
+    A = XXᵀ,   X ← (aI + bA + cA²)X,   L = Π (aI + bA + cA²) / ‖u‖,   θ ← (1 − d)θ − η′X
+
+    X is L u, and L a matrix that all gradients are multiplied with: S = η′μ, N = η′(1 − μ), M = L. PyTorch computes X
+    in bfloat16. L is made of its very iterates, and what rounding X between them did is r.
+    """
+
+    kinds = (torch.optim.Muon,)
+    rounds = True
+    remembers = "momentum_buffer"
+
+    def downwards(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        update = self.update(group, state, taken)
+        (rows, columns), momentum = update.shape, float(group["momentum"])
+        matrix = torch.eye(min(rows, columns), dtype=update.dtype, device=update.device)
+        first, *factors = newton_schulz(update, group)
+        for factor in factors[:-1]:
+            matrix = torch.addmm(matrix, factor.to(matrix), matrix, beta=group["ns_coefficients"][0])
+        size = adjusted_rate(group, rows, columns)
+        ahead = size * (1 - momentum) if group["nesterov"] else 0.0
+        return replace(
+            self.watched(group, state, taken, None),
+            scale=size * momentum if group["nesterov"] else size,
+            ahead=ahead,
+            mixing=Mixing(matrix / float(first), by_rows=rows > columns),
+            rest=None,
+        )
+
+    def watched(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        """The step as it was rounded, without L."""
+        update, momentum = self.update(group, state, taken), float(group["momentum"])
+        *_, made = newton_schulz(update, group)
+        return LinearStep(
+            scale=0.0,
+            carry=momentum,
+            intake=1 - momentum,
+            lost=float(group["lr"]) * float(group["weight_decay"]),
+            rest=made.to(update.dtype) * adjusted_rate(group, *update.shape),
+        )
+
+    def update(self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput) -> Tensor:
+        """u."""
+        memory: Tensor = state["momentum_buffer"]
+        return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
+
+
+def newton_schulz(update: Float[Tensor, "row column"], group: Mapping[str, Any]) -> Iterator[Tensor]:
+    """What u is divided by; the bA + cA² of each iteration; and X in the end, all in bfloat16, as PyTorch has them."""
+    a, b, c = group["ns_coefficients"]
+    tall = len(update) > update.shape[1]
+    x = update.bfloat16().T if tall else update.bfloat16()
+    size = x.norm().clamp(min=group["eps"])
+    yield size
+    x = x / size
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.T
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        yield factor
+        x = torch.addmm(x, factor, x, beta=a)
+    yield x.T if tall else x
+
+
+def adjusted_rate(group: Mapping[str, Any], rows: int, columns: int) -> float:
+    """η′, the step size for a matrix of this shape."""
+    if group["adjust_lr_fn"] == "match_rms_adamw":
+        return float(group["lr"]) * 0.2 * sqrt(max(rows, columns))
+    return float(group["lr"]) * sqrt(max(1.0, rows / columns))
+
+
+RULES: tuple[AbstractOptimizerRule, ...] = (
+    SGDRule(),
+    AdamRule(),
+    RMSpropRule(),
+    AdagradRule(),
+    AdadeltaRule(),
+    AdamaxRule(),
+    NAdamRule(),
+    RAdamRule(),
+    ASGDRule(),
+    AdafactorRule(),
+    RpropRule(),
+    MuonRule(),
+)
 
 
 # --- Which rule an optimizer goes by: that of its class, or of one that it is derived from. A class that does anything

@@ -23,7 +23,7 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
-from ntkexp.foreign_loop.batch_norm import MODES, BatchNormMode, batch_norm_sentence, numbers_of
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -203,9 +203,7 @@ class Trace:
         if again is not None and not effects:
             raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
         self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
-        self.batch_norm = batch_norm or self.batch_norm
-        if self.batch_norm not in MODES:
-            raise Mistake(f"batch_norm={batch_norm!r} is none of {', '.join(MODES)}")
+        self.batch_norm = checked_mode(batch_norm or self.batch_norm)
         if effects:
             self.refuse_empty()
             self.refuse_outside()
@@ -278,11 +276,10 @@ class Trace:
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
-        arrays, change, outside = (
-            sums.arrays(cast=cast, batch_norm=self.batch_norm if first else None),
-            last.outputs - start,
-            self.outside(),
-        )
+        rounding = [each.kind.__name__ for each in steps.known if each.rule.rounds]
+        batch_norm = self.batch_norm if first else None
+        arrays = sums.arrays(cast=cast, rounds=bool(rounding), batch_norm=batch_norm)
+        change, outside = last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
@@ -293,6 +290,8 @@ class Trace:
                 away = columns(self.called.under_casts, end, self.queries) - last.outputs
             short = {} if self.called.short is None else {"frozen": str(self.called.short).removeprefix("torch.")}
             facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
+        if rounding:
+            facts["rounds"] = " and ".join(rounding)
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
         if self.measured is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from torch import Tensor
 
@@ -79,13 +79,33 @@ Coefficient: TypeAlias = float | Tensor
 
 
 @dataclass(frozen=True)
+class Mixing:
+    """What mixes the weights of a matrix, column by column, v ↦ Lv; or row by row, v ↦ vLᵀ.
+
+    >>> swap = Mixing(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    >>> swap.of(torch.tensor([[1.0], [2.0]])).tolist()
+    [[2.0], [1.0]]
+    """
+
+    matrix: Float[Tensor, "line line"]  # L
+    by_rows: bool = False
+
+    def of(self, weight: Float[Tensor, "*several row column"]) -> Float[Tensor, "*several row column"]:
+        return weight @ self.matrix.mT if self.by_rows else self.matrix @ weight
+
+    def adjoint(self, weight: Float[Tensor, "*several row column"]) -> Float[Tensor, "*several row column"]:
+        """The map that is the transpose of this one: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
+        return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
+
+
+@dataclass(frozen=True)
 class LinearStep:
     """How the gradient g of a parameter was taken in:
 
-        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
+        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
 
-    S and N may be given as numbers over a tensor n, `below`; r is what moved the weights and is linear in no gradient,
-    such as rounding.
+    S and N may be given as numbers over a tensor n, `below`. M is the identity but where weights of a matrix are mixed.
+    r is what moved the weights and is linear in no gradient, such as rounding.
     """
 
     scale: Coefficient  # S
@@ -95,12 +115,15 @@ class LinearStep:
     coupled: float = 0.0  # λ
     lost: Coefficient = 0.0  # d
     below: Tensor | None = None  # n
+    mixing: Mixing | None = None  # M
     rest: Tensor | None = None  # r
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
         """S and N, if each is one number for all weights of the parameter."""
         if isinstance(self.scale, Tensor) or isinstance(self.ahead, Tensor) or self.below is not None:
+            return None
+        if self.mixing is not None:
             return None
         return self.scale, self.ahead
 

@@ -4,7 +4,7 @@ and, in its core, for any stream of steps that are linear in their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, spread
+from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -46,10 +47,12 @@ from ntkexp.shapes import Weights
 #     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i at step s: −K_s(x, xᵢ) ℓ′ᵢ
 #     decay      −V_s·λθ_s − J̄(s)·dθ_s
 #
-# V is formed where α or N differ between the weights of a parameter; else its two terms are multiplied one by one.
-#
 # where c is a factor between the gradient of the examples and what was taken in, such as clipping. Contributions and
 # decay add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly, for secants.
+#
+# Where M mixes the weights of a matrix, as in θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r, MᵀJ̄ stands in for J̄ in U and V;
+# −J̄r is a part that no gradient has. V is formed where α or N differ between the weights of a parameter, or M mixes
+# them; else its two terms are multiplied one by one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,7 @@ class BackwardSum:
 
     adjoint: Adjoint | None = None  # made when the first Jacobian is seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
+    mixed: set[str] = field(default_factory=set)  # the parameters that some of these steps mixed, whose U are vectors
     saved: Sequence[Tensor] = ()  # U of a checkpoint
     components: Sequence[Collection[str]] = ()
 
@@ -100,7 +104,10 @@ class BackwardSum:
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
         ahead = {name: each.ahead for name, each in linear.items()}  # N
         intake = {name: each.intake for name, each in linear.items()}  # α
-        forms_v = any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        mixings = {name: each.mixing for name, each in linear.items() if each.mixing is not None}  # M
+        self.mix(mixings.keys(), step.start)
+        forms_v = bool(self.mixed) or any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         ahead_in_numbers = not forms_v and any(ahead.values())
         coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
@@ -118,18 +125,21 @@ class BackwardSum:
         pushed = next(iter(step.start.values())).new_zeros(())
         parts = self.components or (None,)  # one, of all parameters, where they are not told apart
         kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
-        for weight, jacobian in pieces:
+        for weight, whole in pieces:
+            jacobian = whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
             self.adjoint = self.adjoint or self.begun(jacobian)
-            scaled = {name: weight * each for name, each in scale.items()}
-            self.adjoint.accumulate(jacobian, scaled, 1.0 if carry is None else carry)
+            self.adjoint.accumulate(
+                jacobian, {name: weight * each for name, each in scale.items()}, 1.0 if carry is None else carry
+            )
             carry = 1.0
-            pushed = torch.add(pushed, jacobian.applied(step.difference), alpha=weight)
+            pushed = torch.add(pushed, whole.applied(step.difference), alpha=weight)
             if forms_v:
                 straight = straight or zero_adjoint(jacobian)
-                numbers = {name: weight * spread(each, step.start[name]) for name, each in ahead.items()}
-                straight.accumulate(jacobian, numbers, 1.0)
-            for k, (names, some) in enumerate((names, jacobian.of(names)) for names in parts):
+                each_ahead = ((name, spread(each, step.start[name])) for name, each in ahead.items())
+                straight.accumulate(jacobian, {name: weight * each for name, each in each_ahead}, 1.0)
+            for k, (names, some) in enumerate((names, whole.of(names)) for names in parts):
                 decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
+                beside[k] = beside[k] - weight * some.applied(rest) if rest else beside[k]
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
@@ -142,23 +152,25 @@ class BackwardSum:
         # V = α U + N ⊙ J̄, or U, which α multiplies below
         felt, numbers_in = self.adjoint, in_numbers(intake)
         if straight is not None:
-            felt = felt.scaled({name: spread(each, step.start[name]) for name, each in intake.items()})
-            felt.add(straight)
-            numbers_in = dict.fromkeys(intake, 1.0)
+            felt, numbers_in = formed(felt, intake, straight, step.start), dict.fromkeys(intake, 1.0)
 
-        # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives
+        # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives. And −⟨α U, λθ⟩, and the
+        # same of what was taken in beside
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
         for k, (names, some_felt) in enumerate((names, felt.of(names)) for names in parts):
             into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
-
-            # −⟨α U, λθ⟩, and the same of what was taken in beside
-            if coupled and some_felt.parts:
-                decay[k] = decay[k] - through(some_felt, coupled, numbers_in)
-            if step.beside and some_felt.parts:
-                beside[k] = beside[k] - through(some_felt, step.beside, numbers_in)
+            for sums, vector in ((decay, coupled), (beside, step.beside)):
+                if vector and some_felt.parts:
+                    sums[k] = sums[k] - through(some_felt, vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
+
+    def mix(self, names: Set[str], weights: Weights) -> None:
+        """From here on U has vectors for these parameters."""
+        if not names <= self.mixed:
+            self.mixed |= names
+            self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
 
     def begun(self, jacobian: Jacobian) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
@@ -172,6 +184,13 @@ class BackwardSum:
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
         return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
+
+
+def formed(adjoint: Adjoint, intake: Mapping[str, Coefficient], straight: Adjoint, weights: Weights) -> Adjoint:
+    """V = α U + N ⊙ J̄, given U and N ⊙ J̄."""
+    found = adjoint.scaled({name: spread(each, weights[name]) for name, each in intake.items()})
+    found.add(straight)
+    return found
 
 
 def summed_shares(
@@ -191,6 +210,25 @@ def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
+
+
+def mixed_back(jacobian: Jacobian, names: Set[str], mixings: Mapping[str, Mixing], weights: Weights) -> Jacobian:
+    """MᵀJ̄, in which the parameters that were ever mixed have rows."""
+
+    def mixed(block: Block) -> Block:
+        if not isinstance(block, Rows) or block.name not in mixings:
+            return block
+        matrices = block.rows.view(*block.rows.shape[:2], *weights[block.name].shape)
+        return Rows(mixings[block.name].adjoint(matrices).flatten(2), block.name)
+
+    return replace(jacobian, blocks=tuple(map(mixed, jacobian.with_rows(names, weights).blocks)))
+
+
+def rests(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
+    """r of every parameter; nothing, if none has any."""
+    if all(each.rest is None for each in linear.values()):
+        return {}
+    return {n: torch.zeros_like(weights[n]) if each.rest is None else each.rest for n, each in linear.items()}
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:

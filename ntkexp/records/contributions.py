@@ -25,6 +25,9 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 #                                            are understood from the end
 #     decay          [probe, out]            what decay of the weights took away, where they decay
 #     outside        [probe, out]            what changes after the last step of a followed loop did, if any
+#     statistics     [probe, out]            what running statistics of BatchNorm did, which calls moved
+#     coupling       [probe, out]            what examples did to one another through batch statistics, where those were
+#                                            taken for constants
 #     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
 #                                            many: what came of the gradients and the decay of these steps
 #     step           [step]                  the first step of each stretch
@@ -45,7 +48,7 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
-OUTSIDE = "outside"
+OUTSIDE, STATISTICS, COUPLING = "outside", "statistics", "coupling"
 BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
 COMPONENT = "component"
 MEASURE = "measure"
@@ -84,6 +87,8 @@ class ContributionsByRule:
     parts: ManyRows
     decay: NDArray[np.float64] | None = None
     outside: NDArray[np.float64] | None = None
+    statistics: NDArray[np.float64] | None = None
+    coupling: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
     by_component: ByComponent | None = None
@@ -124,6 +129,8 @@ def write_contributions(
             HALF_BY: (found.half_by, DIMS, {}),
             DECAY: (found.decay, DIMS[:2], {}),
             OUTSIDE: (found.outside, DIMS[:2], {}),
+            STATISTICS: (found.statistics, DIMS[:2], {}),
+            COUPLING: (found.coupling, DIMS[:2], {}),
             BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
             BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
             DECAY_BY_COMPONENT: (decay if found.decay is not None else None, (*DIMS[:2], COMPONENT), {}),

@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.atomic import Json
-from ntkexp.records.contributions import DECAY, OUTSIDE, RETRAINED, STORE, LeaveOut, explained_rule, read_leave_out
+from ntkexp.records.contributions import (
+    COUPLING,
+    DECAY,
+    OUTSIDE,
+    RETRAINED,
+    STATISTICS,
+    STORE,
+    LeaveOut,
+    explained_rule,
+    read_leave_out,
+)
 from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, agreement_of
@@ -85,10 +95,11 @@ def influence(parts: Array) -> Array:
 
 # --- Which training examples made a prediction: signed contributions, and what else is in it.
 #
-#     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + rest
+#     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rest
 #
 # `decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did,
-# `rest` what the rule misses. Where an output is that of a class, the one that the network gives the point is
+# `statistics` what running statistics of BatchNorm did, `coupling` what examples did to one another through those of
+# a batch, `rest` what the rule misses. Where an output is that of a class, the one that the network gives the point is
 # explained.
 
 
@@ -122,6 +133,8 @@ class Explanation:
     rest: float
     parts: tuple[Part, ...]  # the largest first
     outside: float = 0.0  # what no step that was followed did
+    statistics: float = 0.0  # what running statistics did
+    coupling: float = 0.0  # what examples did to one another through batch statistics
     left_out_is_actual: bool = False  # whether trainings without them tell that, or their effects
     warning: str = ""  # why what they would change is withheld
     movement: Movement | None = None  # when training moved the output, where that is known
@@ -137,6 +150,8 @@ class Explanation:
             f"{len(self.parts)} examples by {self.rule}": self.sum,
             "decay": self.decay,
             **({"outside of all steps": self.outside} if self.outside else {}),
+            **({"running statistics": self.statistics} if self.statistics else {}),
+            **({"examples through batch statistics": self.coupling} if self.coupling else {}),
             "rest": self.rest,
         }
 
@@ -154,7 +169,8 @@ class Explanation:
             "out": self.out,
         }
         fields |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
-        fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside, "rest": self.rest}
+        fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside}
+        fields |= {"statistics": self.statistics, "coupling": self.coupling, "rest": self.rest}
         if self.warning:
             fields["warning"] = self.warning
         if self.components:
@@ -208,7 +224,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
-    decay, outside = (one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE))
+    beside = {kind: one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING)}
     times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
     # examples, the one that added or took away most first
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
@@ -222,9 +238,8 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         prediction=float(end[out]),
         start=start,
         sum=total,
-        decay=decay,
-        outside=outside,
-        rest=float(end[out]) - start - total - decay - outside,
+        **beside,
+        rest=float(end[out]) - start - total - sum(beside.values()),
         parts=tuple(
             Part(example(run, "train", i), float(contributions[i]), float(times[i]), changes.get(i)) for i in order
         ),

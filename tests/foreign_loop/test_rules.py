@@ -47,12 +47,36 @@ def of(kind: Kind, **settings: Any) -> Maker:
     return optimizers
 
 
+def with_adamw(**settings: Any) -> Maker:
+    """Muon for matrices, AdamW for the rest, as people use it."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        weights, biases = ([each for each in model.parameters() if each.dim() == axes] for axes in (2, 1))
+        return [optim.Muon(weights, **settings), optim.AdamW(biases, lr=0.01)]
+
+    optimizers.__name__ = " ".join(["Muon", *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
 OPTIMIZERS = (
     of(optim.RMSprop, lr=0.01, weight_decay=0.1),
     of(optim.RMSprop, lr=0.01, momentum=0.9, centered=True, foreach=True),
     of(optim.RMSprop, lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True),
     of(optim.Adagrad, lr=0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1),
     of(optim.Adagrad, lr=0.1, maximize=True, fused=True),
+    of(optim.Adadelta, lr=1.0, weight_decay=0.1),
+    of(optim.Adadelta, lr=1.0, maximize=True, foreach=True),
+    of(optim.Adamax, lr=0.01, weight_decay=0.1),
+    of(optim.NAdam, lr=0.01, weight_decay=0.1, momentum_decay=0.1),
+    of(optim.NAdam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, foreach=True),
+    of(optim.RAdam, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1, decoupled_weight_decay=True),
+    of(optim.RAdam, lr=0.01, weight_decay=0.1, maximize=True, foreach=True),
+    of(optim.ASGD, lr=0.1, lambd=0.01, alpha=0.5, t0=3, weight_decay=0.1),
+    of(optim.Adafactor, lr=0.01, weight_decay=0.1),
+    of(optim.Adafactor, lr=0.1, d=1.5, maximize=True, foreach=True),
+    of(optim.Rprop, lr=0.01, maximize=True),
+    with_adamw(lr=0.02),
+    with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
     of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
     of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
 )
@@ -128,14 +152,96 @@ def test_a_loop_that_is_resumed_from_disk_tells_the_same(optimizers: Maker, tmp_
         if begin:
             given.model.load_state_dict(kept["weights"])
             given.optimizers = optimizers(given.model)
-            given.optimizers[0].load_state_dict(kept["state"])
+            for each, state in zip(given.optimizers, kept["states"], strict=True):
+                each.load_state_dict(state)
         with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "run", every=3):
             for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
                 if given.done >= begin:
                     freezing(given, batch)
                 if given.done == 3:
-                    kept = deepcopy({"weights": given.model.state_dict(), "state": given.optimizers[0].state_dict()})
+                    states = [each.state_dict() for each in given.optimizers]
+                    kept = deepcopy({"weights": given.model.state_dict(), "states": states})
     refuse_to_close(given, before, parts_of(load_trace(find_trace(tmp_path / "run"), deepcopy(before))))
+
+
+# --- An oracle: with f = Wx, J̄δ = δx, and what each example did is carried forwards, one after another.
+
+
+def taken_forwards(trace: Trace, model: nn.Linear, x: torch.Tensor, moved: Moved) -> torch.Tensor:
+    """−Σ_s δᵢ(s)x, where example i has its own memory, which takes its gradients in alone."""
+    names = list(trace.examples)
+    memory = torch.zeros(len(names), *model.weight.shape, dtype=x.dtype)
+    parts = torch.zeros(len(trace.queries), len(model.weight), len(names), dtype=x.dtype)
+    for index, (step, _) in enumerate(trace.steps.forwards()):
+        (call,) = step.calls
+        assert call.gradient is not None
+        gradient = torch.zeros_like(memory)
+        for name, row, output in zip(call.names, call.inputs, call.gradient, strict=True):
+            gradient[names.index(name)] += torch.outer(output, row)
+        memory, move = moved(index, memory, gradient)
+        parts -= torch.einsum("nci,qi->qcn", move, trace.queries)
+    return parts
+
+
+Moved: TypeAlias = Callable[[int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def rmsprop_forwards(buffers: list[dict[str, torch.Tensor]]) -> Moved:
+    def moved(index: int, memory: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = 0.9 * memory + gradient / (buffers[index]["square_avg"].sqrt() + 1e-8)
+        return memory, 0.05 * memory
+
+    return moved
+
+
+def muon_forwards(buffers: list[dict[str, torch.Tensor]]) -> Moved:
+    """Every product of PyTorch's iteration is taken with the parts of examples beside it, in long numbers."""
+
+    def moved(index: int, memory: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = 0.95 * memory + 0.05 * gradient
+        u, parts = buffers[index]["u"], 0.05 * gradient + 0.95 * memory
+        a, b, c = (3.4445, -4.7750, 2.0315)
+        tall = u.shape[0] > u.shape[1]
+        short = u.bfloat16().T if tall else u.bfloat16()
+        parts = parts.mT if tall else parts
+        size = short.norm()
+        short, parts = short / size, parts / float(size)
+        for _ in range(5):
+            gram = short @ short.T
+            factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+            short, parts = torch.addmm(short, factor, short, beta=a), a * parts + factor.double() @ parts
+        return memory, 0.05 * max(1.0, u.shape[0] / u.shape[1]) ** 0.5 * (parts.mT if tall else parts)
+
+    return moved
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
+@pytest.mark.parametrize(
+    ("kind", "settings", "forwards"),
+    [
+        (optim.RMSprop, {"lr": 0.05, "momentum": 0.9}, rmsprop_forwards),
+        (optim.Muon, {"lr": 0.05, "weight_decay": 0.0}, muon_forwards),
+    ],
+)
+def test_parts_are_those_of_each_example_by_itself(
+    kind: Kind, settings: dict[str, Any], forwards: Callable[..., Moved], shape: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(shape[1], shape[0], bias=False).double()
+    x, y = torch.randn(8, shape[1]).double(), torch.randint(shape[0], (8,))
+    optimizer, buffers = kind(model.parameters(), **settings), list[dict[str, torch.Tensor]]()
+    with follow(model, optimizer, queries=torch.randn(2, shape[1]).double()) as trace:
+        for batch in torch.randint(8, (5, 4)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            state = {key: value.clone() for key, value in optimizer.state[model.weight].items()}
+            if "momentum_buffer" in state and model.weight.grad is not None:
+                state["u"] = model.weight.grad.lerp(state["momentum_buffer"], 0.95)
+            buffers.append(state)
+    found = trace.attribute()["contribution"].values
+    expected = taken_forwards(trace, model, x, forwards(buffers))
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-12, atol=1e-14)
 
 
 # --- Classes that are derived from a known one.

@@ -16,12 +16,12 @@ from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.clipping import AGREES, factors_between
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
-from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance
+from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake
-from ntkexp.optimizer.base import IDLE
+from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
 # --- How often there is a checkpoint: after every few steps, and more seldom when they take more than their share.
@@ -126,6 +126,9 @@ class ReplayedLoop:
             state = self.states[event["optimizer"]].get(name, {})
             taken = StepInput(gradient[name], start[name], int(name in has_momentum), before.get(name, {}))
             step = rule.step(settings[name], state, taken).divided()
+            if rule.rounds:
+                memory = rule.momentum(settings[name], state)
+                step = replace(step, rest=rest_of(step, taken, memory, self.weights[name]))
             linear[name] = step if name in has_momentum else replace(step, carry=0.0)
         return FollowedStep(
             index=event["step"],
@@ -202,6 +205,14 @@ class ReplayedLoop:
                 f"by {error:.2g} of them; replay on the machine and with the threads of the training, or follow with "
                 "every=1"
             )
+
+
+def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Tensor) -> Tensor:
+    """r, what moved a weight and is not the linear map's: θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r."""
+    p = p_of(step, taken)
+    moved = step.scale * (step.intake * p if memory is None else memory) + step.ahead * p
+    moved = moved if step.mixing is None else step.mixing.of(moved)
+    return (1 - step.lost) * taken.weight - moved - after
 
 
 # --- The steps of a stored loop, a segment between checkpoints at a time.

@@ -145,6 +145,18 @@ class Adjoint:
                 case Vector() as vector, Rows():
                     vector.accumulate(block, scale, carry)
 
+    def with_rows(self, names: Collection[str], weights: Weights) -> Adjoint:
+        """U with a vector for each of these parameters, and of what shares a part with them, of all of its elements."""
+        touched = {key: part for key, part in self.parts.items() if not names_in(key).isdisjoint(names)}
+        found: dict[Key, Part] = {key: part for key, part in self.parts.items() if key not in touched}
+        for vector in (vector for part in touched.values() for vector in part.by_name()):
+            key = (vector.name, None)
+            if key not in found:
+                size = weights[vector.name].numel()
+                found[key] = Vector(vector.total.new_zeros(*vector.total.shape[:2], size), vector.name)
+            found[key].total[:, :, : vector.total.shape[2]] += vector.total
+        return Adjoint(found)
+
     def of(self, names: Collection[str] | None) -> Adjoint:
         """U of these parameters alone, to be multiplied and not added to; itself, if none are named."""
         if names is None:
@@ -172,19 +184,18 @@ class Adjoint:
 
     def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
-        found: list[Tensor] = []
-        if set(right.keys) == self.parts.keys():
-            blocks = dict(zip(right.keys, right.blocks, strict=True))
-            for key, part in self.parts.items():
-                match part, blocks[key]:
-                    case Matrix(), Factored() as factored:
-                        found.append(part.kernel(factored))
-                    case Vector(), Rows() as rows:
-                        found.append(part.kernel(rows))
-        else:  # torch computed a few examples in another way than many
-            ones = [vector for part in self.parts.values() for vector in part.by_name()]
-            others = [rows for block in right.blocks for rows in block.by_name()]
-            found = [one.kernel(other) for one in ones for other in others if one.name == other.name]
+        found, blocks, parts = list[Tensor](), dict(zip(right.keys, right.blocks, strict=True)), dict(self.parts)
+        # what has another form here than there, as where torch computed a few examples in another way than many
+        apart = {name for key in parts.keys() ^ blocks.keys() for name in names_in(key)}
+        for key in [key for key in parts.keys() & blocks.keys() if apart.isdisjoint(names_in(key))]:
+            match parts.pop(key), blocks.pop(key):
+                case Matrix() as matrix, Factored() as factored:
+                    found.append(matrix.kernel(factored))
+                case Vector() as vector, Rows() as rows:
+                    found.append(vector.kernel(rows))
+        ones = [vector for part in parts.values() for vector in part.by_name()]
+        for other in (rows for block in blocks.values() for rows in block.by_name()):
+            found += [one.kernel(other) for one in ones if one.name == other.name]
         if not found:  # no parameter is used on both sides
             like = next(iter(self.parts.values())).total
             return like.new_zeros(*like.shape[:2], right.examples, right.outputs)
@@ -204,6 +215,11 @@ def zero_adjoint(jacobian: Jacobian) -> Adjoint:
             case Copies():
                 raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
     return Adjoint(parts)
+
+
+def names_in(key: Key) -> set[str]:
+    """The parameters that go by a key."""
+    return {each if isinstance(each, str) else each.name for each in key if each is not None}
 
 
 def inner(

@@ -7,7 +7,7 @@ few. Both contract, stack and multiply alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -104,6 +104,12 @@ class Jacobian:
         rows = {name: self.chunk(name, range(size)) for name, size in sizes.items()}
         shape = (self.examples, self.outputs, -1)
         return Jacobian(tuple(Rows(r.view(shape), name) for name, r in rows.items()), self.examples, self.outputs)
+
+    def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
+        """The same, in which these parameters, and what shares a block with them, have the rows of all elements."""
+        kept = [block for block in self.blocks if names.isdisjoint(block.extents)]
+        sizes = {n: weights[n].numel() for block in self.blocks if block not in kept for n in block.extents}
+        return replace(self, blocks=(*kept, *self.as_rows(sizes).blocks))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
         """The gradients of these elements of a parameter, added up over its uses: a row for each example's outputs."""
