@@ -138,8 +138,8 @@ def test_a_run_loads_no_compiler() -> None:
         (
             "ntkexp ",
             [
-                *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "compare", "runs"),
-                "kernel",
+                *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "validate"),
+                *("compare", "runs", "kernel"),
             ],
         ),
         ("ntkexp sweep wi", ["width"]),
