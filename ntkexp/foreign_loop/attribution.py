@@ -127,9 +127,8 @@ class LoopSums:
             self.by_component.add(step, rows, shares, coupled)
 
     def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
-        """All of it; what rounding to shorter numbers did only where there was some, of casts or of an optimizer, and
-        beside running statistics, which by themselves are explained to rounding; coupling only where it is no
-        example's."""
+        """All of it. `casts` is there if the loop or its optimizer rounds to shorter numbers, or with BatchNorm;
+        `coupling` only if it is not credited to examples."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
@@ -228,8 +227,8 @@ class Backwards:
             total = each.total(step.start)
             found = {name: part + total[name] for name, part in found.items()}
 
-        # proof (a); and what the optimizer took in beside that gradient, which casts did to it, or rounding: where
-        # gradients cancel, Adam divides what that left by its own size, and it moves weights as far as they do
+        # proof (a); and what the optimizer took in beside that gradient: casts, or rounding. Where gradients cancel,
+        # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
         cast, divides = self.is_cast(step), any(each.divides for each in step.linear.values())
         beside = dict[str, Tensor]()

@@ -27,7 +27,7 @@ class Repeated(NamedTuple):
 Repeat: TypeAlias = Callable[
     [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
 ]
-"""The steps that training took, with the matrix Θ(X, X), from f_0(X), while J(X)·θ_0 decays; or `DoesNotApply`."""
+"""Repeats the steps of training with a fixed Θ(X, X), from f_0(X) on; decay shrinks J(X)·θ_0. Or `DoesNotApply`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """A machine is one rung of the ladder; a control knows nothing of the network, and is not near it, whatever its
-    error.
+    """A machine is one rung of the ladder. A control knows nothing of the network, so it is never named the nearest
+    machine, however small its error.
     """
 
     control: ClassVar[bool] = False

@@ -27,7 +27,7 @@ from ntkexp.records.results import Result, at_points
 
 
 class Ladder(Component):
-    """Which machines are tried; below them, the sums by rules that no machine is called after."""
+    """Which machines are tried; below them, one row for each path rule that has no machine of its name."""
 
     machine: tuple[AbstractMachine, ...]
 

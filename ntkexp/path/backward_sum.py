@@ -87,7 +87,7 @@ class ComponentShare(NamedTuple):
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """U as it stands after the steps that were taken back, and the β by which the latest of them carried memory on.
+    """U after the steps taken back so far, and β of the one taken back last, which is the earliest in time.
 
     Where `components` are told apart, each the names of its parameters, what came of a step is the sum of their shares.
     """

@@ -120,12 +120,13 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
         of = identity(experiment)
         fix_circumstances(experiment, 1)  # until it is known how much there is to do
         surveyed = survey(experiment)
-        # as many as the experiment says; else as a step needs, which is the same whenever the run is begun
+        # the number the experiment gives; otherwise one that depends on the size of a step alone, so that resumed runs
+        # agree
         most = request.most_threads or all_threads()
         threads = saved["threads"] if saved else experiment.threads or threads_by_size(surveyed.operations, most)
         torch.set_num_threads(threads)
         setting = setting_of(experiment, surveyed)
-    if saved is None:  # what is known before the first step, in place of whatever an earlier attempt left
+    if saved is None:  # clear what an earlier attempt left, and write what is known before the first step
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
         folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
@@ -159,8 +160,7 @@ def remove_leftovers(folder: RunFolder) -> None:
 #
 # provenance.json, timings.csv, progress.json   what the clock and the machine say
 # BEGUN.json, checkpoint.pt, sums-*.bin,        where the run stands, its sums if they lie on disk, and its weights;
-#                                               gone
-#     trajectory.bin                            when it is finished
+#     trajectory.bin                            removed when the run is finished
 # everything else                               the same bytes each time, at the same number of threads
 
 

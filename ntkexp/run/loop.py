@@ -119,7 +119,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Go over the path from its end, which is where an optimizer with memory is understood from."""
+    """Go back over the path from its last step: with memory, what a step did is known once the later ones are."""
     for done, whole in state.steps_back():
         listener.on_step_back(state, done, whole)
     if state.effects is not None:

@@ -1,0 +1,78 @@
+"""The first line of the table in docs/attribution.md: a small GPT-2 learns a text by bytes, and scores of its training
+texts are held against trainings without 1 % of them.
+
+python -m tests.bench.language_validation FOLDER TEXT [TEXT …]     some 40 minutes on two cores; it goes on when killed
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ntkexp
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.model.foreign import load_torchvision
+
+TEXTS, QUERIES, LENGTH, BATCH, EPOCHS = 400, 50, 32, 20, 4
+
+
+def texts(files: list[str]) -> tuple[Tensor, Tensor]:
+    """Training texts and queries, drawn from the bytes of files."""
+    content = b"".join(Path(file).read_bytes() for file in files)
+    order = torch.randperm(len(content) // LENGTH, generator=torch.Generator().manual_seed(0))[: TEXTS + QUERIES]
+    pieces = [bytearray(content[start * LENGTH : (start + 1) * LENGTH]) for start in order.tolist()]
+    rows = torch.stack([torch.frombuffer(piece, dtype=torch.uint8).long() for piece in pieces])
+    return rows[:TEXTS], rows[TEXTS:]
+
+
+def losses(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The loss of each text, a mean over its tokens."""
+    predicted = logits[:, :-1].transpose(1, 2)
+    return torch.nn.functional.cross_entropy(predicted, tokens[:, 1:], reduction="none").mean(1)
+
+
+def of_call(outputs: Tensor, call: Any) -> Tensor:
+    """The same of a call, as measure and as loss."""
+    return losses(outputs, call.kwargs["input_ids"])
+
+
+def train(folder: Path, files: list[str]) -> Trace:
+    """The loop, from its seeds on. `eps` makes AdamW smooth: see metasmoothness."""
+    load_torchvision()  # of which transformers finds only what was imported
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415  an extra
+
+    torch.manual_seed(0)
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    size = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**size, **dropouts, attn_implementation="eager")).double()
+    seen, asked = texts(files)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-2)
+    steps = EPOCHS * TEXTS // BATCH
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 10) * (1 - step / steps))
+    queries = {"input_ids": asked}
+    with ntkexp.follow(
+        model, optimizer, queries=queries, output="logits", measure=of_call, loss=of_call, to=folder
+    ) as trace:
+        for _ in range(EPOCHS):
+            for batch in torch.split(torch.randperm(TEXTS), BATCH):
+                optimizer.zero_grad()
+                losses(model(input_ids=seen[batch]).logits, seen[batch]).mean().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+    return trace
+
+
+def main(folder: Path, files: list[str]) -> None:
+    again = partial(train, folder, files)
+    if not (folder / "DONE.json").is_file():
+        again().attribute(effects=True)
+    sys.stdout.write(f"{ntkexp.validate(folder, again=again, lower_is_better=True)}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
