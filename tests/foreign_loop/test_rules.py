@@ -122,7 +122,11 @@ def test_what_a_step_does_besides_its_rule_is_refused(optimizers: Maker) -> None
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("optimizers", OPTIMIZERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "optimizers",
+    [each for each in OPTIMIZERS if not each.__name__.startswith("ASGD")],  # it remembers an average that moves nothing
+    ids=lambda each: each.__name__,
+)
 def test_what_it_remembers_is_not_changed_unseen(optimizers: Maker) -> None:
     """A memory of gradients is held in the loop; what a step is divided by, when it is taken again."""
     given = loop(optimizers)

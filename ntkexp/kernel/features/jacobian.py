@@ -108,7 +108,8 @@ class Jacobian:
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
         """The same, in which these parameters, and what shares a block with them, have the rows of all elements."""
         kept = [block for block in self.blocks if names.isdisjoint(block.extents)]
-        sizes = {n: weights[n].numel() for block in self.blocks if block not in kept for n in block.extents}
+        touched = [block for block in self.blocks if not names.isdisjoint(block.extents)]
+        sizes = {name: weights[name].numel() for block in touched for name in block.extents}
         return replace(self, blocks=(*kept, *self.as_rows(sizes).blocks))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
