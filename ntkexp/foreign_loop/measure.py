@@ -245,7 +245,7 @@ def joined(batches: list[Inputs]) -> Inputs:
     try:
         first, *rest = batches
         if isinstance(first, Tensor):
-            return torch.cat(batches)  # type: ignore[arg-type]
+            return torch.cat(batches)  # type: ignore[arg-type]  # others have the form of the first, or fail
         if isinstance(first, Mapping):
             if any(set(first) != set(other) for other in rest):
                 raise KeyError("names")

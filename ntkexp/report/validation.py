@@ -20,7 +20,7 @@ from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.atomic import Json
 from ntkexp.records.ground_truth import GroundTruth
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
-from ntkexp.report.tables import Column, Table
+from ntkexp.report.tables import Column, Table, format_text
 from ntkexp.text import counted, listed, percent, short
 
 Scores: TypeAlias = NDArray[np.float64]
@@ -106,7 +106,6 @@ class ValidatedScore:
     name: str
     lds: DatamodelingScore
     harm: Estimate | None = None  # QLD
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,7 @@ class Validation:
             Column("LDS"),
             Column("low"),
             Column("high"),
-            Column("queries", others=""),
+            Column("queries"),
             Column("QLD"),
             Column("QLD low"),
             Column("QLD high"),
@@ -185,8 +184,6 @@ class Validation:
         }
 
     def __str__(self) -> str:
-        from ntkexp.report.tables import format_text  # noqa: PLC0415  its neighbours are imported above
-
         return "\n".join([format_text(self.table), "", *self.sentences])
 
 
