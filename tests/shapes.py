@@ -74,7 +74,8 @@ class Compared:
         """What compares: arguments are compared, then the function that acts next is called, and nothing in between."""
 
         def act(*given: Any, **named: Any) -> Any:
-            return self.acting.next(*given, **named)
+            acting = self.acting.__dict__.pop("next")  # taken, for it may hold a result, which is not to be kept
+            return acting(*given, **named)
 
         placed = FunctionType(act.__code__, self.function.__globals__, closure=act.__closure__)
         return jaxtyped(update_wrapper(placed, self.function), typechecker=CHECKER)

@@ -51,7 +51,8 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     Buffers are passed as copies: a module that writes to one does not change itself.
     """
     if reasons := list(training_modes(module)):
-        raise Mistake(f"{reasons[0]}; call module.eval() first, so that each output depends on its own example alone")
+        advice = "call module.eval() first" if module.training else "let it track running statistics"
+        raise Mistake(f"{reasons[0]}; {advice}, so that each output depends on its own example alone")
     return function_as_it_is(module, output)
 
 
@@ -117,8 +118,8 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
     """The reasons why outputs would depend on the rest of the batch: norms in training mode."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            also = "" if layer.training else ", also in evaluation (track_running_stats=False)"
-            yield f"layer '{name}' ({type(layer).__name__}) takes its statistics from the batch{also}"
+            untracked = ", track_running_stats=False" if layer.running_mean is None else ""
+            yield f"layer '{name}' ({type(layer).__name__}{untracked}) takes its statistics from the batch"
 
 
 def hooked(module: nn.Module) -> Iterator[str]:

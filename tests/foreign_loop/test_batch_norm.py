@@ -303,7 +303,7 @@ def layers(*inner: nn.Module) -> nn.Sequential:
         ),
         (
             [nn.BatchNorm1d(10, track_running_stats=False)],
-            r"layer '1' \(BatchNorm1d\) takes its statistics from the batch, also in evaluation",
+            r"layer '1' \(BatchNorm1d, track_running_stats=False\) takes its statistics from the batch; let it track",
         ),
     ],
     ids=["sync", "instance", "untracked"],
