@@ -459,7 +459,7 @@ class CallReaders:
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
         tape = reader.record(weights, call.inputs)
         assert call.gradient is not None
-        return reader.weighted(tape, call.gradient.to(tape.outputs.dtype)), tape.outputs
+        return reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True), tape.outputs
 
     def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
         """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,

@@ -20,6 +20,9 @@ from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.measure import MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.trace import find_trace, load_trace
+from ntkexp.kernel.features import assemble
+from ntkexp.kernel.features.assemble import PulledBack, tables_read_once
+from ntkexp.kernel.read import program_cache
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, adamw, followed, loop, momentum, plain, sgd
@@ -91,6 +94,26 @@ def test_parts_of_every_measure_add_up_to_its_change(kind: Callable[..., Loop], 
         change = (after[name] - before[name]).numpy()
         assert np.abs(parts[:, place] - change).max() <= EXACT * (1 + np.abs(change).max()), name
     assert float(found["closure"].max()) < EXACT
+
+
+@pytest.mark.parametrize("optimizers", [sgd, adamw])
+def test_a_table_that_keeps_its_places_gives_what_its_rows_give(
+    optimizers: loops.Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, kept = followed(language(optimizers), plain, measure=questions), list[frozenset[str]]()
+    rows = trace.attribute(by="parameter")
+
+    def tables(pulled: PulledBack) -> frozenset[str]:
+        kept.append(tables_read_once(pulled))
+        return kept[-1]
+
+    monkeypatch.setattr(program_cache, "LARGEST", 0)  # as of a model that is too large for programs
+    monkeypatch.setattr(assemble, "tables_read_once", tables)
+    found = trace.attribute(by="parameter")
+    assert {*kept} == {frozenset({"0.words.weight"})}
+    for name in ("contribution", "by_component"):
+        size = float(abs(rows[name]).max())
+        assert float(abs(found[name] - rows[name]).max()) <= EXACT * size
 
 
 def test_a_step_by_hand() -> None:

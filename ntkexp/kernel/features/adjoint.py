@@ -23,6 +23,7 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
+MULTIPLIED_OUT = 2**24  # numbers of gradients that are formed at once
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,26 @@ class Matrix:
         probe, out, _, features = self.total.shape
         (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
         if not left_first_is_cheaper(self.total, right):
-            return inner(self.total.flatten(2), right.dense().flatten(2))
+            return self.kernel_multiplied_out(right)
         found, shifted, beta = [], right.shifted.flatten(0, 1), right.outputs.reshape(train, outputs, -1).mT
         for part in turns(probe, out * train * uses * features):
             products = shifted @ self.total[part].flatten(0, 1)  # [probe·out, train·use, features]
             rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
             found.append((rows @ beta).transpose(0, 1).reshape(-1, out, train, outputs))
         return torch.cat(found)
+
+    def kernel_multiplied_out(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
+        """The same from ∂f/∂W of the examples, multiplied out: a few columns of W at a time where W is large, as one
+        for each word is."""
+        (train, _, inputs), outputs, features = right.shifted.shape, right.outputs.shape[1], self.total.shape[3]
+        if train * outputs * right.size <= MULTIPLIED_OUT:
+            return inner(self.total.flatten(2), right.dense().flatten(2))
+        found = self.total.new_zeros(*self.total.shape[:2], train, outputs)
+        left, width = right.shifted.mT[:, None], max(1, CACHED // (train * outputs * inputs))
+        for at in range(0, features, width):
+            gradients = left @ right.outputs[..., at : at + width]  # Σ_u a_u ⊗ β_u of these columns
+            found += inner(self.total[..., at : at + width].flatten(2), gradients.flatten(2))
+        return found
 
     def by_name(self) -> list[Vector]:
         """U of each parameter by itself, up to the last element that is used."""
@@ -117,6 +131,13 @@ class Vector:
         """⟨U, J(x′)⟩, where elements that one side lacks count as zero."""
         size = min(self.total.shape[2], right.size)
         return inner(self.total[..., :size], right.rows[..., :size])
+
+    def kernel_of_copies(self, right: Copies) -> Float[Tensor, "probe out train out_"]:
+        """⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e: of a table, from the elements that were read alone."""
+        inside = right.places < self.total.shape[2]
+        values, places = right.values * inside[:, None], right.places * inside
+        each = [self.total[:, :, where] @ some.t() for where, some in zip(places, values, strict=True)]
+        return torch.stack(each, dim=2)
 
     def by_name(self) -> list[Vector]:
         return [self]
@@ -193,6 +214,8 @@ class Adjoint:
                     found.append(matrix.kernel(factored))
                 case Vector() as vector, Rows() as rows:
                     found.append(vector.kernel(rows))
+                case Vector() as vector, Copies() as copies:
+                    found.append(vector.kernel_of_copies(copies))
         ones = [vector for part in parts.values() for vector in part.by_name()]
         for other in (rows for block in blocks.values() for rows in block.by_name()):
             found += [one.kernel(other) for one in ones if one.name == other.name]

@@ -4,7 +4,7 @@ what was pulled back there assembled into gradient blocks, example by example.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -98,16 +98,22 @@ NOWHERE: Weights = {}
 ProductKey: TypeAlias = tuple[Source | None, Source | None]
 
 
-def assemble(pulled: PulledBack, room: Weights = NOWHERE) -> Jacobian:
+def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = False) -> Jacobian:
     """The Jacobian with one block for each parameter, or each weight and its bias. Gradients of which there are many
-    may be written into `room`, which begins with the first example."""
+    may be written into `room`, which begins with the first example. With `as_copies` a table that is read once, and in
+    fewer elements than it has, keeps the places where it was read."""
+    blocks: list[Block] = []
     products: dict[ProductKey, list[Factored]] = defaultdict(list)
     rows: dict[str, Float[Tensor, "example out _"]] = {}
     leaves = pulled.leaves
     if len(pulled.owners) < len(pulled.uses):
         raise NoRule(BY_COMPARISON)
+    tables = tables_read_once(pulled) if as_copies else frozenset()
     for use, cotangent, owner in zip(pulled.uses, pulled.cotangents, pulled.owners, strict=True):
-        if isinstance(use, Element):
+        if isinstance(use, Element) and isinstance(use.source, View) and use.source.name in tables:
+            read = copies(use, use.source, cotangent, owner, pulled.examples)
+            blocks.append(replace(read, values=read.values.to(leaves[read.name].dtype)))  # after casts
+        elif isinstance(use, Element):
             add_rows(rows, use.source, scatter(use, cotangent, owner, pulled.examples), leaves)
         elif isinstance(use, Grouped):
             inside = room_of(use.weight, room, pulled.examples, rows.keys())
@@ -117,7 +123,6 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE) -> Jacobian:
             inputs, outputs = factors(use, cotangent, owner, pulled.examples)
             weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
             products[use.weight, use.bias].append(Factored(inputs, outputs, weight, bias, use.shift))
-    blocks: list[Block] = []
     kept = factored_keys(pulled.uses)
     for (weight_, bias_), parts in products.items():
         joined: Sequence[Factored] = parts
@@ -129,10 +134,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE) -> Jacobian:
             blocks.append(joined[0])
             continue
         for block in joined:
-            if weight_ is not None:
-                add_rows(rows, weight_, block.of_weight().flatten(2), leaves)
-            if bias_ is not None:
-                add_rows(rows, bias_, block.of_bias(), leaves)
+            add_products(rows, (weight_, bias_), block, leaves)
     blocks += [Rows(row.to(leaves[name].dtype), name) for name, row in rows.items()]  # after casts
     return Jacobian(tuple(blocks), pulled.examples, pulled.outputs)
 
@@ -150,6 +152,19 @@ def assemble_uses(pulled: PulledBack) -> Jacobian:
             alone = replace(pulled, uses=(use,), cotangents=(cotangent,), owners=(owner,))
             blocks.extend(assemble(alone).blocks)
     return Jacobian(tuple(blocks), pulled.examples, pulled.outputs)
+
+
+def tables_read_once(pulled: PulledBack) -> frozenset[str]:
+    """The parameters with one use, which reads fewer elements than a row of each example would have."""
+    count, found = Counter[str](), set[str]()
+    for use in pulled.uses:
+        sources = (use.source,) if isinstance(use, Element) else (use.weight, use.bias)
+        count.update(name for source in sources for name in names(source))
+        if isinstance(use, Element) and isinstance(use.source, View):
+            name = use.source.name
+            if use.tap.numel() < pulled.examples * pulled.leaves[name].numel():
+                found.add(name)
+    return frozenset(name for name in found if count[name] == 1)
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
@@ -190,6 +205,17 @@ def add_rows(
         carried = {n: row.reshape(*gradient.shape[:2], -1) for n, row in zip(wanted, found, strict=True)}
     for name, row in carried.items():
         rows[name] = rows[name] + row if name in rows else row
+
+
+def add_products(
+    rows: dict[str, Float[Tensor, "example out _"]], key: ProductKey, block: Factored, leaves: Weights
+) -> None:
+    """Carry the gradients of products back from a weight and a bias to their parameters."""
+    weight, bias = key
+    if weight is not None:
+        add_rows(rows, weight, block.of_weight().flatten(2), leaves)
+    if bias is not None:
+        add_rows(rows, bias, block.of_bias(), leaves)
 
 
 # --- Row index: which rows of a product, or elements, belong to which example.

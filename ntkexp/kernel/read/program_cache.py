@@ -82,12 +82,14 @@ class Request:
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
+    as_copies: bool = False  # of tables that are read once, where no program is made
 
     def read(self, *, at_once: bool) -> Jacobian:
         """The Jacobian in the ordinary way, for all mixtures at once or one after the other."""
         replay = Replay(self.start, self.end, self.trained, self.owned.constants, pullback_only=True)
         columns = self.mixtures.columns
-        return assemble(pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once))
+        pulled = pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once)
+        return assemble(pulled, as_copies=self.as_copies)
 
     def read_at_once(self) -> Jacobian:
         try:
@@ -191,6 +193,7 @@ class ProgramCache:
         start, end, mixtures = request.start, request.end, request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
+        request = replace(request, as_copies=False)
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()

@@ -92,13 +92,16 @@ class Reader:
         """The same, by one back-propagation for every example and output, whatever the operations are."""
         return jacobian_one_by_one(self.function, tape, self.trained, Mixtures.of(tape, chosen).columns)
 
-    def weighted(self, tape: Tape, output_gradient: Float[Tensor, "example out"]) -> Jacobian:
-        """J(θ; x)ᵀℓ′ for every example, as one output: one back-propagation, however many outputs."""
+    def weighted(
+        self, tape: Tape, output_gradient: Float[Tensor, "example out"], *, as_copies: bool = False
+    ) -> Jacobian:
+        """J(θ; x)ᵀℓ′ for every example, as one output: one back-propagation, however many outputs. With `as_copies` a
+        large network's tables may keep the places where they were read."""
         mixture = Mixtures(output_gradient, None)
         try:
             if self.programs is not None:
-                return self.by_program(tape, tape, mixture)
-            return assemble(self.pulled_back(tape, mixture))
+                return self.by_program(tape, tape, mixture, as_copies=as_copies)
+            return assemble(self.pulled_back(tape, mixture), as_copies=as_copies)
         except NoRule:
             return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
 
@@ -146,10 +149,10 @@ class Reader:
         pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
         return pulled, replay.delta.detach()
 
-    def by_program(self, start: Tape, end: Tape, mixtures: Mixtures) -> Jacobian:
+    def by_program(self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False) -> Jacobian:
         """The same Jacobian, by a program of that replay."""
         assert self.programs is not None
-        request = Request(start, end, self.trained, self.checks.faithful_owners(start), mixtures)
+        request = Request(start, end, self.trained, self.checks.faithful_owners(start), mixtures, as_copies)
         return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
 
     def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
