@@ -43,7 +43,9 @@ class AbstractMeasure(Component):
     """What is explained at each point."""
 
     @abstractmethod
-    def of_run(self, objective: Objective, targets: Float[Tensor, "example out"], classes: int) -> Measured | None:
+    def of_run(
+        self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
+    ) -> MeasuredOutputs | None:
         """The measure under this loss, or none where it is the outputs themselves; refused where it does not exist."""
 
 
@@ -60,11 +62,11 @@ class AbstractNumber(AbstractMeasure):
     takes_classes: ClassVar[bool] = True
 
     @final
-    def of_run(self, objective: Objective, targets: Float[Tensor, "example out"], classes: int) -> Measured:
+    def of_run(self, objective: Objective, targets: Float[Tensor, "example out"], classes: int) -> MeasuredOutputs:
         if self.takes_classes and not classes:
             raise Mistake("the data have real values and no classes; choose loss or output")
         self.values(objective, torch.zeros_like(targets[:1]), targets[:1])  # which a loss may refuse
-        return Measured(measure=self, objective=objective)
+        return MeasuredOutputs(measure=self, objective=objective)
 
     @abstractmethod
     def values(
@@ -140,7 +142,7 @@ class Margin(AbstractNumber):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredOutputs:
     """g of some outputs, given the targets of the same points."""
 
     measure: AbstractNumber
@@ -183,7 +185,7 @@ class Measured:
 class MeasuredPoints:
     """The same at all points of a run, whose targets are known."""
 
-    measured: Measured
+    measured: MeasuredOutputs
     targets: Float[Tensor, "point out"]
 
     @property

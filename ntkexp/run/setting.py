@@ -23,7 +23,7 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
-from ntkexp.measure import Measured, MeasuredPoints
+from ntkexp.measure import MeasuredOutputs, MeasuredPoints
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
@@ -76,7 +76,7 @@ class Survey:
     problem: Problem
     points: Points
     asked: Points  # the same, as a measure of their outputs where one is explained
-    measured: Measured | None
+    measured: MeasuredOutputs | None
     budget: Budget
     tape: Tape
     asked_tape: Tape  # of two of the points as they are asked
