@@ -1,4 +1,4 @@
-"""What is asked of a run's outputs: a measure g of them at each point, which is a part of the function followed.
+"""What a run explains at each point: its outputs, or a measure g of them, which is a part of the function followed.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 

@@ -129,7 +129,7 @@ def tree(choices: Choices) -> str:
 
 
 def title(group: str, option: str, choices: Choices) -> str:
-    """How an option is asked for: as a group's, by its name, or by its name in a list.
+    """How an option is chosen: as a group's, by its name, or by its name in a list.
 
     >>> choices = Choices(config_folders(None))
     >>> title("model", "mlp", choices), title("measure", "loss", choices), title("rule", "left", choices)

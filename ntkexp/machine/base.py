@@ -128,15 +128,15 @@ class Evidence:
         """𝒮 by a rule at the points that are no training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
-    def asked(self, outputs: Float[Tensor, "probe out"]) -> Float[Tensor, "probe asked"]:
+    def explained(self, outputs: Float[Tensor, "probe out"]) -> Float[Tensor, "probe explained"]:
         """What is explained of outputs at all points: these, or a measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
-    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe asked"]:
+    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe explained"]:
         """f_0, or its measure, and a change of it at the points and outputs at which the path was integrated; NaN at
         others.
         """
-        outs, start = list(self.integrated), self.asked(self.start)
+        outs, start = list(self.integrated), self.explained(self.start)
         changed = start[self.read, outs] + change
         outputs = changed.new_full(start.shape, torch.nan)
         outputs[self.read, outs] = changed

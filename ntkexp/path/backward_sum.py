@@ -355,7 +355,7 @@ class SecondPass:
             step = self.steps.step(index + 1)
             linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
             carry = {name: each.carry for name, each in linear.items()}
-        few = self.domain.asked.some(self.domain.attributed[chunk])
+        few = self.domain.explained.some(self.domain.attributed[chunk])
         for name, rule in self.rules.items():
             components = tuple(self.domain.components.values())
             rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()), components=components)

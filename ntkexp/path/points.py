@@ -110,7 +110,7 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    targets: Float[Tensor, "point out"] | None = None  # which a measure is given beside the inputs
+    targets: Float[Tensor, "point out"] | None = None  # which a measure takes together with outputs
     train: int
     block: int
     keep: bool
@@ -374,10 +374,10 @@ CONTRIBUTIONS = 3  # axes: [point, out, train]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs at which a path is integrated, or a measure of the outputs, as `asked` reads them."""
+    """The points and outputs at which a path is integrated, or a measure of the outputs, as `explained` reads them."""
 
     points: Points
-    asked: Points  # the same points, as they are read where the path is integrated
+    explained: Points  # the same points, as they are read where the path is integrated
     reads_train: bool  # whether training examples are among the points that are read, as they are among all
     attributed: Int[Tensor, " attributed"]  # those of the points at which the path is integrated
     integrated: tuple[int, ...]  # those of the outputs
@@ -412,7 +412,7 @@ class Domain:
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The same during a step."""
-        return (StepBlock(self.asked, segment, place, self.first) for place in self.places)
+        return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

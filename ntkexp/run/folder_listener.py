@@ -123,7 +123,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         for rung in outcome.rungs
         if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured
     }
-    outputs = {"f_0": evidence.asked(evidence.start), "f_T": evidence.asked(evidence.end), **predicted}
+    outputs = {"f_0": evidence.explained(evidence.start), "f_T": evidence.explained(evidence.end), **predicted}
     write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:

@@ -75,11 +75,11 @@ class Survey:
 
     problem: Problem
     points: Points
-    asked: Points  # the same, as a measure of their outputs where one is explained
+    explained: Points  # the same, as a measure of their outputs where one is explained
     measured: MeasuredOutputs | None
     budget: Budget
     tape: Tape
-    asked_tape: Tape  # of two of the points as they are asked
+    explained_tape: Tape  # of two of the points read so
 
     @property
     def operations(self) -> float:
@@ -107,11 +107,11 @@ def survey(experiment: Experiment) -> Survey:
         measured = experiment.path.measure.of_run(experiment.loss, problem.targets, len(problem.data.classes))
     except Mistake as mistake:
         raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
-    asked_reader, asked_tape = reader, tape
+    explained_reader, explained_tape = reader, tape
     if measured is not None:
-        asked_reader = Reader(measured.of(function), reader.trained, programs=ProgramCache())
-        asked_tape = asked_reader.record(problem.weights, (problem.inputs[:2], problem.targets[:2]))
-    read = tape.bytes_per_example + (asked_tape.bytes_per_example if measured else 0.0)
+        explained_reader = Reader(measured.of(function), reader.trained, programs=ProgramCache())
+        explained_tape = explained_reader.record(problem.weights, (problem.inputs[:2], problem.targets[:2]))
+    read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
     budget, outputs = budget_of(experiment, problem, read), experiment.path.chosen_outputs(problem.outputs)
     sketch, size = None, experiment.kernel.sketch
     if size is not None:
@@ -127,15 +127,17 @@ def survey(experiment: Experiment) -> Survey:
         sketch=sketch,
         kernels=experiment.path.kernels,
     )
-    asked = points if measured is None else replace(points, reader=asked_reader, targets=problem.targets, cache=[])
+    explained = (
+        points if measured is None else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
+    )
     return Survey(
         problem=problem,
         points=points,
-        asked=asked,
+        explained=explained,
         measured=measured,
         budget=budget,
         tape=tape,
-        asked_tape=asked_tape,
+        explained_tape=explained_tape,
     )
 
 
@@ -304,7 +306,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     phases = phases_of(experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices])
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
-        survey.asked.refuse_without_rules(survey.asked_tape)
+        survey.explained.refuse_without_rules(survey.explained_tape)
     domain = domain_of(experiment, survey, like=start.kernel)
     descent = Descent(
         points=points,
@@ -392,7 +394,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=survey.points,
-        asked=survey.asked,
+        explained=survey.explained,
         reads_train="train" in problem.places,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),
