@@ -152,6 +152,7 @@ class Trace:
         effects: Effects = False,
         mean: MeanName = "renormalised",
         by: By | None = None,
+        positions: bool = False,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
@@ -178,6 +179,10 @@ class Trace:
         `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
         names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
         `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
+
+        With `positions`, texts are told apart by the places whose losses did it: `by_position[probe, out, example,
+        position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
+        class]. It takes a back-propagation of a call for each of its positions.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -209,7 +214,7 @@ class Trace:
             self.refuse_outside()
             self.refuse_coupled()
         gallery = Gallery()
-        found = self.contributions(gallery, in_place(quiet))
+        found = self.contributions(gallery, in_place(quiet), positions=positions)
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
@@ -236,7 +241,9 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
-    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+    def contributions(
+        self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
+    ) -> xr.Dataset:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
@@ -250,10 +257,12 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        sums = sums_at_zero(
+            last.outputs, len(self.examples), len(steps), self.memory_gb, components, positions=positions
+        )
         back = Backwards(
             reader,
-            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, positions),
             self.queries,
             last,
             self.examples,
