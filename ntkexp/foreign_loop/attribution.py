@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
-from ntkexp.foreign_loop.positions import LoopPositions
+from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
@@ -164,8 +164,7 @@ def sums_at_zero(
     steps: int,
     memory_gb: float,
     components: Components | None = None,
-    *,
-    positions: bool = False,
+    positions: Positions | None = None,
 ) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
@@ -185,7 +184,9 @@ def sums_at_zero(
         with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
-    by_component = None
+    by_component, by_position = None, None
+    if positions is not None:
+        by_position = LoopPositions.at_zero(positions, parts, memory_gb - needed, memory_gb)
     if components is not None:
         if needed > SAID_GB:
             LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
@@ -202,9 +203,7 @@ def sums_at_zero(
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
         by_component=by_component,
-        by_position=LoopPositions(parts.new_zeros(*parts.shape, 0), memory_gb - needed, memory_gb)
-        if positions
-        else None,
+        by_position=by_position,
     )
 
 

@@ -45,7 +45,7 @@ from ntkexp.foreign_loop.calls import (
     without_kernels,
 )
 from ntkexp.foreign_loop.measure import MeasuredQueries
-from ntkexp.foreign_loop.positions import PositionGradients, refuse_no_positions
+from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -439,7 +439,7 @@ class CallReaders:
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     room: float = 1e9  # bytes that gradients of examples may take
-    by_position: bool = False  # whether the gradients of positions are read as well
+    positions: Positions | None = None  # whose gradients are read as well
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
@@ -454,12 +454,11 @@ class CallReaders:
         came = call.gradient.to(tape.outputs.dtype)
         features = reader.weighted(tape, came, as_copies=True)
         found = CallGradients([features], Replayed(function, weights, call.inputs, tape.outputs))
-        if not self.by_position:
+        if self.positions is None:
             return found
-        with torch.no_grad(), plain_kernels():
-            shape = function(weights | beside, call.inputs).shape
-        refuse_no_positions(shape)
-        return replace(found, by_position=PositionGradients(reader, tape, came, shape[1]))
+        return replace(
+            found, by_position=PositionGradients(reader, tape, came.reshape(call.shape), self.positions.axis)
+        )
 
     def recorded(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Reader, Tape]:
         """A call on a tape, and the reader of it: each of its examples depends on no other."""
@@ -473,11 +472,6 @@ class CallReaders:
         """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
         which also show whether anything else couples examples."""
         assert call.gradient is not None
-        if self.by_position:
-            raise Mistake(
-                "positions=True: BatchNorm in training mode couples the texts of a batch, and positions are not told "
-                "apart there; leave positions=True out"
-            )
         outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
         came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
         begun, keep = time.monotonic(), self.batch_norm == "exact"

@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.positions import positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
     CallReaders,
@@ -182,7 +183,7 @@ class Trace:
 
         With `positions`, texts are told apart by the places whose losses did it: `by_position[probe, out, example,
         position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
-        class]. It takes a back-propagation of a call for each of its positions.
+        class] or [example, class, position]. It takes a back-propagation of a call for each of its positions.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -248,6 +249,7 @@ class Trace:
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
         self.refuse_empty()
+        places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
@@ -257,12 +259,10 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = sums_at_zero(
-            last.outputs, len(self.examples), len(steps), self.memory_gb, components, positions=positions
-        )
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components, places)
         back = Backwards(
             reader,
-            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, positions),
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
             self.queries,
             last,
             self.examples,

@@ -16,6 +16,10 @@ from torch.nn import functional
 
 import ntkexp
 from ntkexp.foreign_loop import run_folder
+from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.positions import Positions, positions_of
+from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, format_explanation
@@ -68,49 +72,107 @@ def texts() -> list[Tensor]:
     return [torch.randint(WORDS, (4, LONGEST)), torch.randint(WORDS, (3, LONGEST - 1))]
 
 
-def trained(
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer], *, dropout: float = 0.0, parts: int = 1, **more: object
-) -> tuple[Trace, list[Tensor]]:
+class ClassesFirst(nn.Module):
+    """A language model with the outputs that cross_entropy takes, [example, class, position]."""
+
+    def __init__(self, inner: Language) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x).mT
+        return found
+
+
+def trained(*, dropout: float = 0.0, parts: int = 1, classes_first: bool = False, **more: object) -> Trace:
     """A loop over texts, some of them of another length, with the gradients of `parts` calls in each step."""
+    torch.manual_seed(0)
     model, given = Language(dropout).double().train(), texts()
-    steps, queries = optimizer(model), torch.randint(WORDS, (2, 3))
-    asked = {"measure": lambda outputs, call: outputs[:, -1].logsumexp(1), **more}
-    with ntkexp.follow(model, steps, queries=queries, **asked) as trace:  # type: ignore[arg-type]
+    called: nn.Module = ClassesFirst(model) if classes_first else model
+    optimizer, queries = torch.optim.AdamW(called.parameters(), lr=0.02), torch.randint(WORDS, (2, 3))
+
+    def rows(outputs: Tensor) -> Tensor:
+        return outputs.mT if classes_first else outputs
+
+    asked = {"measure": lambda outputs, call: rows(outputs)[:, -1].logsumexp(1), **more}
+    with ntkexp.follow(called, optimizer, queries=queries, **asked) as trace:  # type: ignore[arg-type]
         for batch in given:
-            steps.zero_grad()
+            optimizer.zero_grad()
             for part in batch.tensor_split(parts):
-                (loss_of(model(part), part) / parts).backward()  # type: ignore[no-untyped-call]
-            steps.step()
-    return trace, given
+                (loss_of(rows(called(part)), part) / parts).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return trace
 
 
-def adds_up(found: xr.Dataset) -> None:
-    """Positions add up to the contribution of each example."""
+@contextmanager
+def no_painter() -> Iterator[Callable[[Path], tuple[()]]]:
+    """Draws nothing."""
+    yield lambda _: ()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, xr.Dataset]:
+    """A loop with dropout and calls that share a step, in a folder, and what was attributed."""
+    with pytest.MonkeyPatch.context() as patched, torch.random.fork_rng(devices=()):
+        patched.setattr(run_folder, "painter", no_painter)
+        trace = trained(dropout=0.3, parts=2, to=tmp_path_factory.mktemp("positions") / "run")
+        found = trace.attribute(
+            positions=True, by="module", decode=lambda tokens: "".join("abcd<&g"[k] for k in tokens), quiet=True
+        )
+    return trace, found
+
+
+def test_positions_add_up(kept: tuple[Trace, xr.Dataset]) -> None:
+    """Also beside components; positions without a loss have nothing."""
+    trace, found = kept
+    assert found["by_position"].sizes["position"] == LONGEST
     size = abs(found["by_position"]).sum("position")
     missed = abs(found["by_position"].sum("position") - found["contribution"])
     assert float((missed - SUMMED * torch.finfo(torch.float64).eps * size).max()) <= 0
-    assert float(abs(found["by_position"]).sum()) > 0
+    assert float(size.min()) > 0
+    assert not found["by_position"].isel(position=[2, 4]).any()
+    assert not found["by_position"].isel(position=3, example=slice(4, 7)).any()  # the last of the shorter texts
+    alone = trace.contributions(Gallery())
+    assert "by_position" not in alone
+    for name in ("contribution", "by_step"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=0, atol=1e-13 * float(abs(alone[name]).max()))
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.02),
-    "nesterov": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+def test_positions_are_those_of_the_texts_on_either_axis(kept: tuple[Trace, xr.Dataset]) -> None:
+    """A model whose outputs are [example, class, position] has the positions of the one with [example, position,
+    class]."""
+    first = trained(dropout=0.3, parts=2, classes_first=True).attribute(positions=True, quiet=True)["by_position"]
+    np.testing.assert_allclose(first, kept[1]["by_position"], rtol=0, atol=1e-12 * float(abs(first).max()))
+
+
+AXES = {
+    "the loss tells": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 2, 1),
+    "classes first": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 1, 2),
+    "texts tell": (torch.zeros(2, 5, dtype=torch.long), (2, 7, 5), None, 2),
+    "nothing tells": (torch.zeros(2, 5, dtype=torch.long), (2, 5, 5), None, None),
+    "no texts": (torch.zeros(2, 7, 5), (2, 7, 5), None, None),
+    "they disagree": (torch.zeros(2, 7, dtype=torch.long), (2, 7, 5), 1, None),
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_positions_add_up(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-    """Also with dropout, calls that share a step, and components; positions without a loss have nothing."""
-    trace, _ = trained(optimizer, dropout=0.3, parts=2)
-    found = trace.attribute(positions=True, by="module", quiet=True)
-    assert found["by_position"].sizes["position"] == LONGEST
-    adds_up(found)
-    assert not found["by_position"].isel(position=[2, 4]).any()
-    assert not found["by_position"].isel(position=3, example=slice(4, 7)).any()  # the last of the shorter texts
-    alone = trace.attribute(by="module", quiet=True)
-    assert "by_position" not in alone
-    for name in ("contribution", "by_component", "by_step"):
-        np.testing.assert_allclose(found[name], alone[name], rtol=0, atol=1e-13 * float(abs(alone[name]).max()))
+@pytest.mark.parametrize(("inputs", "shape", "softmax", "axis"), AXES.values(), ids=AXES)
+def test_the_axis_of_positions_is_found_or_refused(
+    inputs: Tensor, shape: tuple[int, int, int], softmax: int | None, axis: int | None
+) -> None:
+    """By a softmax over the axis of classes, and by the lengths of texts."""
+    outputs = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    by_class = outputs if softmax is None else outputs.log_softmax(softmax)
+    (by_class * torch.rand_like(outputs)).sum().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    calls, called = (
+        [(ModelCall(0, inputs, shape=shape, gradient=outputs.grad.flatten(1)),)],
+        CalledModule(Language(), None),
+    )
+    if axis is not None:
+        assert positions_of(calls, called) == Positions(axis, shape[axis], 2 * shape[axis])
+        return
+    with pytest.raises(Mistake, match=r"positions=True: one axis of outputs of shape \[2, .* tell|disagree"):
+        positions_of(calls, called)
 
 
 def test_they_are_those_of_the_loss_at_each_position() -> None:
@@ -145,18 +207,11 @@ def test_they_are_those_of_the_loss_at_each_position() -> None:
     assert np.abs(found - expected.numpy()).max() <= 0.1 * rate**2 * np.abs(found).max()
 
 
-@contextmanager
-def no_painter() -> Iterator[Callable[[Path], tuple[()]]]:
-    """Draws nothing."""
-    yield lambda _: ()
-
-
-def test_explanations_show_what_positions_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) -> None:
     """In the folder, in the table, in JSON and on the page, with the tokens; what they did adds up."""
-    monkeypatch.setattr(run_folder, "painter", no_painter)
-    trace, _ = trained(OPTIMIZERS["adamw"], to=tmp_path / "run")
-    found = trace.attribute(positions=True, decode=lambda tokens: "".join("abcd<&g"[k] for k in tokens), quiet=True)
-    run = ntkexp.load_run(tmp_path / "run")
+    trace, found = kept
+    assert trace.folder is not None
+    run = ntkexp.load_run(trace.folder.path)
     np.testing.assert_array_equal(run.contributions["by_position"], found["by_position"])
 
     (explanation,) = explain(run, "probe", [1])
@@ -174,22 +229,20 @@ def test_explanations_show_what_positions_did(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_has_no_positions_is_refused() -> None:
-    """Rows of outputs, and sums that exceed the memory."""
-    with pytest.raises(
-        Mistake, match=r"step 7: positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"
-    ):
+    """Rows of outputs, texts that a norm couples, and sums that exceed the memory, before any step is taken back."""
+    with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"):
         followed(loop(sgd), plain).attribute(positions=True, quiet=True)
-    trace, _ = trained(OPTIMIZERS["adamw"])
-    least = 2 * (2 * 7 + 2) * 8 / 1e9  # two queries, without positions
-    with pytest.raises(Mistake, match=r"4 positions of 7 examples add to 2 outputs .* GB"):
-        trace.attribute(positions=True, memory_gb=least, quiet=True)
 
+    trace, outputs, examples, steps = trained(), 2, 7, 2
+    least = (2 * examples + steps) * outputs * 8 / 1e9  # without positions
+    rows = examples * LONGEST + 4 * LONGEST  # in all, and in the larger step
+    with pytest.raises(Mistake, match=r"5 positions of 7 examples add to 2 outputs .* GB"):
+        trace.attribute(positions=True, memory_gb=least + (outputs * rows - 1) * 8 / 1e9, quiet=True)
 
-def test_texts_that_a_norm_couples_are_refused() -> None:
     model, x = nn.Sequential(nn.Embedding(WORDS, 6), nn.BatchNorm1d(LONGEST), nn.Linear(6, WORDS)).double(), texts()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ntkexp.follow(model, optimizer, queries=x) as trace:
+    with ntkexp.follow(model, optimizer, queries=x) as coupled:
         loss_of(model(x), x).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     with pytest.raises(Mistake, match="step 0: positions=True: BatchNorm in training mode couples the texts"):
-        trace.attribute(positions=True, quiet=True)
+        coupled.attribute(positions=True, quiet=True)
