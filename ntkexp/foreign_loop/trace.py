@@ -58,7 +58,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from ntkexp.report.scores import Attribution
 
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -157,7 +157,7 @@ class Trace:
         again: Again | None = None,
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
-    ) -> xr.Dataset:
+    ) -> Attribution:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
         Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
@@ -236,9 +236,9 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
-    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> Attribution:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
-        import xarray as xr  # noqa: PLC0415  slow, and following needs none
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
         steps, end = self.steps, self.steps.end
@@ -296,7 +296,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-        return xr.Dataset(
+        return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,

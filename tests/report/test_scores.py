@@ -1,0 +1,129 @@
+"""Scores that other libraries take are the arrays of the data set, oriented, named and laid out as asked."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from ntkexp.mistake import WrongArgument
+from ntkexp.records.contributions import DIMS
+from ntkexp.report.run import load_run
+from ntkexp.report.scores import Attribution
+from tests.foreign_loop.loops import adamw, followed, loop, plain
+
+NAMES = ["a", "b", "c"]
+
+
+def attribution(outs: list[str] | None = None, **more: Any) -> Attribution:
+    """Two points, three examples, and an output or some that have names."""
+    random = np.random.default_rng(0)
+    shape = (2, len(outs or ["f"]), len(NAMES))
+    components = random.normal(size=(*shape, 2))
+    arrays = {
+        "contribution": (DIMS, components.sum(3)),
+        "effect": (DIMS, random.normal(size=shape)),
+        "half_by": (DIMS, random.uniform(size=shape)),
+        "by_component": ((*DIMS, "component"), components),
+    }
+    names = {"example": NAMES, "component": ["first", "rest"]} | ({"out": outs} if outs else {})
+    return Attribution(arrays, names, more)
+
+
+def test_a_layout_names_its_axes() -> None:
+    found = attribution()
+    scores = found.to_scores("train,test")
+    assert scores.dims == ("example", "probe")
+    assert scores["example"].to_numpy().tolist() == NAMES
+    assert scores["probe"].to_numpy().tolist() == [0, 1]
+    np.testing.assert_array_equal(scores, found["contribution"][:, 0].T)
+    np.testing.assert_array_equal(found.to_scores("test,train"), scores.T)
+
+
+def test_scores_are_positive_where_the_example_raises_the_output() -> None:
+    found = attribution(measure="margin")
+    effect = found.to_scores(score="effect")
+    np.testing.assert_array_equal(effect, -found["effect"][:, 0].T)
+    assert effect.attrs == {"sign": "positive: it would be lower without the example", "measure": "margin"}
+    assert found.to_scores().attrs["sign"] == "positive: the example raised it"
+
+
+def test_an_output_and_a_component_are_chosen_by_name() -> None:
+    found = attribution(["loss", "margin"])
+    np.testing.assert_array_equal(found.to_scores(out="margin"), found["contribution"].sel(out="margin").T)
+    parts = [found.to_scores(out="loss", component=name) for name in ("first", "rest")]
+    np.testing.assert_allclose(parts[0] + parts[1], found.to_scores(out="loss"), rtol=0, atol=1e-15)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "there are 2 outputs, 'loss', 'margin'; name one, out='loss'": {},
+    "out='margn': there is no such output; did you mean 'margin'?": {"out": "margn"},
+    "layout='rows' is none of 'train,test', 'test,train'": {"layout": "rows"},
+    "score='half_by': there are no such scores; there are contribution and effect": {"score": "half_by"},
+    "component='firts': there is no such component; did you mean 'first'?": {"component": "firts"},
+    "component='first': 'effect' is not known by component": {"component": "first", "score": "effect"},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_is_ambiguous_or_missing_is_refused(said: str) -> None:
+    with pytest.raises(WrongArgument) as refused:
+        attribution(["loss", "margin"]).to_scores(**REFUSED[said])
+    assert said in str(refused.value)
+
+
+def test_what_is_no_matrix_of_finite_numbers_is_refused() -> None:
+    found = attribution()
+    with pytest.raises(WrongArgument, match=r"the axis probe is gone; keep it by isel\(probe=\[0\]\)"):
+        found.isel(probe=0).to_scores()
+    found["contribution"][0, 0, 1] = np.nan
+    with pytest.raises(WrongArgument, match="not a finite number for every example"):
+        found.to_scores()
+
+
+def test_points_that_were_not_attributed_are_left_out() -> None:
+    found = attribution()
+    found["contribution"][0] = found["effect"][0] = found["by_component"][0] = np.nan
+    assert found.to_scores()["probe"].to_numpy().tolist() == [1]
+    assert set(frame_of(found)["probe"]) == {1}
+
+
+def frame_of(found: Attribution) -> pd.DataFrame:
+    table = found.to_pandas()
+    assert isinstance(table, pd.DataFrame)
+    return table
+
+
+def test_a_table_has_a_row_for_each_point_output_and_example() -> None:
+    found = attribution(["loss", "margin"])
+    table = frame_of(found)
+    scores = ["contribution", "effect", "by_component.first", "by_component.rest"]
+    assert list(table.columns) == [*DIMS, *scores]
+    assert len(table) == 2 * 2 * 3
+    for row in table.itertuples(index=False):
+        here = found.sel(example=row.example, out=row.out).isel(probe=row.probe)
+        assert (row.contribution, row.effect) == (float(here["contribution"]), float(here["effect"]))
+        assert tuple(row[-2:]) == tuple(here["by_component"].to_numpy())
+
+
+def test_it_is_a_data_set_in_all_else() -> None:
+    """What is selected of it is of its kind, and what is no score any more becomes a frame as xarray makes it."""
+    found = attribution()
+    assert isinstance(found.isel(example=[0, 2]), Attribution)
+    assert found.isel(example=[0, 2]).to_scores().shape == (2, 2)
+    xr.testing.assert_identical(pickle.loads(pickle.dumps(found)), found)
+    assert found[["half_by"]].isel(probe=0, out=0).to_pandas().shape == (3, 1)
+
+
+def test_a_followed_loop_and_a_run_give_it(finished: dict[str, Path]) -> None:
+    traced = followed(loop(adamw), plain).attribute(by="module", quiet=True)
+    for found in (traced, load_run(finished["ten classes"]).contributions):
+        assert isinstance(found, Attribution)
+        scores = found.to_scores(out=2)
+        expected = found["contribution"][:, found["out"].to_numpy().tolist().index(2)]
+        np.testing.assert_array_equal(scores, expected.sel(probe=scores["probe"]).T)
