@@ -36,7 +36,7 @@ from ntkexp.foreign_loop.replayed_module import (
     rounding_sentence,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
+from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -184,7 +184,8 @@ class Trace:
         What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
-        tokens, `decode` gives their text, as that of a tokenizer does.
+        tokens, `decode` gives their text, as that of a tokenizer does. In a notebook, what is found shows the
+        examples that did most to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
@@ -209,6 +210,8 @@ class Trace:
             self.refuse_outside()
             self.refuse_coupled()
         gallery = Gallery()
+        if decode is not None:  # one that does not work is better known before the work
+            texts(shown(self.queries)[:1], decode)
         found = self.contributions(gallery, in_place(quiet))
         known = None
         if effects:
@@ -220,7 +223,7 @@ class Trace:
         if self.folder is not None:
             write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
-        return found
+        return found.showing(ShownExamples.of(found, self.queries, gallery, decode))
 
     def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
         """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:

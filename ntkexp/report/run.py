@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,7 @@ class Run:
     @cached_property
     def contributions(self) -> Attribution:
         """What made each output, and in which phase where there are phases: `records.contributions`."""
+        from ntkexp.report.examples import example_on_axis  # noqa: PLC0415  which imports this module
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and tables need none
 
         store = open_store(self.sealed("contributions.zarr"))
@@ -134,7 +135,7 @@ class Run:
             names = store.attrs.pop(PHASES)
             store = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
             store = store.set_coords([EXAMPLE_PHASE, POINT_PHASE])
-        return Attribution(store.data_vars, store.coords, store.attrs)
+        return Attribution(store.data_vars, store.coords, store.attrs).showing(partial(example_on_axis, self))
 
     @property
     def outs(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import xarray as xr
 
 from ntkexp.mistake import WrongArgument, nearest
 from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, DIMS, EFFECT, MEASURE
+from ntkexp.report.top_examples import FindExample, html_table
 from ntkexp.text import listed
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
@@ -41,7 +42,21 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
     1      0    0       b          -2.0
     """
 
-    __slots__ = ()
+    __slots__ = ("_find",)
+    _find: FindExample
+
+    def showing(self, find: FindExample) -> Attribution:
+        """Let `find` show examples and points in notebooks. What is selected from this shows their names alone."""
+        self._find = find
+        return self
+
+    def _repr_html_(self) -> str:
+        """The examples that did most to each point, and all arrays below."""
+        arrays: str = super()._repr_html_()
+        if CONTRIBUTION not in self.data_vars or set(self[CONTRIBUTION].dims) != set(DIMS):
+            return arrays
+        table = html_table(self, getattr(self, "_find", lambda axis, place: None))
+        return f"<div>{table}<details><summary>all arrays</summary>{arrays}</details></div>"
 
     def to_scores(
         self,

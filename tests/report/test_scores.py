@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
+import re
+from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import xarray as xr
+from matplotlib.image import imread
 
+import ntkexp
 from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import DIMS
+from ntkexp.report.examples import Example
 from ntkexp.report.run import load_run
 from ntkexp.report.scores import Attribution
+from ntkexp.report.tables import format_signed
 from tests.foreign_loop.loops import adamw, followed, loop, plain
 
 NAMES = ["a", "b", "c"]
@@ -127,3 +136,78 @@ def test_a_followed_loop_and_a_run_give_it(finished: dict[str, Path]) -> None:
         scores = found.to_scores(out=2)
         expected = found["contribution"][:, found["out"].to_numpy().tolist().index(2)]
         np.testing.assert_array_equal(scores, expected.sel(probe=scores["probe"]).T)
+
+
+# What a notebook shows.
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found, self.words = list[tuple[str, dict[str, str | None]]](), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+EVIL = '<script>alert(1)</script><img src=x onerror=\'alert(2)\'>"><b onload="x">'
+
+
+def kinds(page: str) -> set[tuple[str, str]]:
+    """Elements and their attributes."""
+    return {(tag, name) for tag, attributes in Elements(page).found for name in (*attributes, "")}
+
+
+def test_names_and_texts_of_others_are_text_on_a_page() -> None:
+    """Wherever they come from: names of examples and of outputs, a measure, and what is decoded."""
+
+    def page(words: str) -> str:
+        found = attribution(["loss", words], measure=words).assign_coords(example=[words, "b", "c"])
+        found["contribution"][0, 1] = 9.0  # of the output whose name is shown
+        return found.showing(lambda axis, place: Example(place, words, np.zeros(2), words))._repr_html_()
+
+    assert kinds(page(EVIL)) == kinds(page("harmless"))
+    assert EVIL in Elements(page(EVIL)).words
+
+
+def test_the_largest_contributions_of_each_query_are_shown() -> None:
+    """At the output that moved most; texts by `decode`, in a loop that is in memory."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
+    x, words = (
+        torch.arange(21).reshape(7, 3) % 9,
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"],
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ntkexp.follow(model, optimizer, queries=x[:2]) as trace:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), torch.arange(7) % 2).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    found = trace.attribute(decode=lambda tokens: " ".join(words[token] for token in tokens), quiet=True)
+    shown = Elements(found._repr_html_().partition("<details>")[0]).words
+    for query in range(2):
+        parts = found["contribution"][query].to_numpy()
+        moved = parts[abs(parts.sum(1)).argmax()]
+        largest = int(abs(moved).argmax())
+        assert f"query {query}" in shown
+        assert f"{format_signed(moved[largest])}" in shown
+        assert " ".join(words[token] for token in x[largest]) in shown
+    with pytest.raises(KeyError):
+        trace.attribute(decode=lambda tokens: {}[tokens[0]])
+
+
+def test_images_are_shown_as_images(finished: dict[str, Path]) -> None:
+    run = load_run(finished["ten classes"])
+    page = run.contributions._repr_html_()
+    pictures = [base64.b64decode(found) for found in re.findall(r"data:image/png;base64,([\w+/=]+)", page)]
+    first = imread(BytesIO(pictures[0]))[..., 0]
+    shown = run.data["train_shown"][0]  # the first point is a training example
+    grey = (shown.max() - shown.squeeze()) / (shown.max() - shown.min())
+    np.testing.assert_allclose(first, grey, rtol=0, atol=1 / 255)
+    assert len(pictures) == 5 * (1 + 5)
