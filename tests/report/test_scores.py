@@ -198,8 +198,8 @@ def test_the_largest_contributions_of_each_query_are_shown() -> None:
         assert f"query {query}" in shown
         assert f"{format_signed(moved[largest])}" in shown
         assert " ".join(words[token] for token in x[largest]) in shown
-    with pytest.raises(KeyError):
-        trace.attribute(decode=lambda tokens: {}[tokens[0]])
+    with pytest.raises(IndexError):
+        trace.attribute(decode=lambda tokens: words[99])
 
 
 def test_images_are_shown_as_images(finished: dict[str, Path]) -> None:
