@@ -36,12 +36,12 @@ def points(count: int, seed: int) -> Tensor:
 DATA, QUERIES, TARGETS = TensorDataset(points(COUNT, 0), LABELS), points(6, 1), LABELS[:6]
 
 
-def trained(**options: Any) -> tuple[nn.Module, Attribution]:
+def trained(queries: Tensor = QUERIES, **options: Any) -> tuple[nn.Module, Attribution]:
     """A network and what made its outputs at the queries, in some order of its examples."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with ntkexp.follow(model, optimizer, queries=QUERIES, **options) as trace:
+    with ntkexp.follow(model, optimizer, queries=queries, **options) as trace:
         for x, y in [batch for _ in range(3) for batch in DataLoader(DATA, 8, shuffle=True)]:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -93,6 +93,14 @@ def test_a_loss_counts_as_better_when_it_is_lower() -> None:
     np.testing.assert_allclose(scores.sum(1), -found["contribution"].sum("example")[:, 0], rtol=0, atol=1e-6)
     same = LABELS[None] == TARGETS[:, None]
     assert scores[same].mean() > 0 > scores[~same].mean()  # one's own class helps
+
+
+def test_self_influence_is_the_score_of_an_example_at_itself() -> None:
+    model, found = trained(DATA.tensors[0], ids="dataset")
+    known = KnownScores(found, DATA.tensors[0], range(COUNT))
+    scores = QuandaExplainer(model, DATA, known=known).self_influence(batch_size=7)
+    parts = found["contribution"].sel(example=[str(k) for k in range(COUNT)]).to_numpy()
+    np.testing.assert_array_equal(scores, [parts[k, LABELS[k], k] for k in range(COUNT)])
 
 
 def shuffled(known: KnownScores) -> Any:

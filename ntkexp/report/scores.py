@@ -1,7 +1,7 @@
 """What `attribute` and `load_run(…).contributions` give: a data set whose scores other libraries can take.
 
     score(xᵢ → x) > 0        the example xᵢ raised what is asked of x        (contribution)
-                             without xᵢ it would be lower                    (effect, whose sign is turned round)
+                             without xᵢ it would be lower                    (effect, whose sign is reversed)
 
 So dattri, TRAK, quanda and `ntkexp.validate` read scores. The arrays of the data set itself keep their own signs.
 """

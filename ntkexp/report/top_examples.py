@@ -83,7 +83,7 @@ def described(example: Example | None, name: str) -> str:
     """An example as a person looks at it: a picture or a text, and its name; or the name alone."""
     if example is None:
         return text(name)
-    words = "" if example.text is None else f"<br>{text(example.text)}"
+    words = f"<br>{text(example.text)}" if example.text else ""
     return f"{picture(example.shown)}{text(example.label)}{words}"
 
 
