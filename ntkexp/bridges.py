@@ -4,8 +4,8 @@
     DattriAttributor   attribute(train_dataloader, test_dataloader)   [train, test], for dattri's metrics
 
 They have the methods of a `quanda.explainers.Explainer` and a `dattri.algorithm.base.BaseAttributor`, and need neither
-library. Both look scores up: test points are found among the queries, and training examples among those that were seen,
-by what they hold. A row that was not asked or not seen is refused, since nothing is known of it.
+library. Nothing is computed: test points are found among the queries by their values, and training examples among those
+of the training. A test point that is no query is refused, as is an example that the training did not use.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BLOCK = 256  # rows of a data set that are read at once
 
 
 @dataclass(frozen=True, eq=False)
-class KnownScores:
-    """What is known, at these queries; `score`, `out` and `component` are those of `Attribution.to_scores`.
+class FollowedScores:
+    """The scores of a followed training at its queries; `score`, `out` and `component` are those of `to_scores`.
 
     `examples` are the names of the training examples in the order of the data set: `range(len(dataset))` where `follow`
-    took `ids="dataset"`. Without, they are found by what they hold. `lower_is_better` if the queries were asked for a
-    loss: then scores are positive where an example lowered it. A measure that was asked knows its targets; those that a
-    library gives are then of no account.
+    took `ids="dataset"`. Without them, examples are found by their values. Set `lower_is_better` if `measure=` is a
+    loss: then scores are positive where an example lowered it. A measure has its own targets; those of a library are
+    then ignored.
     """
 
     found: Attribution
@@ -51,10 +51,10 @@ class KnownScores:
     lower_is_better: bool = False
 
     def __post_init__(self) -> None:
-        count, known = count_examples(self.queries), self.found.sizes["probe"]
-        if count != known:
+        count, expected = count_examples(self.queries), self.found.sizes["probe"]
+        if count != expected:
             raise Mistake(
-                f"queries=: these are {count}, and scores are known of {known}; give those of follow(queries=)"
+                f"queries=: these are {count}, and there are scores of {expected}; give those of follow(queries=)"
             )
 
     def rows(
@@ -73,24 +73,24 @@ class KnownScores:
             raise Mistake("out=: there is an output for each class; give the targets of the test points, or out=")
         outs = [int(target) for target in targets] if by_class and targets is not None else [self.out] * len(places)
 
-        at = {name: place for place, name in enumerate(self.seen)}
+        at = {name: place for place, name in enumerate(self.trained_names)}
         columns, found = [at[name] for name in names], np.empty((len(places), len(names)))
         for out in set(outs):
             rows = [row for row, each in enumerate(outs) if each == out]
             here = self.found.isel(probe=places[rows])
             scores = here.to_scores("test,train", score=self.score, out=out, component=self.component).to_numpy()
             if len(scores) < len(rows):
-                raise Mistake("a test point was not attributed; nothing is known of it")
+                raise Mistake("a test point was not attributed; choose among those that have finite scores")
             found[rows] = scores[:, columns]
         return torch.from_numpy(-found if self.lower_is_better else found)
 
     @property
-    def seen(self) -> list[str]:
-        """The names of the examples that were seen in training."""
+    def trained_names(self) -> list[str]:
+        """The names of the examples that the training used."""
         return [str(name) for name in self.found["example"].to_numpy().tolist()]
 
     @cached_property
-    def asked(self) -> dict[str, list[int]]:
+    def query_places(self) -> dict[str, list[int]]:
         """The places of the queries that hold the same, by the digest of that."""
         places = dict[str, list[int]]()
         for place, row in enumerate(digests(self.queries)):
@@ -100,15 +100,15 @@ class KnownScores:
     def points(self, data: Inputs) -> list[int]:
         """The queries that hold the same as these rows."""
         wanted = digests(data)
-        missing = [row for row in wanted if row not in self.asked]
+        missing = [row for row in wanted if row not in self.query_places]
         if missing:
             raise Mistake(
-                f"{len(missing)} of {counted(len(wanted), 'test point')} were not asked; follow with queries= that "
-                "hold all of them, as they are here (dtype and preprocessing too)"
+                f"{len(missing)} of {counted(len(wanted), 'test point')} are not among the queries; follow with "
+                "queries= that hold all of them, as they are here (dtype and preprocessing too)"
             )
-        if MEASURE in self.found.attrs and any(len(self.asked[row]) > 1 for row in wanted):
-            raise Mistake("queries= holds a row twice, and a measure may ask other things of it; leave one of them out")
-        return [self.asked[row][0] for row in wanted]
+        if MEASURE in self.found.attrs and any(len(self.query_places[row]) > 1 for row in wanted):
+            raise Mistake("queries= holds a row twice, and measure= may differ between the two; leave one of them out")
+        return [self.query_places[row][0] for row in wanted]
 
     def training_names(self, rows: Sequence[str]) -> list[str]:
         """The names of the examples of a data set, given digests of its rows."""
@@ -120,16 +120,16 @@ class KnownScores:
                 "several rows of the data set go by one name, and their scores cannot be told apart; follow with "
                 "ids='dataset', and give examples=range(len(dataset))"
             )
-        seen = set(self.seen)
-        if unseen := [name for name in names if name not in seen]:
+        used = set(self.trained_names)
+        if unused := [name for name in names if name not in used]:
             raise Mistake(
-                f"{len(unseen)} of {counted(len(names), 'training example')} were not seen in training under their "
+                f"{len(unused)} of {counted(len(names), 'training example')} were not used in training under their "
                 "names; give examples=, the names that follow(ids=) gave them, in the order of the data set"
             )
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Refuse a model that is not the trained one, by its outputs at test points, unless a measure was asked."""
+        """Refuse a model that is not the trained one, by its outputs at test points, unless these are unknown."""
         if (
             MEASURE in self.found.attrs
             or "out" not in self.found.sizes
@@ -167,11 +167,11 @@ def read_in_order(dataset: Any) -> list[str]:
 class QuandaExplainer:
     """A `quanda.explainers.Explainer` by its methods; metrics and benchmarks of quanda take it.
 
-    explainer = QuandaExplainer(model, train_dataset, known=KnownScores(found, queries=x_query))
-    benchmark.evaluate(QuandaExplainer, {"known": KnownScores(found, queries=x_query)})
+    explainer = QuandaExplainer(model, train_dataset, scores=FollowedScores(found, queries=x_query))
+    benchmark.evaluate(QuandaExplainer, {"scores": FollowedScores(found, queries=x_query)})
 
     Scores are of the output of each target, where there is an output for each class: positive where an example raised
-    it. `known` says which scores.
+    it. `scores` says which ones.
     """
 
     model: nn.Module
@@ -179,22 +179,22 @@ class QuandaExplainer:
     task: str = "image_classification"
     checkpoints: Any = None
     checkpoints_load_func: Any = None
-    known: KnownScores | None = None
+    scores: FollowedScores | None = None
 
     accepted_tasks = ("image_classification", "text_classification", "causal_lm")
 
     def __post_init__(self) -> None:
-        if self.known is None:
-            raise Mistake("known=: give what is known of the training, known=KnownScores(found, queries=…)")
-        read = self.known.examples is None
+        if self.scores is None:
+            raise Mistake("scores=: give those of the followed training, scores=FollowedScores(found, queries=…)")
+        read = self.scores.examples is None
         digested = read_in_order(self.train_dataset) if read else [""] * len(self.train_dataset)
-        self.names = self.known.training_names(digested)
+        self.names = self.scores.training_names(digested)
 
     def explain(self, test_data: Tensor, targets: Sequence[int] | Tensor) -> Float[Tensor, "test train"]:
         """Scores of all training examples at some queries."""
-        assert self.known is not None
-        self.known.refuse_other_model(self.model, test_data)
-        return self.known.rows(test_data, targets, self.names).to(test_data.device)
+        assert self.scores is not None
+        self.scores.refuse_other_model(self.model, test_data)
+        return self.scores.rows(test_data, targets, self.names).to(test_data.device)
 
     def self_influence(self, batch_size: int = 32) -> Float[Tensor, " train"]:
         """The score of each training example at itself: all of them have to be queries."""
@@ -210,14 +210,14 @@ class QuandaExplainer:
 class DattriAttributor:
     """A `dattri.algorithm.base.BaseAttributor` by its methods; metrics of dattri take its scores.
 
-    scores = DattriAttributor(KnownScores(found, queries=x_query)).attribute(train_loader, test_loader)
+    scores = DattriAttributor(FollowedScores(found, queries=x_query)).attribute(train_loader, test_loader)
     dattri.metric.lds(scores, ground_truth)
     """
 
-    known: KnownScores
+    scores: FollowedScores
 
     def cache(self, full_train_dataloader: DataLoader[Any]) -> None:
-        """Nothing is left to be computed."""
+        """Do nothing: all scores are there."""
 
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
@@ -228,13 +228,13 @@ class DattriAttributor:
             in_order = isinstance(loader.sampler, SequentialSampler) and type(loader.batch_sampler) is BatchSampler
             if not in_order or loader.drop_last:
                 raise Mistake("a DataLoader gives its data set in another order, or in part; load without shuffle=")
-        read = self.known.examples is None
+        read = self.scores.examples is None
         count = len(train_dataloader.dataset)  # type: ignore[arg-type]
         digested = read_in_order(train_dataloader.dataset) if read else [""] * count
-        names, rows = self.known.training_names(digested), list[Tensor]()
+        names, rows = self.scores.training_names(digested), list[Tensor]()
         for batch in test_dataloader:
             parts = batch if isinstance(batch, tuple | list) else (batch,)
-            rows.append(self.known.rows(parts[0], parts[1] if len(parts) > 1 else None, names))
+            rows.append(self.scores.rows(parts[0], parts[1] if len(parts) > 1 else None, names))
         if not rows:
             raise Mistake("test_dataloader is empty; give the queries, or some of them")
         return torch.cat(rows).T

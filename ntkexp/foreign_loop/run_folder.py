@@ -135,9 +135,9 @@ class ShownExamples:
         def named(place: int, name: str, row: NDArray[Any]) -> Example:
             return named_example(place, name, row.copy(), None if decode is None else str(texts(row[None], decode)[0]))
 
-        known, asked, names = dict[tuple[str, int], Example](), shown(queries), found["example"].to_numpy().tolist()
+        known, points, names = dict[tuple[str, int], Example](), shown(queries), found["example"].to_numpy().tolist()
         for top in top_examples_of(found):
-            known["probe", top.point] = named(top.point, f"query {top.point}", asked[top.point])
+            known["probe", top.point] = named(top.point, f"query {top.point}", points[top.point])
             for place in top.places:
                 if names[place] in gallery.rows:
                     known["example", place] = named(place, names[place], gallery.rows[names[place]])

@@ -1,7 +1,7 @@
 """What `attribute` and `load_run(…).contributions` give: a data set whose scores other libraries can take.
 
-    score(xᵢ → x) > 0        the example xᵢ raised what is asked of x        (contribution)
-                             without xᵢ it would be lower                    (effect, whose sign is reversed)
+    score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
+                             without xᵢ the output would be lower        (effect, whose sign is reversed)
 
 So dattri, TRAK, quanda and `ntkexp.validate` read scores. The arrays of the data set itself keep their own signs.
 """
@@ -94,7 +94,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         return scores.transpose(*LAYOUTS[layout]).rename(score).drop_attrs().assign_attrs(facts)
 
     def to_pandas(self) -> pd.Series | pd.DataFrame:
-        """A row for each point, output and example, with what is known of it: contributions, also by component, and
+        """A row for each point, output and example, with its scores: contributions, also by component, and
         effects, with their own signs. Points of a run that were not attributed are left out."""
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
         if not columns:  # something else was made of it

@@ -65,9 +65,9 @@ def html_table(found: xr.Dataset, find: FindExample) -> str:
     names = [str(name) for name in found["example"].to_numpy().tolist()]
     rows = list[str]()
     for top in top_examples_of(found):
-        asked = find("probe", top.point)
+        point = find("probe", top.point)
         output = f"<br>output {text(top.out)}" if top.out else ""
-        cells = [f"<th>{described(asked, str(top.point))}{output}</th>"]
+        cells = [f"<th>{described(point, str(top.point))}{output}</th>"]
         for place, added in zip(top.places, top.added, strict=True):
             colour = RAISED if added > 0 else LOWERED
             example = described(find("example", place), names[place])

@@ -1,4 +1,4 @@
-"""Scores that other libraries take are the arrays of the data set, oriented, named and laid out as asked."""
+"""Scores that other libraries take are the arrays of the data set, with signs, names and a layout."""
 
 from __future__ import annotations
 
