@@ -428,7 +428,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
             f"optimizer={optimizer.option} scales gradients by what it remembers of them, and differences of its steps "
-            "are known for no optimizer of that kind but Adam and AdamW"
+            "are known for no optimizer of that kind but Adam, AdamW and RMSprop"
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
