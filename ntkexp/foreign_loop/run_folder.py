@@ -28,6 +28,7 @@ from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (
     BY_COMPONENT,
     BY_COMPONENT_STEP,
+    BY_POSITION,
     COMPONENT,
     COUPLING,
     DECAY_BY_COMPONENT,
@@ -122,6 +123,16 @@ def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     return np.array([decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str)
 
 
+def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
+    """The text of each token by itself; none of what fills up.
+
+    >>> token_texts(np.array([[1, 0], [1, -1]]), lambda tokens: "".join("ab"[k] for k in tokens)).tolist()
+    [['b', 'a'], ['b', '']]
+    """
+    known = {int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0}
+    return np.array([[known.get(int(token), "") for token in row] for row in rows], dtype=str)
+
+
 @dataclass(frozen=True)
 class ShownExamples:
     """Those queries and examples that a notebook shows, by axis and place."""
@@ -195,6 +206,7 @@ def write_run(
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,
+            by_position=found[BY_POSITION].to_numpy() if BY_POSITION in found else None,
         )
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
@@ -283,6 +295,8 @@ def examples(
         arrays[f"{split}_shown"] = rows
         if decode is not None:
             arrays[f"{split}_text"] = texts(rows, decode)
+            if split == "train" and BY_POSITION in found and rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer):
+                arrays["train_tokens"] = token_texts(rows, decode)
     return arrays
 
 
