@@ -44,7 +44,7 @@ from ntkexp.records.contributions import (
     write_contributions,
     write_leave_out,
 )
-from ntkexp.records.data import write_data
+from ntkexp.records.data import OUT_NAME, write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, PROVENANCE, RunFolder, command, package_version, results_version
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
@@ -286,7 +286,7 @@ def examples(
     names = [str(name) for name in found["example"].to_numpy()]
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
     if MEASURE in found.attrs and found["out"].dtype.kind == "U":
-        arrays["out_name"] = found["out"].to_numpy()
+        arrays[OUT_NAME] = found["out"].to_numpy()
     for split, called, rows in (
         ("train", names, gallery.of(names)),
         ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),

@@ -16,7 +16,8 @@ import xarray as xr
 
 from ntkexp.mistake import WrongArgument, nearest
 from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, DIMS, EFFECT, MEASURE
-from ntkexp.report.top_examples import FindExample, html_table
+from ntkexp.records.data import OUT_NAME
+from ntkexp.report.top_examples import FindExample, html_table, output_names
 from ntkexp.text import listed
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
@@ -134,12 +135,13 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
     def _one_output(self, parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
         """The part of one output, which has to be named if there are several."""
         if "out" not in parts.dims:
-            return parts.drop_vars("out", errors="ignore")
-        names = parts["out"].to_numpy().tolist()
+            return parts.drop_vars(["out", OUT_NAME], errors="ignore")
+        names, numbers = output_names(parts), parts["out"].to_numpy().tolist()
         shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
         if out is None and len(names) > 1:
             raise WrongArgument(f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out")
-        if out is not None and (out not in names or isinstance(out, bool)):
+        if out is not None and (out not in names + numbers or isinstance(out, bool)):
             near = nearest(str(out), map(str, names)) or f"; there are {shown}"
             raise WrongArgument(f"out={out!r}: there is no such output{near}", "out")
-        return parts.isel(out=0 if out is None else names.index(out)).drop_vars("out", errors="ignore")
+        place = 0 if out is None else (names if out in names else numbers).index(out)
+        return parts.isel(out=place).drop_vars(["out", OUT_NAME], errors="ignore")

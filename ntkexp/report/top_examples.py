@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import CONTRIBUTION, DIMS
+from ntkexp.records.data import OUT_NAME
 from ntkexp.report.examples import Example
 from ntkexp.report.tables import format_signed
 from ntkexp.text import counted, printable
@@ -42,11 +43,17 @@ class TopExamples:
     added: tuple[float, ...]
 
 
+def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
+    """The names that a measure gave to outputs, or their numbers."""
+    names: list[str | int] = found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
+    return names
+
+
 def top_examples_of(found: xr.Dataset) -> list[TopExamples]:
     """Rank the examples at the first points that were attributed, each at the output that contributions moved most."""
     tops = list[TopExamples]()
     parts = found[CONTRIBUTION].transpose(*DIMS)
-    names = found["out"].to_numpy().tolist()
+    names = output_names(found)
     for point in range(parts.sizes["probe"]):
         here = parts[point].to_numpy()  # [out, example]; a run may keep more than the memory holds
         if not np.isfinite(here).all():

@@ -65,6 +65,10 @@ def test_scores_are_positive_where_the_example_raises_the_output() -> None:
 def test_an_output_and_a_component_are_chosen_by_name() -> None:
     found = attribution(["loss", "margin"])
     np.testing.assert_array_equal(found.to_scores(out="margin"), found["contribution"].sel(out="margin").T)
+    run = found.assign_coords(out=[0, 1], out_name=("out", ["loss", "margin"]))  # as a run names its measure
+    assert isinstance(run, Attribution)
+    for out in ("margin", 1):
+        np.testing.assert_array_equal(run.to_scores(out=out), found.to_scores(out="margin"))
     parts = [found.to_scores(out="loss", component=name) for name in ("first", "rest")]
     np.testing.assert_allclose(parts[0] + parts[1], found.to_scores(out="loss"), rtol=0, atol=1e-15)
 
