@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import Composer
     from ntkexp.records.claim import ClaimRecord
-    from ntkexp.records.register import Attempt
+    from ntkexp.records.register import RegisterEntry
 
 
 FOLDER = "claims"
@@ -178,11 +178,11 @@ def register(names: Sequence[str], config_dir: Path | None, trust: list[str], ou
             sys.stdout.write(f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n")
 
 
-def registered(choices: Choices, out: Path) -> dict[str, list[Attempt]]:
+def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
     """Find all entries of all claims that are registered, by name, with the looks at them."""
     from ntkexp.records.register import Register
 
-    registers: dict[Path, list[Attempt]] = {}
+    registers: dict[Path, list[RegisterEntry]] = {}
     entries = {}
     for name in choices.options("claim"):
         file = choices.file("claim", name)
@@ -192,7 +192,7 @@ def registered(choices: Choices, out: Path) -> dict[str, list[Attempt]]:
     return {name: attempts for name, attempts in entries.items() if attempts}
 
 
-def stands(record: ClaimRecord, attempts: Sequence[Attempt]) -> bool:
+def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
     """Whether what was judged is what stands in the register; an earlier version is one of the attempts alone."""
     return not attempts or record.digest in attempts[-1].sizes.values()
 

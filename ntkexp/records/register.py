@@ -46,7 +46,7 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RegisterEntry:
     """An entry of the register with the looks at it, the latest last."""
 
     name: str
@@ -157,14 +157,14 @@ class Register:
 
     # --- What stands in it.
 
-    def attempts(self, name: str | None = None) -> list[Attempt]:
+    def attempts(self, name: str | None = None) -> list[RegisterEntry]:
         """Give all entries, or those of one name, in their order, each with its looks."""
-        found: list[Attempt] = []
+        found: list[RegisterEntry] = []
         for line in self.lines:
             if "entry" in line and name in {None, line["entry"]}:
                 said = ("date", "version", "commit", "digest", "sizes", "reason", "replaces", "changed")
                 found.append(
-                    Attempt(
+                    RegisterEntry(
                         line["entry"],
                         **{key: line[key] for key in said},
                         removed=tuple(line["removed"]),
@@ -179,7 +179,7 @@ class Register:
                     of[-1].looks.append({key: line[key] for key in seen})
         return found
 
-    def standing(self, name: str) -> Attempt | None:
+    def standing(self, name: str) -> RegisterEntry | None:
         """Find the last entry of a name, which is the one that stands."""
         return next(reversed(self.attempts(name)), None)
 
@@ -194,7 +194,7 @@ class Register:
 
     def enter(
         self, name: str, sizes: Mapping[str, str], fields: Mapping[str, Any], reason: str, about: Mapping[str, Json]
-    ) -> Attempt:
+    ) -> RegisterEntry:
         """Enter what a claim says now, unless that is what stands; a change takes a reason of a sentence.
 
         `sizes` are the digests of the claim at each of its sizes, `fields` what it says at its default size, `about`

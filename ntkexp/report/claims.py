@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from ntkexp.records.claim import NOT_REPLICATED, ClaimRecord, Judgement
-from ntkexp.records.register import Attempt
+from ntkexp.records.register import RegisterEntry
 from ntkexp.report.tables import Column, Table, format_text
 from ntkexp.text import MISSING, counted, listed, short
 
@@ -141,7 +141,7 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
 # --- What was said of a claim from its first version on, and what every look at each version found.
 
 
-def tabulate_attempts(attempts: Sequence[Attempt]) -> Table:
+def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
     """Give a row per look at an entry of the register, and one for an entry that was never looked at."""
     columns = (
         *(Column(name, number=False) for name in ("claim", "date", "digest", "verdict", "looked", "size")),
@@ -161,7 +161,7 @@ def tabulate_attempts(attempts: Sequence[Attempt]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def describe_attempt(attempt: Attempt, stands: bool) -> str:
+def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
     """Say in a sentence or two what an entry of the register said, why, and what every look at it found."""
     said = "Stands since" if stands else "Said on"
     sentence = f"{said} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."

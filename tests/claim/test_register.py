@@ -41,6 +41,11 @@ def test_claims_of_the_project_stand_in_its_register(every: int) -> None:
     }
 
 
+@pytest.mark.skipif(not (shipped().parent / ".git").exists(), reason="not a checkout")
+def test_lines_of_the_register_name_the_commit() -> None:
+    assert len(str(circumstances()["commit"]).removesuffix("+")) == 40
+
+
 def test_a_margin_is_changed_with_a_reason_alone_and_what_the_first_one_found_is_shown(tmp_path: Path) -> None:
     made, out = written(tmp_path, TINY | {"second": {"trial": {"slope": -2.0}}}), tmp_path / "out" / "claims"
     register_claim("tiny", made.builder, out)

@@ -27,7 +27,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
 from ntkexp.records.folder import package_version
-from ntkexp.records.register import Attempt
+from ntkexp.records.register import RegisterEntry
 from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
@@ -87,7 +87,10 @@ def write(material: Material, folder: Path, command: str) -> Path:
 
 
 def write_claims(
-    records: Sequence[ClaimRecord], folder: Path, command: str, attempts: Mapping[str, Sequence[Attempt]] | None = None
+    records: Sequence[ClaimRecord],
+    folder: Path,
+    command: str,
+    attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
 ) -> Path:
     """Write the page of claims beside that of runs, with all attempts at each that are registered; give its path."""
     make_folder(folder)
@@ -327,7 +330,7 @@ def claim_anchor(record: ClaimRecord) -> str:
     return f"claim-{slug(record.path.name)}"
 
 
-def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[Attempt] = ()) -> View:
+def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()) -> View:
     anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
     # with its size, if that is not its own: no other on the page is called so
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
