@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.positions import positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
     CallReaders,
@@ -152,6 +153,7 @@ class Trace:
         effects: Effects = False,
         mean: MeanName = "renormalised",
         by: By | None = None,
+        positions: bool = False,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
@@ -178,6 +180,10 @@ class Trace:
         `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
         names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
         `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
+
+        With `positions`, texts are told apart by the places whose losses did it: `by_position[probe, out, example,
+        position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
+        class] or [example, class, position]. It takes a back-propagation of a call for each of its positions.
 
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
@@ -209,7 +215,7 @@ class Trace:
             self.refuse_outside()
             self.refuse_coupled()
         gallery = Gallery()
-        found = self.contributions(gallery, in_place(quiet))
+        found = self.contributions(gallery, in_place(quiet), positions=positions)
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
@@ -236,11 +242,14 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
-    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+    def contributions(
+        self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
+    ) -> xr.Dataset:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
         import xarray as xr  # noqa: PLC0415  slow, and following needs none
 
         self.refuse_empty()
+        places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
@@ -250,10 +259,10 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components, places)
         back = Backwards(
             reader,
-            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
             self.queries,
             last,
             self.examples,

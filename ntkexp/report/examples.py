@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import WrongArgument, nearest
 from ntkexp.records.contributions import BY_STEP, HALF_BY, LAST_STEP
+from ntkexp.records.data import OUT_NAME
 from ntkexp.records.results import RETRACED
 from ntkexp.report.run import Run
 from ntkexp.text import listed, percent, printable, short, shown_name
@@ -41,8 +42,8 @@ class Example:
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
     """Name the output that is explained: as a measure does, f, that of a class in its phase, or by its place."""
-    if "out_name" in run.data:
-        return str(run.data["out_name"][out])
+    if OUT_NAME in run.data:
+        return str(run.data[OUT_NAME][out])
     classes = run.data["classes"]
     if not 1 < outputs == len(classes):
         return f"f[{out}]" if outputs > 1 else "f"

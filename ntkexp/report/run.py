@@ -45,7 +45,7 @@ from ntkexp.records.contributions import (
     called,
     explained_rule,
 )
-from ntkexp.records.data import read_data
+from ntkexp.records.data import OUT_NAME, read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
@@ -124,6 +124,8 @@ class Run:
         labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
         store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
+        if OUT_NAME in self.data:  # a measure takes the place of outputs
+            store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
         if PHASES not in store.attrs:
             return store
         names = store.attrs.pop(PHASES)
