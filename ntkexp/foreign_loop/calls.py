@@ -232,6 +232,7 @@ class ModelCall:
     backward: int = -1
     signed: Float[Tensor, "example row"] | None = None
     statistics: tuple[Weights, Weights] | None = None
+    sums_of_loss: tuple[Tensor, Tensor] | None = None  # of the losses, and of what counts in their mean, for a log
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -28,6 +28,14 @@ NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name, w
 FORMAT = "brain.Event:2"  # what the first event says
 
 
+def metric_name(column: str) -> str:
+    return f"metrics/{column}"
+
+
+def ladder_name(split: str, machine: str) -> str:
+    return f"ladder/{split}/{machine}"
+
+
 def refuse_without_tensorboard() -> None:
     if find_spec("tensorboard") is None:
         raise Mistake("events need tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
@@ -65,11 +73,11 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
         for step, value in zip(measured["step"], measured[column], strict=True):
-            yield int(step), Summary(value=[Summary.Value(tag=f"metrics/{column}", simple_value=float(value))])
+            yield int(step), Summary(value=[Summary.Value(tag=metric_name(column), simple_value=float(value))])
     last = int(run.metrics["step"].iloc[-1])
     for row in run.ladder:
         if row.relative_error is not None:
-            tag = f"ladder/{row.split}/{row.machine}"
+            tag = ladder_name(row.split, row.machine)
             yield last, Summary(value=[Summary.Value(tag=tag, simple_value=row.relative_error)])
     for name, draw in gallery():
         if (figure := figure_of(run, draw)) is not None:

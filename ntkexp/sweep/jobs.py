@@ -233,6 +233,9 @@ class RunJob(AbstractJob):
     pictures: bool = True
     """Whether the run draws pictures of itself, which may take longer than a small run."""
 
+    log: str | None = None
+    """Where the run's numbers go while it runs, besides its folder."""
+
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         try:
@@ -243,7 +246,7 @@ class RunJob(AbstractJob):
             if not experiment.memory_gb and experiment.device != "cpu":
                 experiment = experiment.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
             out = Path(self.out)
-            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
+            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads, self.log)
         except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
@@ -293,6 +296,7 @@ class Conductor:
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
     pictures: bool = True
+    log: str | None = None
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
     def conduct(self, runs: list[PlannedRun]) -> None:
@@ -332,7 +336,7 @@ class Conductor:
                 self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
                 out, options = str(self.plan.out), self.plan.sweep.options
-                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures)
+                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures, self.log)
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, clock: RemainingTime) -> None:
