@@ -18,22 +18,11 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.live_log import FORMAT, NAME, PLACE, ladder_name, metric_name
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-PLACE = Path("tensorboard")
-NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name, which ends in the run's identity
-FORMAT = "brain.Event:2"  # what the first event says
-
-
-def metric_name(column: str) -> str:
-    return f"metrics/{column}"
-
-
-def ladder_name(split: str, machine: str) -> str:
-    return f"ladder/{split}/{machine}"
 
 
 def refuse_without_tensorboard() -> None:

@@ -3,7 +3,7 @@
     metrics/<column>            what metrics.csv has of a step, at that step
     ladder/<split>/<machine>    relative errors, at the last step
 
-Names and steps are those of a finished run's events (`events.py`). A run that goes on from its checkpoint continues its
+Names and steps are also those of a finished run's events (`events.py`). A run that goes on from its checkpoint continues its
 log, whose key the checkpoint holds. The log gets the steps until the checkpoint from metrics.csv then, and leaves out
 those that it has: so each step is there once, however the run was interrupted, and whenever the log began.
 """
@@ -23,13 +23,24 @@ from typing import Any, TypeAlias
 from ntkexp.mistake import WrongArgument, first_line, nearest
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.results import Result
-from ntkexp.report.events import FORMAT, NAME, PLACE, ladder_name, metric_name
+
+PLACE = Path("tensorboard")
+NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name; what follows tells files apart
+FORMAT = "brain.Event:2"  # what the first event says
 
 PROJECT = "ntkexp"
 """The project or experiment to which runs go, if the environment names no other."""
 
 Numbers: TypeAlias = Mapping[str, float]
 Row: TypeAlias = Mapping[str, float | int | None]
+
+
+def metric_name(column: str) -> str:
+    return f"metrics/{column}"
+
+
+def ladder_name(split: str, machine: str) -> str:
+    return f"ladder/{split}/{machine}"
 
 
 class AbstractLog(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ def two(model: nn.Sequential) -> list[torch.optim.Optimizer]:
     return [torch.optim.Adam([first], lr=0.01), torch.optim.SGD(rest, lr=0.1)]
 
 
-def norm(tensors: list[Tensor]) -> float:
+def norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.cat([tensor.detach().flatten() for tensor in tensors]).norm())
 
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ntkexp.cli.main import run
 from ntkexp.progress import Silent
 from ntkexp.records.results import read_results, read_rows
-from ntkexp.report.events import PLACE, ladder_name, metric_name
+from ntkexp.report.live_log import PLACE, ladder_name, metric_name
 from ntkexp.run.execute import execute
 from tests.report.stand_ins import STAND_INS, Point, Service, stand_in
 from tests.run.small import small
