@@ -95,7 +95,7 @@ def require_tensorboard(enabled: bool) -> bool:
 
 
 def require_log(name: str | None) -> str | None:
-    """A log is missed as early."""
+    """Refuse a log that is unknown, or whose package is missing, before an hour of training."""
     if name is not None:
         from ntkexp.report.live_log import check_log
 

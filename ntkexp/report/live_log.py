@@ -3,9 +3,9 @@
     metrics/<column>            what metrics.csv has of a step, at that step
     ladder/<split>/<machine>    relative errors, at the last step
 
-Names and steps are also those of a finished run's events (`events.py`). A run that goes on from its checkpoint continues its
-log, whose key the checkpoint holds. The log gets the steps until the checkpoint from metrics.csv then, and leaves out
-those that it has: so each step is there once, however the run was interrupted, and whenever the log began.
+A finished run's events (`events.py`) have the same names and steps. A run that goes on from its checkpoint continues
+its log, whose key the checkpoint holds. The log then gets the steps until the checkpoint from metrics.csv, and leaves
+out those that it has: so each step is there once, however the run was interrupted, and whenever the log began.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class TensorBoard(AbstractLog):
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=FORMAT)
-        # who watches forgets what an earlier attempt had from the first step on
+        # a TensorBoard that has read an earlier attempt drops its numbers from this step on
         self.add(step=0, session_log=SessionLog(status=SessionLog.START))
         return path.name
 
