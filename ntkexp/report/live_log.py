@@ -35,6 +35,11 @@ Numbers: TypeAlias = Mapping[str, float]
 Row: TypeAlias = Mapping[str, float | int | None]
 
 
+def event_files(folder: Path) -> list[str]:
+    """The files of events in a run folder, by their places there."""
+    return [path.relative_to(folder).as_posix() for path in (folder / PLACE).glob(f"{NAME}*")]
+
+
 def metric_name(column: str) -> str:
     return f"metrics/{column}"
 
@@ -160,8 +165,8 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 
 
 class TensorBoard(AbstractLog):
-    """A file of events in the run folder, beside which TensorBoard may run. Each attempt writes its own, whole, from
-    the first step on."""
+    """A file of events in the run folder, which TensorBoard may read meanwhile. Each attempt writes a file from the first
+    step on; earlier files stay, because a TensorBoard that loses the file it reads goes no further."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
@@ -171,7 +176,7 @@ class TensorBoard(AbstractLog):
         self.event, self.summary = Event, Summary
         place = folder / PLACE
         place.mkdir(exist_ok=True)
-        for other in place.glob(f"{NAME}*"):  # of an earlier attempt: what it holds is written again
+        for other in place.glob(f"{NAME}*") if key is None else ():  # of a log that is not continued
             other.unlink()
         path = place / f"{NAME}{time.time_ns()}"  # read after earlier ones
         self.file = path.open("xb")

@@ -14,6 +14,7 @@ from ntkexp.records.results import read_results, read_rows
 from ntkexp.report.live_log import PLACE, ladder_name, metric_name
 from ntkexp.run.execute import execute
 from tests.report.stand_ins import STAND_INS, Point, Service, stand_in
+from tests.run.commands import only_run
 from tests.run.small import small
 
 WORDS = ("steps=6", "path.rule=[left]", "ladder.machine=[left]", "checkpoint_seconds=0")
@@ -36,11 +37,15 @@ class Heard(Silent):
         self.warnings.append(text)
 
 
-def carried_out(out: Path, first: str | None, then: str) -> Path:
-    """The folder of a run that was broken off with one log, and goes on with another."""
+def broken_off(out: Path, log: str | None) -> Path:
+    """The folder of a run that was broken off."""
     with pytest.raises(KeyboardInterrupt):
-        execute(small(*WORDS), WORDS, out, False, BrokenOff(), pictures=False, log=first)
-    return execute(small(*WORDS), WORDS, out, False, Silent(), pictures=False, log=then)
+        execute(small(*WORDS), WORDS, out, False, BrokenOff(), pictures=False, log=log)
+    return only_run(out)
+
+
+def resumed(out: Path, log: str) -> Path:
+    return execute(small(*WORDS), WORDS, out, False, Silent(), pictures=False, log=log)
 
 
 def measured(folder: Path) -> list[Point]:
@@ -60,7 +65,8 @@ def ladder(folder: Path) -> dict[str, float]:
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_service_has_each_step_once(name: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = stand_in(monkeypatch, name)
-    folder = carried_out(tmp_path, name if first else None, name)
+    broken_off(tmp_path, name if first else None)
+    folder = resumed(tmp_path, name)
     assert sorted(service.only.points) == measured(folder)
     assert service.only.results == ladder(folder)
     assert (service.only.name, service.only.states[-1]) == (folder.name, "FINISHED")
@@ -69,8 +75,11 @@ def test_a_service_has_each_step_once(name: str, first: bool, tmp_path: Path, mo
 
 
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
-    folder = carried_out(tmp_path, "tensorboard", "tensorboard")
-    events = EventAccumulator(str(folder / PLACE), {"scalars": 0})
+    """Also one that reads the run since before it was broken off."""
+    events = EventAccumulator(str(broken_off(tmp_path, "tensorboard") / PLACE), {"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("metrics/loss")] == [0, 1, 2, 3]
+    folder = resumed(tmp_path, "tensorboard")
     events.Reload()
     found = [(e.step, name, e.value) for name in events.Tags()["scalars"] for e in events.Scalars(name)]
     expected = sorted([*measured(folder), *((6, name, value) for name, value in ladder(folder).items())])
