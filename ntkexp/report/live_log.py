@@ -165,8 +165,8 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 
 
 class TensorBoard(AbstractLog):
-    """A file of events in the run folder, which TensorBoard may read meanwhile. Each attempt writes a file from the first
-    step on; earlier files stay, because a TensorBoard that loses the file it reads goes no further."""
+    """A file of events in the run folder, which TensorBoard may read meanwhile. Each attempt writes a file from the
+    first step on; earlier files stay, because a TensorBoard that loses the file it reads goes no further."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
