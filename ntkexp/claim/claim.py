@@ -63,8 +63,13 @@ class Look:
 
     @property
     def fields(self) -> dict[str, Any]:
+        # Sweeps without circumstances such as memory, which make no other claim
+        runs = {}
+        for name, definition in self.runs.items():
+            base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
+            runs[name] = {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
         return {
-            "runs": {name: sweep_fields(definition) for name, definition in self.runs.items()},
+            "runs": runs,
             "trial": None if self.trial is None else without_files(self.trial.fields()),
             "seeds": list(self.seeds),
             "quantity": without_files(self.quantity.fields()),
@@ -113,12 +118,6 @@ class Claim:
     @property
     def folder(self) -> str:
         return f"{self.name}-{self.digest}"
-
-
-def sweep_fields(definition: Definition) -> dict[str, Any]:
-    """A sweep as plain data, without circumstances such as memory, which make no other claim."""
-    base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
-    return {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
 
 
 def without_files(fields: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -236,7 +236,10 @@ class AbstractAverage(AbstractExpectation):
             log_axis(axes, "y")
         low, high = axes.get_ylim()
         ends = [math.exp(end) if self.scale == "log" else end for end in (self.expected.low, self.expected.high)]
-        axes.axhspan(*np.clip(ends, *outside(low, high, ends)), color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+        # An open end of the band lies at the edge of the picture, or at the band's other end if that is farther out.
+        finite = [end for end in ends if math.isfinite(end) and end != 0]
+        band = np.clip(ends, min([low, *finite]), max([high, *finite]))
+        axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
         axes.set(xlabel="seed", ylabel=self.label, xticks=[])
 
     @property
@@ -250,16 +253,6 @@ class AbstractAverage(AbstractExpectation):
         truth = expected.value if offset < 0 and expected.bound is None else edge + outwards * offset * unit
         figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
-
-
-def outside(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
-    """Find the extent of a picture that shows these ends, where they are finite.
-
-    >>> outside(1.0, 2.0, [0.5, math.inf])
-    (0.5, 2.0)
-    """
-    finite = [end for end in ends if math.isfinite(end) and end != 0]
-    return min([low, *finite]), max([high, *finite])
 
 
 class Bound(AbstractAverage):

@@ -144,7 +144,10 @@ class JudgedRows(AbstractPicture):
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        heading(figure, exhibit_title(judged.record))
+        # The title: what was found, with its interval and the verdict
+        record, main = judged.record, judged.record.main
+        found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
+        heading(figure, f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})")
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
@@ -157,12 +160,6 @@ def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
     pairs = zip(*(judged.claim.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     return sorted(pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
-
-
-def exhibit_title(record: ClaimRecord) -> str:
-    main = record.main
-    figure = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
-    return f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({figure})"
 
 
 def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | None:

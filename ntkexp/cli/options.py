@@ -181,7 +181,10 @@ class CommonOptions:
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
         """The experiment that the words of a command describe; from here on torch is loaded."""
-        limit_threads(overrides or [])
+        # Libraries of linear algebra read the number of threads when torch is imported, which is before validation.
+        given = [text.partition("=")[2] for text in overrides or [] if text.lstrip("+").startswith("threads=")]
+        if given and is_thread_count(given[-1]):
+            os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
         from ntkexp.config.compose import compose
 
         return compose(overrides or [], self.config_dir, self.trusted)
@@ -237,13 +240,6 @@ def is_thread_count(given: str) -> bool:
     ['1', ' 08', '1024']
     """
     return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MOST_THREADS
-
-
-def limit_threads(overrides: Sequence[str]) -> None:
-    """Limit threads before torch is imported, which is before validation: its libraries read their number then."""
-    given = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("threads=")]
-    if given and is_thread_count(given[-1]):
-        os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
 
 
 def ensure_writable(folder: Path) -> Path:

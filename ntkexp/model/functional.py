@@ -51,7 +51,8 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     Buffers are passed as copies: a module that writes to one does not change itself.
     """
     if reasons := list(training_modes(module)):
-        advice = "call module.eval() first" if module.training else "let it track running statistics"
+        in_training = any(layer.training for layer in module.modules())
+        advice = "call module.eval() first" if in_training else "let it track running statistics"
         raise Mistake(f"{reasons[0]}; {advice}, so that each output depends on its own example alone")
     return function_as_it_is(module, output)
 

@@ -159,6 +159,7 @@ class Result:
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
+NUMBER_COLUMNS = tuple(field.name for field in fields(Result) if field.type == "float | None")
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> str:
@@ -189,8 +190,7 @@ def read_results(path: Path) -> tuple[Result, ...]:
 def read_row(row: Mapping[str, str]) -> Result:
     fields: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
     fields |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
-    numbers = ("relative_error", "floor", "max_error", "agreement", "r2")
-    fields |= {name: float(row[name]) if row[name] else None for name in numbers}
+    fields |= {name: float(row[name]) if row[name] else None for name in NUMBER_COLUMNS}
     return Result(**fields)
 
 

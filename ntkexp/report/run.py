@@ -48,7 +48,7 @@ from ntkexp.records.contributions import (
 from ntkexp.records.data import read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
-from ntkexp.records.results import COLUMNS, RETRACED, SPLITS, Result, read_results
+from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.sentence import main_split
 from ntkexp.text import spoken
@@ -110,9 +110,7 @@ class Run:
     @cached_property
     def results(self) -> pd.DataFrame:
         """The ladder as a data frame."""
-        return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
-            dict.fromkeys(("relative_error", "floor", "max_error", "agreement", "r2"), float)
-        )
+        return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBER_COLUMNS, float))
 
     @cached_property
     def kernels(self) -> xr.Dataset:

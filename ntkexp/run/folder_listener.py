@@ -138,20 +138,18 @@ def contributions_by_rule(
     integral: PathKernel, totals: StepTotals, shares: ComponentSums | None, steps: int, *, decays: bool
 ) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
+    by_component = None
+    if shares is not None:
+        parts, by_step = to_numpy(shares.parts), to_numpy(shares.totals.stacked().movedim(0, 2))
+        by_component = ByComponent(list(shares.components), parts, to_numpy(shares.decay), by_step)
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=to_numpy(integral.decay) if decays else None,
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
         by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
-        by_component=None if shares is None else shares_of_components(shares),
+        by_component=by_component,
         facts=integral.facts,
     )
-
-
-def shares_of_components(sums: ComponentSums) -> ByComponent:
-    """What was told apart by component."""
-    by_step = sums.totals.stacked().movedim(0, 2)
-    return ByComponent(list(sums.components), to_numpy(sums.parts), to_numpy(sums.decay), to_numpy(by_step))
 
 
 def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool) -> ContributionsByPhase:

@@ -67,6 +67,48 @@ class AbstractListener(ABC):
         """Storage of `rows` rows of `size` numbers, for the recording of a reverse pass."""
 
 
+class SilentListener(AbstractListener):
+    """No progress, and nothing is stored but the trajectory for the reverse pass, in this folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_row(self, row: Row) -> None:
+        pass
+
+    def on_snapshot(
+        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+    ) -> None:
+        pass
+
+    def on_step(self, state: RunState, loss: float) -> None:
+        pass
+
+    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
+        pass
+
+    def on_late_rows(self, rows: Sequence[Row]) -> None:
+        pass
+
+    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
+        pass
+
+    def on_remark(self, text: str) -> None:
+        pass
+
+    def on_end(self) -> None:
+        pass
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder
+
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
+        made.allocate()
+        return made
+
+
 # --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what
 # happens, look at what came of it.
 #

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import hypot, isfinite
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.diagnostics import summary
@@ -355,7 +355,10 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     """
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
-    kernel, contributions, decay = (at(setting.domain.rows, part) for part in integrals.parts)
+    rows = setting.domain.rows
+    kernel, contributions, decay = (  # the attributed rows of each; the tensor itself, if these are all
+        part if len(rows) == len(part) else part[rows] for part in integrals.parts
+    )
     if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
         return {}
     every_train = int((read < train).sum()) == train  # whether all training examples were read
@@ -368,11 +371,6 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
         if error.sums is not None:
             found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
     return found | setting.experiment.integration.facts(state.memory)
-
-
-def at(rows: Int[Tensor, " row"], part: Tensor) -> Tensor:
-    """Some rows of a tensor; itself, if these are all."""
-    return part if len(rows) == len(part) else part[rows]
 
 
 def relative_error(error: float, whole: Tensor) -> float:

@@ -27,14 +27,13 @@ from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.model.functional import weights_of
 from ntkexp.optimizer.base import Memory
 from ntkexp.removal.rerun import AT_ONCE, Rerun, again, gradient, moved, retrain, trained
-from ntkexp.run.loop import train_steps
+from ntkexp.run.loop import SilentListener, train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from ntkexp.stream import stream
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_scores import damping_of, effects, end_of, influence, last_product, tracin
 from tests.bench.peers import PACKAGES
-from tests.bench.runs import Deaf
 
 DAMPING = 0.1  # of influence functions, in mean eigenvalues; .01 did worse
 MODELS = 5  # that TRAK, and `5 effects`, average over
@@ -108,8 +107,9 @@ class Case:
     def contributions(self) -> Float[Tensor, "point train"]:
         """What examples added to outputs by exact secants, taken off, times the slope of what is asked at the end."""
         with tempfile.TemporaryDirectory() as folder:
-            state = begin(prepare(self.experiment), Deaf(folder).trajectory)
-            train_steps(state, Deaf(folder))
+            listener = SilentListener(Path(folder))
+            state = begin(prepare(self.experiment), listener.trajectory)
+            train_steps(state, listener)
             for _ in state.steps_back():
                 pass
             added = state.accumulator.integrals["secant"].parts[1][-self.size.read :]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -34,7 +35,7 @@ from ntkexp.path.points import Points
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.step import Descent
 from ntkexp.removal.rerun import AT_ONCE, Rerun, losses, retrain, trained
-from tests.bench.runs import Deaf
+from ntkexp.run.loop import SilentListener
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
 """F of every point, as a function of weights."""
@@ -166,7 +167,7 @@ def recorded(rerun: Rerun, folder: str) -> RecordedTraining:
     """Train, and keep every step in this folder."""
     optimizer, start, pull = rerun.optimizer, rerun.start, torch.zeros_like(rerun.targets)
     records = tuple(dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
-    rows = Deaf(folder).trajectory(rerun.length + 1, row_length(start, records, pull))
+    rows = SilentListener(Path(folder)).trajectory(rerun.length + 1, row_length(start, records, pull))
     recording = Recording(rows=rows, like=start, records=records, pull=pull)
     descent, end = descent_of(rerun), start
     for step in descent.walk(start):

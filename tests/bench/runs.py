@@ -9,16 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from ntkexp.config.compose import compose
 from ntkexp.engine.base import Ended, Task, run_jobs, work
@@ -29,8 +27,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.data import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, colour, heading, house_style
 from ntkexp.run.execute import execute
-from ntkexp.run.loop import AbstractListener, reverse_pass, train_steps
-from ntkexp.run.metrics import Row
+from ntkexp.run.loop import SilentListener, reverse_pass, train_steps
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, begin
 from ntkexp.sweep.jobs import RunJob
@@ -104,48 +101,6 @@ def walk(setting: Setting, integrals: dict[str, Integrals], steps: int) -> None:
 STEPS = 6
 
 
-class Deaf(AbstractListener):
-    """Keeps nothing but the trajectory, as it must."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def on_row(self, row: Row) -> None:
-        pass
-
-    def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out"]
-    ) -> None:
-        pass
-
-    @property
-    def scratch(self) -> Path:
-        return self.folder
-
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.allocate()
-        return made
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        pass
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_remark(self, text: str) -> None:
-        pass
-
-    def on_late_rows(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
-
-
 def measured(width: int, train: int, threads: int) -> tuple[float, float, float, float]:
     """Seconds of a step, of a step back, gigabytes before it and at most."""
     torch.set_num_threads(threads)
@@ -153,7 +108,7 @@ def measured(width: int, train: int, threads: int) -> tuple[float, float, float,
     rest = ("optimizer=adam", "path.probes=[probe]", "path.rule=[secant]", "path.count=2", f"steps={STEPS}")
     setting = prepare(compose([*sizes, *rest]))
     with tempfile.TemporaryDirectory() as folder:
-        listener = Deaf(folder)
+        listener = SilentListener(Path(folder))
         state, start = begin(setting, listener.trajectory), time.perf_counter()
         train_steps(state, listener)
         before, turn = peak(), time.perf_counter()

@@ -24,12 +24,11 @@ import torch
 
 from ntkexp.config.compose import compose
 from ntkexp.on_disk import is_on_disk
-from ntkexp.run.loop import train_steps
+from ntkexp.run.loop import SilentListener, train_steps
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench.cell import Table
-from tests.bench.runs import Deaf
 
 TITLE = "Scale: one thread"
 SIZES = {
@@ -137,7 +136,7 @@ def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         data = classified(Path(folder), sizes) if sizes["C"] > 1 else ("data=teacher", "data.dimension=64")
         setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))
-        listener = Timed(folder)
+        listener = Timed(Path(folder))
         state = begin(setting, listener.trajectory, listener.scratch)
         train_steps(state, listener)
         sums = [found.contributions for found in state.accumulator.integrals.values()]
@@ -156,10 +155,10 @@ def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return ("data=table", f"data.path={folder / 'points.csv'}", "data.target=label")
 
 
-class Timed(Deaf):
+class Timed(SilentListener):
     """Takes the time after every step, and notes whether it closes."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.ends: list[tuple[float, float]] = []
         self.closures: list[float] = []

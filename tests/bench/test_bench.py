@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.removal.rerun import trained
-from ntkexp.run.loop import train_steps
+from ntkexp.run.loop import SilentListener, train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
 from tests.bench import attribution_scores
@@ -25,7 +25,6 @@ from tests.bench.attribution_page import PAGE, page, tables_of
 from tests.bench.attribution_scores import damping_of, end_of, gauss_newton, influence, last_product, slopes, tracin
 from tests.bench.cell import beside, compared, keep, kept
 from tests.bench.peers import Kernel, Race
-from tests.bench.runs import Deaf
 
 
 @pytest.mark.slow
@@ -124,8 +123,9 @@ def matrix(case: Case, curved: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_tracin_is_the_first_order_of_contributions() -> None:
     case = case_of(*SGD, "path.rule=[left]")
-    state = begin(prepare(case.experiment), Deaf("").trajectory)  # SGD has no second pass, so nothing is written
-    train_steps(state, Deaf(""))
+    listener = SilentListener(Path())  # SGD has no second pass, so nothing is written
+    state = begin(prepare(case.experiment), listener.trajectory)
+    train_steps(state, listener)
     expected = -state.accumulator.integrals["left"].parts[1][-case.size.read :, 0]
     torch.testing.assert_close(tracin(case.rerun, case.of), expected, rtol=ROUNDING, atol=ROUNDING)
 

@@ -299,6 +299,21 @@ def test_features_of_other_keys_meet_parameter_by_parameter(name: str) -> None:
     agree(made.kernel(other), made.kernel(found), 100 * EPS)
 
 
+def test_parts_are_added_up_in_the_order_of_the_features() -> None:
+    """Python orders sets of names anew in every process, and sums in another order are other bits."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(5, 5), nn.Tanh())]
+    reader, own = reader_of(nn.Sequential(*layers).double())
+    found = reader.tangent(reader.record(own, torch.rand(4, 5, dtype=torch.float64)))
+    made = zero_adjoint(found)
+    made.accumulate(found, {name: torch.ones_like(w) for name, w in own.items()}, 1.0)
+    first, *rest = (
+        Adjoint({block.key: made.parts[block.key]}).kernel(Jacobian((block,), found.examples, found.outputs))
+        for block in found.blocks
+    )
+    assert len(rest) == 7
+    assert torch.equal(made.kernel(found), sum(rest, start=first))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_jacobian_times_a_vector_and_with_factors(name: str) -> None:
     found, own = features(name, slice(0, 3))

@@ -120,6 +120,13 @@ def test_layers_in_training_mode_are_refused_by_name(layer: nn.Module) -> None:
         tangent_kernel(made, inputs(5, 3))
 
 
+def test_one_layer_left_in_training_mode_is_sent_to_evaluation() -> None:
+    made = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)).double().eval()
+    made[1].train()
+    with pytest.raises(Mistake, match=r"layer '1' \(Dropout, p=0\.2\) is random.*; call module\.eval\(\) first"):
+        tangent_kernel(made, inputs(5, 3))
+
+
 def test_dropout_and_batch_norm_in_evaluation_are_read() -> None:
     made = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().eval()
     assert tangent_kernel(made, inputs(5, 3)).shape == (5, 1, 5, 1)

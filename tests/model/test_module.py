@@ -60,7 +60,8 @@ UNFIT = {
     built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
     built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",
     built("nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten())"): (
-        r"layer '0' \(BatchNorm2d, track_running_stats=False\) takes its statistics from the batch, even after module"
+        r"layer '0' \(BatchNorm2d, track_running_stats=False\) takes its statistics from the batch, "
+        r"even after module\.eval\(\)"
     ),
     "class build(nn.Sequential):\n    def __init__(self):\n"
     "        super().__init__(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 1))\n"

@@ -27,12 +27,10 @@ from ntkexp.records.data import Trajectory
 from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, again, retrain, trained
 from ntkexp.removal.retraining import changes
-from ntkexp.run.loop import AbstractListener
+from ntkexp.run.loop import SilentListener
 from ntkexp.run.loop import run as run_loop
-from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
 from ntkexp.stream import stream
 
 
@@ -93,48 +91,6 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
     generator = stream("left out", seed)
     scores = torch.rand(groups, train, generator=generator, dtype=torch.float64)
     return (scores.argsort(1).argsort(1) < size).double()
-
-
-class SilentListener(AbstractListener):
-    """No progress, and nothing is stored but the trajectory for the reverse pass, in this folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_row(self, row: Row) -> None:
-        pass
-
-    def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
-    ) -> None:
-        pass
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        pass
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_late_rows(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_remark(self, text: str) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
-
-    @property
-    def scratch(self) -> Path:
-        return self.folder
-
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.allocate()
-        return made
 
 
 # --- What would change if an example were left out: its effect, by a sweep back over a training recorded for it.

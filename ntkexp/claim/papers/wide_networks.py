@@ -134,27 +134,17 @@ class FirstKernels(AbstractTrial):
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
         limit = compute(network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
+        limit = self.init.alpha**2 * limit  # K_∞
+        size = float(limit.square().sum())  # ‖K_∞‖²
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
             networks = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
             kernels = stacked(networks).tangent_kernels(x)
-            rows.append({"width": width, **compare_with_limit(kernels, self.init.alpha**2 * limit)})
+            missed = float((kernels - limit).square().sum((1, 2)).mean())  # E ‖K_0 − K_∞‖²
+            variance = float(kernels.var(0).sum())  # Σ Var K_0
+            rows.append({"width": width, "distance": (missed / size) ** 0.5, "variance": variance / size})
         return rows
-
-
-def compare_with_limit(
-    kernels: Float[Tensor, "network point point_"], limit: Float[Tensor, "point point_"]
-) -> Mapping[str, float]:
-    """Find the distance of kernels from the limit, and their variance.
-
-    >>> import torch
-    >>> compare_with_limit(torch.tensor([[[1.0]], [[3.0]]]), torch.ones(1, 1))
-    {'distance': 1.4142135623730951, 'variance': 2.0}
-    """
-    size = float(limit.square().sum())
-    missed = float((kernels - limit).square().sum((1, 2)).mean())
-    return {"distance": (missed / size) ** 0.5, "variance": float(kernels.var(0).sum()) / size}
 
 
 class SummedOutputs(AbstractTrial):
@@ -180,20 +170,11 @@ class SummedOutputs(AbstractTrial):
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
-            rows.append({"width": width, "error": distance(tangent_kernel(network, x, x))})
+            kernel = tangent_kernel(network, x, x)
+            summed = kernel.sum((1, 3)) / self.outputs  # k
+            apart = kernel - torch.einsum("xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed))  # K − k ⊗ 1
+            rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
         return rows
-
-
-def distance(kernel: Float[Tensor, "point out point_ out_"]) -> float:
-    """Compare a kernel with what its summed outputs make of it.
-
-    >>> distance(torch.eye(3).view(1, 3, 1, 3))
-    0.0
-    """
-    count = kernel.shape[1]
-    summed = kernel.sum((1, 3)) / count
-    stands = torch.einsum("xy,cd->xcyd", summed, torch.eye(count).to(summed))
-    return float((kernel - stands).norm() / kernel.norm())
 
 
 class KernelMovement(AbstractTrial):
@@ -275,19 +256,10 @@ class Fluctuations(AbstractTrial):
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
             training = EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False)
-            outputs = training.outputs(modules)[..., 0]
-            rows.append({"width": width, "fluctuation": fluctuation(outputs[:, train:])})
+            outputs = training.outputs(modules)[:, train:, 0]
+            spread = outputs.var(0, correction=0).mean()  # mean_x Var f_T(x)
+            rows.append({"width": width, "fluctuation": float((spread / outputs.mean(0).square().mean()).sqrt())})
         return rows
-
-
-def fluctuation(outputs: Float[Tensor, "network point"]) -> float:
-    """Compare the spread over networks with the size of their mean.
-
-    >>> fluctuation(torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
-    0.5
-    """
-    spread, size = outputs.var(0, correction=0).mean(), outputs.mean(0).square().mean()
-    return float((spread / size).sqrt())
 
 
 class TrainingBesideKernels(AbstractTrial):

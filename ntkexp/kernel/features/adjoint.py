@@ -208,7 +208,8 @@ class Adjoint:
         found, blocks, parts = list[Tensor](), dict(zip(right.keys, right.blocks, strict=True)), dict(self.parts)
         # what has another form here than there, as where torch computed a few examples in another way than many
         apart = {name for key in parts.keys() ^ blocks.keys() for name in names_in(key)}
-        for key in [key for key in parts.keys() & blocks.keys() if apart.isdisjoint(names_in(key))]:
+        # in the order of the blocks: a set of keys has another one in every process, and the sum other bits
+        for key in [key for key in blocks if key in parts and apart.isdisjoint(names_in(key))]:
             match parts.pop(key), blocks.pop(key):
                 case Matrix() as matrix, Factored() as factored:
                     found.append(matrix.kernel(factored))

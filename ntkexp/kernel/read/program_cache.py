@@ -193,7 +193,7 @@ class ProgramCache:
         start, end, mixtures = request.start, request.end, request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
-        request = replace(request, as_copies=False)
+        request = replace(request, as_copies=False)  # the template that a program fills has rows
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()

@@ -100,7 +100,8 @@ def pictures(rows: list[Explained]) -> Figure:
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes_image = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
-            label(page, axes_image, f"{shown.name}\n{phase}{signed(value)}", ink(value))
+            added = f"+{short(value)}" if value >= 0 else minus(value)
+            label(page, axes_image, f"{shown.name}\n{phase}{added}", ink(value))
     return figure
 
 
@@ -159,10 +160,6 @@ def bars(rows: list[Explained]) -> Figure:
 def ink(value: float) -> str:
     """Choose blue for what raises the output, and vermilion for what lowers it."""
     return BLUE if value >= 0 else VERMILION
-
-
-def signed(value: float) -> str:
-    return "+" + short(value) if value >= 0 else minus(value)
 
 
 def spell_prediction(output: str, value: float) -> str:

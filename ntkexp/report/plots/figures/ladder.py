@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ntkexp.records.results import Result
 from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, PALE, colour, heading, log_axis, wrapped
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
@@ -49,17 +47,7 @@ def draw(run: Run) -> Figure | None:
                 short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
                 xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
             )  # fmt: skip
-    explain(axes, rows)
-    heading(figure, title)
-    return figure
-
-
-def table(run: Run) -> pd.DataFrame:
-    return run.results
-
-
-def explain(axes: Axes, rows: list[Result]) -> None:
-    """Explain what the band and the marks mean."""
+    # what the band and the marks mean
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
         fontsize=6, color=GREY,
@@ -68,3 +56,9 @@ def explain(axes: Axes, rows: list[Result]) -> None:
     marks = [Line2D([], [], linestyle="", marker=MARKER[split], color=GREY, markersize=4) for split in splits]
     axes.legend(marks, splits, loc="lower left", bbox_to_anchor=(0.42, 0.97), ncols=3, handletextpad=0.1,
                 columnspacing=0.8, borderaxespad=0)  # fmt: skip
+    heading(figure, title)
+    return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.results

@@ -60,7 +60,10 @@ def positive(run: Run, *columns: str) -> pd.DataFrame:
 
 
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    edge = f", {part(stability[-1])} the edge of stability" if len(stability) else ""
+    edge = ""
+    if len(stability):  # the eigenvalue, as a share of the edge
+        share = float(stability[-1])
+        edge = f", {f'{percent(share)} of' if share < 2 else f'{short(share)} times'} the edge of stability"
     return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
 
 
@@ -78,12 +81,3 @@ def moved(values: NDArray[np.float64]) -> str:
     verb = "goes" if beyond else "grows" if last > first else "falls"
     through = f", through {' and '.join(short(float(extreme)) for extreme in beyond)}" if beyond else ""
     return f"{verb} from {short(first)} to {short(last)}{through}"
-
-
-def part(ratio: float) -> str:
-    """Spell a ratio before what it is a ratio to.
-
-    >>> part(0.5), part(46.0)
-    ('50 % of', '46 times')
-    """
-    return f"{percent(ratio)} of" if ratio < 2 else f"{short(ratio)} times"
