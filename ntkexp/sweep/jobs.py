@@ -16,7 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ntkexp.config.build import admit, build
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Began, Ended, Ending, Event, Stepped, Task, Tell, run_jobs
+from ntkexp.engine.base import (
+    AbstractEngine,
+    AbstractJob,
+    Began,
+    Ended,
+    Ending,
+    Event,
+    Stepped,
+    Task,
+    Tell,
+    Warned,
+    run_jobs,
+)
 from ntkexp.experiment.experiment import USUAL
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
@@ -47,12 +59,18 @@ class AbstractSweepListener(ABC):
     def say(self, text: str) -> None:
         """There is a remark of one line."""
 
+    def warn(self, text: str) -> None:
+        """A remark of consequence, which quiet commands print as well."""
+        self.say(text)
+
     @abstractmethod
     def end(self) -> None:
         """The sweep is over, or was interrupted."""
 
 
 class NoListener(AbstractSweepListener):
+    """Prints warnings alone."""
+
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         pass
 
@@ -61,6 +79,10 @@ class NoListener(AbstractSweepListener):
 
     def say(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        with suppress(BrokenPipeError):
+            sys.stderr.write(f"{text}\n")
 
     def end(self) -> None:
         pass
@@ -275,6 +297,9 @@ class Relay(AbstractProgress):
     def say(self, text: str) -> None:
         pass
 
+    def warn(self, text: str) -> None:
+        self.tell(Warned(self.name, text))
+
     def stop(self) -> None:
         pass
 
@@ -347,6 +372,8 @@ class Conductor:
                 self.plan.event_log.write(event.name, "began")
             case Ended():
                 self.plan.event_log.write(event.name, event.how, event.reason)
+                for text in event.warnings:
+                    self.listener.warn(f"{event.name}: {text}")
                 if event.how != "held":
                     self.ended[event.name] = event
         self.listener.see(event, clock.ahead)

@@ -1,4 +1,6 @@
-"""Stand-ins for wandb and MLflow: the part of their interfaces that a log uses, and what they refuse."""
+"""Stand-ins for wandb and MLflow: what a log uses of their interfaces, with their names and defaults, and what they
+refuse. A slow test holds them against the packages, where these are installed.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ Point = tuple[int, str, float]
 
 
 @dataclass
-class Kept:
+class StoredRun:
     """What a service has of one run."""
 
     id: str
-    name: str
+    name: str | None
     config: dict[str, Any]
     points: list[Point] = field(default_factory=list)
     results: dict[str, float] = field(default_factory=dict)
@@ -31,49 +33,64 @@ class Service:
     """What a service has of all runs; at the step `fails_at` it cannot be reached."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, Kept] = {}
+        self.runs: dict[str, StoredRun] = {}
         self.fails_at: int | None = None
 
-    def began(self, name: str, config: Mapping[str, Any]) -> Kept:
-        kept = Kept(f"id{len(self.runs)}", name, dict(config))
-        self.runs[kept.id] = kept
-        return kept
+    def add(self, name: str | None, config: Mapping[str, Any]) -> StoredRun:
+        stored = StoredRun(f"id{len(self.runs)}", name, dict(config))
+        self.runs[stored.id] = stored
+        return stored
 
-    def take(self, kept: Kept, points: Iterable[Point]) -> None:
+    def receive(self, stored: StoredRun, points: Iterable[Point]) -> None:
         for point in points:
             if point[0] == self.fails_at:
                 raise ConnectionError("no route to host")
-            kept.points.append(point)
+            stored.points.append(point)
 
     @property
-    def only(self) -> Kept:
-        (kept,) = self.runs.values()
-        return kept
+    def only(self) -> StoredRun:
+        (stored,) = self.runs.values()
+        return stored
+
+
+# --- wandb: a run that is resumed goes on at the step after its last one, and ignores earlier ones.
 
 
 class WandbRun:
-    """A run that somebody has open; steps that go back are lost, and no test loses any."""
+    def __init__(self, service: Service, stored: StoredRun) -> None:
+        self.service, self.stored, self.id, self.summary = service, stored, stored.id, stored.results
+        self.step = 1 + max((step for step, _, _ in stored.points), default=-1)
 
-    def __init__(self, service: Service, kept: Kept) -> None:
-        self.service, self.kept, self.id, self.summary = service, kept, kept.id, kept.results
-        self.step = 1 + max((step for step, _, _ in kept.points), default=-1)
-
-    def log(self, numbers: dict[str, float], step: int) -> None:
-        assert step >= self.step
+    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+        assert step is not None
+        assert step >= self.step, "it would be ignored"
         self.step = step
-        self.service.take(self.kept, [(step, name, value) for name, value in numbers.items()])
+        self.service.receive(self.stored, [(step, name, value) for name, value in data.items()])
 
-    def finish(self, exit_code: int) -> None:
-        self.kept.states.append("FINISHED" if exit_code == 0 else "KILLED")
+    def finish(self, exit_code: int | None = None) -> None:
+        self.stored.states.append("FINISHED" if exit_code == 0 else "KILLED")
 
 
 def wandb(service: Service) -> dict[str, ModuleType]:
-    def init(*, name: str, resume: str | None, config: dict[str, Any], **others: Any) -> WandbRun:
-        key = others["id"]
-        assert (key is None) == (resume is None)
-        return WandbRun(service, service.began(name, config) if key is None else service.runs[key])
+    def init(
+        project: str | None = None,
+        id: str | None = None,  # noqa: A002  wandb's name for it
+        name: str | None = None,
+        config: dict[str, Any] | str | None = None,
+        resume: bool | str | None = None,
+        settings: object = None,
+    ) -> WandbRun:
+        assert isinstance(config, dict)
+        assert (id is None) == (resume is None)
+        return WandbRun(service, service.add(name, config) if id is None else service.runs[id])
 
-    return {"wandb": module("wandb", init=init, Settings=lambda **_: None)}
+    def settings(console: str = "auto", silent: bool = False) -> None:
+        pass
+
+    return {"wandb": module("wandb", init=init, Settings=settings, Run=WandbRun)}
+
+
+# --- MLflow: a client, whose batches are limited.
 
 
 class Metric(NamedTuple):
@@ -89,35 +106,36 @@ class Param(NamedTuple):
 
 
 def mlflow(service: Service) -> dict[str, ModuleType]:
-    class MlflowClient:
-        experiments: dict[str, str] = {}  # noqa: RUF012  of all clients
+    experiments = dict[str, str]()
 
+    class MlflowClient:
         def get_experiment_by_name(self, name: str) -> object:
-            known = self.experiments.get(name)
+            known = experiments.get(name)
             return None if known is None else SimpleNamespace(experiment_id=known)
 
         def create_experiment(self, name: str) -> str:
-            return self.experiments.setdefault(name, "1")
+            return experiments.setdefault(name, "1")
 
-        def create_run(self, place: str, run_name: str) -> object:
-            return SimpleNamespace(info=SimpleNamespace(run_id=service.began(run_name, {}).id))
+        def create_run(self, experiment_id: str, run_name: str | None = None) -> object:
+            assert experiment_id in experiments.values()
+            return SimpleNamespace(info=SimpleNamespace(run_id=service.add(run_name, {}).id))
 
-        def update_run(self, run: str, status: str) -> None:
-            service.runs[run].states.append(status)
+        def update_run(self, run_id: str, status: str | None = None) -> None:
+            service.runs[run_id].states.append(str(status))
 
-        def get_metric_history(self, run: str, name: str) -> list[Metric]:
-            return [Metric(name, value, 0, step) for step, key, value in service.runs[run].points if key == name]
+        def get_metric_history(self, run_id: str, key: str) -> list[Metric]:
+            return [Metric(key, value, 0, step) for step, name, value in service.runs[run_id].points if name == key]
 
-        def log_batch(self, run: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = ()) -> None:
+        def log_batch(self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = ()) -> None:
             assert len(metrics) <= 1000
             assert len(params) <= 100
-            kept = service.runs[run]
-            kept.config |= {param.key: param.value for param in params}
-            kept.results |= {each.key: each.value for each in metrics if each.key.startswith("ladder/")}
-            service.take(kept, [(m.step, m.key, m.value) for m in metrics if not m.key.startswith("ladder/")])
+            stored = service.runs[run_id]
+            stored.config |= {param.key: param.value for param in params}
+            stored.results |= {each.key: each.value for each in metrics if each.key.startswith("ladder/")}
+            service.receive(stored, [(m.step, m.key, m.value) for m in metrics if not m.key.startswith("ladder/")])
 
-        def set_terminated(self, run: str, status: str) -> None:
-            service.runs[run].states.append(status)
+        def set_terminated(self, run_id: str, status: str | None = None) -> None:
+            service.runs[run_id].states.append(str(status))
 
     entities = module("mlflow.entities", Metric=Metric, Param=Param)
     return {"mlflow": module("mlflow", MlflowClient=MlflowClient, entities=entities), "mlflow.entities": entities}
