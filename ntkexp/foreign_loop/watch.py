@@ -231,7 +231,7 @@ class Watch:
         drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
         how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
         named, signed = names_of(inputs, self.ids), signature(output)
-        call = ModelCall(step, inputs, named, how, signed=signed, statistics=statistics)
+        call = ModelCall(step, inputs, named, how, signed=signed, shape=tuple(output.shape), statistics=statistics)
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)

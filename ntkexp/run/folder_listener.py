@@ -34,7 +34,7 @@ from ntkexp.records.contributions import (
     write_contributions,
     write_leave_out,
 )
-from ntkexp.records.data import Trajectory
+from ntkexp.records.data import OUT_NAME, Trajectory
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
@@ -99,7 +99,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
-        if evidence.keeps_kernels:
+        if evidence.keeps_kernels and evidence.measured is None:  # which has no kernel of pairs of outputs
             attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
             write_path_kernel(kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated)
     # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
@@ -118,9 +118,13 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         add_effect(path / "contributions.zarr", to_numpy(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
-    # f_0, f_T and f̂ of each machine, and the ladder
-    predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
-    outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
+    # f_0, f_T and f̂ of each machine, or the measure of them that the path was integrated of, and the ladder
+    predicted = {
+        rung.name: rung.outcome.outputs
+        for rung in outcome.rungs
+        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured
+    }
+    outputs = {"f_0": evidence.explained(evidence.start), "f_T": evidence.explained(evidence.end), **predicted}
     write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
@@ -175,6 +179,8 @@ def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
     found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
+    if setting.measured is not None:
+        found[OUT_NAME] = np.array([setting.measured.name], dtype=str)
     for name in ("train", "probe", "test"):
         split = getattr(setting.problem.data, name)
         found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}

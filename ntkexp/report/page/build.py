@@ -43,6 +43,7 @@ from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
+from ntkexp.report.positions import Shaded, shaded_texts
 from ntkexp.report.run import Run, combined
 from ntkexp.report.sentence import ladder_notes, ladder_sentence, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
@@ -52,6 +53,8 @@ HERE = Path(__file__).parent
 CLAIMS = "claims.html"
 PER_PAGE = 25
 """Rows that a table shows at once."""
+MOST = 8
+"""Training texts that are shown whole."""
 
 View: TypeAlias = dict[str, object]
 
@@ -250,6 +253,7 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
         "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
         "examples": format_html(parts, f"examples-{anchor}", "All training examples"),
         "components": components_view(explanation, anchor),
+        "texts": texts_view(explanation),
         "notes": explanation_notes(explanation),
         "pictures": [show(picture, anchor) for picture in explanation_pictures(explanation, entry)],
         "removal": "" if entry is None else removal_sentence(entry),
@@ -262,6 +266,12 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
         return None
     table = tabulate_components(explanation.components)
     return format_html(table, f"components-{anchor}", "Through which components it came")
+
+
+def texts_view(explanation: Explanation) -> list[tuple[str, list[Shaded]]]:
+    """Show the training texts that added or took most, shaded by their positions, where these were told apart."""
+    most = [part.example.index for part in explanation.parts[:MOST]]
+    return shaded_texts(explanation.positions, most) if explanation.positions else []
 
 
 def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
