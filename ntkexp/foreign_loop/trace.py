@@ -345,7 +345,7 @@ def load_trace(
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
-    wrong = wrong or [name for name in given.keys() & state.keys() if state[name].shape != given[name].shape]
+    wrong = wrong or [name for name in state if name in given and state[name].shape != given[name].shape]
     if wrong:
         raise Mistake(
             f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
@@ -22,6 +23,7 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, LayerNorm
 from ntkexp.layer.pointwise import GELU, LeakyReLU, ReLU
 from ntkexp.layer.smooth import Generic, SiLU, Tanh
+from ntkexp.layer.spec import layer_mistake
 from ntkexp.mistake import Mistake
 
 ADVICE = "; write the layers as a list, or take method='monte_carlo'"
@@ -70,6 +72,8 @@ def read_sequential(
                 shape = layer.shape(shape)
         except Mistake as mistake:
             raise Mistake(f"{place}: {mistake}") from None
+        except ValidationError as error:
+            raise layer_mistake(error, place) from None
         found += layers
     return tuple(found)
 

@@ -186,7 +186,7 @@ def test_questions_that_are_refused() -> None:
     x, layers = draw(2, 5), [{"layer": "Dense", "features": 1}]
     with pytest.raises(Mistake, match="layers of a list have their own"):
         infinite_kernel(layers, x, W_std=1.0)
-    with pytest.raises(Mistake, match="two draws at least"):
+    with pytest.raises(Mistake, match="draws, 2 at least"):
         infinite_kernel(layers, x, method="monte_carlo", samples=1)
     module = nn.Module()
     module.weight = nn.Parameter(torch.ones(1))
