@@ -14,10 +14,10 @@ pixels leave no axes, and only the examples are paired.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -149,8 +149,28 @@ def window_sum(values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, ci
 # --- Linear maps without weights, from fine pixels to coarse ones: averages, samples, and a covariance's trace.
 
 
+class AbstractPixelMap(ABC):
+    """A linear map from functions of pairs of fine pixels to functions of other pairs, along one axis of an image."""
+
+    members: tuple[tuple[int, ...], ...]
+    """The fine pixels of each pixel after it."""
+
+    @abstractmethod
+    def fine(self, shift: int, pixels: int) -> set[int]:
+        """The offsets of fine pixels that a coarse offset needs."""
+
+    @abstractmethod
+    def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
+        """The fine offsets that coarse ones need."""
+
+    def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
+        """The coarse offsets that can be had from fine ones."""
+        fine_offsets = set(offsets)
+        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
+
+
 @dataclass(frozen=True)
-class Coarse:
+class Coarse(AbstractPixelMap):
     """The members that each coarse pixel has among the fine ones, along one axis of an image.
 
     A function of pairs of fine pixels goes to pairs of coarse ones by a mean, either over all pairs of members
@@ -199,7 +219,6 @@ class Coarse:
         return [[(p, q) for p in first for q in second] for first, second in ends]
 
     def fine(self, shift: int, pixels: int) -> set[int]:
-        """The offsets of fine pixels that a coarse offset needs."""
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
@@ -209,19 +228,13 @@ class Coarse:
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The fine offsets that coarse ones need."""
         if self.trivial(pixels):
             return tuple(offsets)
         return tuple(sorted(set().union(*(self.fine(shift, pixels) for shift in offsets))))
 
-    def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The coarse offsets that can be had from fine ones."""
-        fine_offsets = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
-
 
 @dataclass(frozen=True)
-class Taps:
+class Taps(AbstractPixelMap):
     """The fine pixel that each weight of a window meets, for every pixel after it along one axis; −1 outside.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|,   k being the weights whose pixels are both in the image
@@ -250,13 +263,8 @@ class Taps:
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row if p >= 0 and q >= 0}
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The fine offsets that these offsets need; where no weight meets both pixels, none."""
+        # an offset whose pixels share no weight needs none, so that there may be none at all: keep one
         return tuple(sorted({0}.union(*(self.fine(shift, pixels) for shift in offsets))))
-
-    def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The offsets that can be had from fine ones."""
-        fine_offsets = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
         """Find the places of the pairs among those stored along an axis, [pixel, weight]; the last one is outside."""
@@ -294,16 +302,13 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     return values
 
 
-PixelMaps: TypeAlias = "Sequence[Coarse] | Sequence[Taps]"
-
-
-def pairs_before(coarse: PixelMaps, wanted: Pairs, pixels: Sequence[int]) -> Pairs:
+def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
     offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
-def pairs_after(coarse: PixelMaps, pairs: Pairs) -> Pairs:
+def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
     """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(before, n) for one, before, n in each)
