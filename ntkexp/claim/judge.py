@@ -263,7 +263,7 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) 
 
 
 @dataclass(frozen=True)
-class Design:
+class JudgingDesign:
     """How often a claim is judged, of how many parts, and whether by a pair of looks.
 
     `shared` parts are of the same draws, as quantities of one run are, others of draws of their own.
@@ -307,16 +307,16 @@ def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Loo
 EQUAL, FALLS = Equality(value=1.0, margin=0.1), Slope(along="width", value=-1.0, margin=0.2)
 ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
 DESIGNS = (
-    Design("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
-    Design("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
-    Design("a pair of looks", look_of(EQUAL), pair=True),
-    Design("three parts", look_of(EQUAL, FALLS, ABOVE)),
-    Design("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
-    Design("a pair of looks at 6 and 24 seeds, of two parts", look_of(EQUAL, FALLS, planned=(6, 24)), pair=True),
+    JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
+    JudgingDesign("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
+    JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
+    JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
+    JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
+    JudgingDesign("a pair of looks at 6 and 24 seeds, of two parts", look_of(EQUAL, FALLS, planned=(6, 24)), pair=True),
 )
 
 
-def try_design(design: Design, tables: int = TRIALS, seed: int = 0) -> Tried:
+def try_design(design: JudgingDesign, tables: int = TRIALS, seed: int = 0) -> Tried:
     """Judge tables at which a design could err: all parts at their edges, one of them, or the second look alone.
 
     At an edge every verdict is wrong but `not replicated` and `undecided`. Where the claim is true but for the second

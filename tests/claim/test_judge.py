@@ -19,8 +19,8 @@ from ntkexp.claim.expectation import Equality, Identity, Interval, Location, Ord
 from ntkexp.claim.judge import (
     DESIGNS,
     RULES,
-    Design,
     Finding,
+    JudgingDesign,
     join_parts,
     judge_interval,
     judge_look,
@@ -56,7 +56,7 @@ def test_rules_err_seldom_and_decide_often(rule: Slope) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("design", DESIGNS, ids=lambda design: design.name)
-def test_designs_err_seldom(design: Design) -> None:
+def test_designs_err_seldom(design: JudgingDesign) -> None:
     tried = try_design(design)
     assert tried.false <= 0.05
     assert min(tried.support, tried.refute) >= 0.9
