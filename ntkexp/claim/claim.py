@@ -111,6 +111,14 @@ class Claim:
         return words | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
+    def registered_fields(self) -> dict[str, Any]:
+        """The same fields, of control and second look those alone in which they differ from the claim's own look."""
+        looks = dict(self.fields["looks"])
+        main = looks.pop(MAIN)
+        others = {name: differing(look, main) for name, look in looks.items()}
+        return {key: value for key, value in self.fields.items() if key != "looks"} | {MAIN: main} | others
+
+    @property
     def digest(self) -> str:
         """8 hexadecimal digits of what was said beforehand."""
         return sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:8]
@@ -118,6 +126,21 @@ class Claim:
     @property
     def folder(self) -> str:
         return f"{self.name}-{self.digest}"
+
+
+def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
+    """Give the fields in which plain data differ from others.
+
+    >>> differing({"seeds": [0], "trial": {"width": 4, "depth": 1}}, {"seeds": [0], "trial": {"width": 8, "depth": 1}})
+    {'trial': {'width': 4}}
+    """
+    found = {}
+    for key, value in fields.items():
+        other = others.get(key)
+        if key not in others or value != other:
+            mappings = isinstance(value, Mapping) and isinstance(other, Mapping)
+            found[key] = differing(value, other) if mappings else value
+    return found
 
 
 def without_files(fields: Any) -> Any:

@@ -72,6 +72,12 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
 
 
+def read_sizes(name: str, builder: Builder) -> dict[str, Claim]:
+    """Read a claim at all of its sizes."""
+    sizes: tuple[Size, ...] = ("default", "quick", "full")
+    return {size: read_claim(name, builder, size) for size in sizes}
+
+
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
     for key in tree:
         if key not in KEYS:

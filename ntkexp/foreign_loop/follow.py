@@ -35,6 +35,7 @@ from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_value
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
+from ntkexp.foreign_loop.step_log import LogStep, StepLog
 from ntkexp.foreign_loop.store.chosen import ChosenStore, Steps, chosen_steps
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
@@ -68,6 +69,7 @@ def follow(
     batch_norm: BatchNormMode = "exact",
     rules: Sequence[AbstractOptimizerRule] = (),
     steps: Steps | None = None,
+    log: LogStep | None = None,
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
@@ -99,6 +101,10 @@ def follow(
     `steps` says which steps are explained, if not all: a number, for the last n, or the numbers of some, such as
     range(100, 110), counted from 0. The others are passed over, and only what they did together is found.
 
+    `log` is a function of numbers and a step, called after each step with what is known of it: `gradient_norm`,
+    `weight_norm`, `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`. `run.log` of wandb
+    and `mlflow.log_metrics` are such functions.
+
     `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
     patterns of parameters.
 
@@ -119,7 +125,7 @@ def follow(
     optimizers = unwrapped_optimizers(optimizer)
     checked_mode(batch_norm)
     chosen = None if steps is None else chosen_steps(steps)
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules, log)
     refuse_followed(optimizers)
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
@@ -152,6 +158,7 @@ def follow(
             FrozenTensors(inner, module),
             None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
             FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
+            None if log is None or altered is not None else StepLog(log, optimizers, loss),
         )
         whole = False
         try:

@@ -121,17 +121,17 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise layer_mistake(error, kind, f"{place} ({kind.__name__})") from None
+        raise layer_mistake(error, f"{place} ({kind.__name__})", ", ".join(fields)) from None
 
 
-def layer_mistake(error: ValidationError, kind: type[AbstractLayer], place: str) -> Mistake:
+def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake:
     """The first thing that is wrong with a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
-        return Mistake(f"{place}: {name} is missing; its keys are {', '.join(kind.model_fields)}")
-    return Mistake(f"{place}: {name}={first['input']!r}: {reason}" if name else f"{place}: {reason}")
+        return Mistake(f"{place}: {name} is missing; its keys are {keys}")
+    return Mistake(f"{place}: {name}={first['input']!r:.40}: {reason}" if name else f"{place}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]

@@ -24,6 +24,7 @@ from ntkexp.records.contributions import (
     explained_rule,
     read_leave_out,
 )
+from ntkexp.records.data import OUT_NAME
 from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, agreement_of
@@ -197,12 +198,12 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Find the points whose targets the network misses most, of those that can be explained, and of these those whose
-    effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
-    moved most.
+    effects are known, if any are; where the queries of a followed loop have no targets, or a measure is explained in
+    place of outputs, those that training moved most.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
-    targets = run.data.get(f"{split}_targets")
+    targets = None if OUT_NAME in run.data else run.data.get(f"{split}_targets")
     aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)

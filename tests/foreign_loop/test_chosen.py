@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_a_step_without_a_memory_does_what_it_does_among_all() -> None:
 
 
 def test_steps_that_cannot_be_told_apart_are_refused() -> None:
-    def trace(steps: object, **more: object) -> Trace:
+    def trace(steps: object, **more: Any) -> Trace:
         return followed(loop(sgd), plain, steps=steps, **more)
 
     with pytest.raises(Mistake, match=r"steps=0: give a number, for the last n steps, or the numbers of some"):

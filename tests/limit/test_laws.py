@@ -367,7 +367,7 @@ OFF, ON = {True: 1e-7, False: 1e-12}, {True: 1e-6, False: 1e-7}
 
 
 def test_the_cases_are_there() -> None:
-    assert len(CASES) == 35
+    assert len(CASES) == 38
 
 
 @pytest.mark.sample(12)
