@@ -21,6 +21,7 @@ from torch import Tensor
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
+from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
@@ -241,6 +242,7 @@ class Backwards:
             began = step.index
             explained(step.calls)
             del step, later  # before those that come next are replayed
+            release_memory(self.calls.called.module.parameters())
         if began:
             self.pass_over(steps.start(0))
 

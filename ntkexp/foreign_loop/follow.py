@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
-from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
+from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, release_memory, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
@@ -147,6 +147,7 @@ def follow(
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
     if altered is None:
         refuse_without_rules(called, moved, inputs)
+    release_memory(module.parameters())
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
         watch = Watch(
             model,

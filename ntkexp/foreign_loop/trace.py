@@ -27,7 +27,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, c
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
-from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.outside import outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
@@ -262,6 +262,7 @@ class Trace:
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
+        release_memory(self.module.parameters())
         places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
