@@ -11,7 +11,7 @@ register.jsonl                   beside the claim's file: what was said and foun
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -207,13 +207,13 @@ def plan_claim(
     looks = {}
     for name, look in claim.looks.items():
         of_look = {}
-        for run, definition in look.runs.items():
+        for run, definition in look.runs_now.items():
             equal_plan = next((plan for plan in plans if plan.sweep == definition), None)
             if equal_plan is None:
                 plans.append(equal_plan := sweep_plan(definition, composer, out))
             of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
-        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds)
+        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
         looks[name] = PlannedLook(look, of_look, jobs)
     for look in claim.looks.values():
         if look.trial is None:
@@ -246,6 +246,21 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
         ended = conductor.ended
     carry_out_trials(planned, workshop)
     return statuses(whole, whole.event_log.failures(), ended)
+
+
+def look_as_planned(
+    claim: Claim, composer: Composer, out: Path, workshop: Workshop, size: str, options: Sequence[str] = ()
+) -> Iterator[ClaimRecord]:
+    """Carry a claim out and judge it as often as it planned, until its looks are decided; what is found each time."""
+    claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
+    while True:
+        planned = plan_claim(claim, composer, out, workshop.trust, options)
+        record = conclude(planned, carry_out(planned, workshop), size)
+        yield record
+        then = claim.with_looks({name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()})
+        if then.looks == claim.looks:
+            return
+        claim = then
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
@@ -301,7 +316,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
                 p=finding.p,
                 more_seeds=finding.more,
                 expected=claim.looks[name].words(finding.part),
-                seeds=claim.looks[name].seeds,
+                seeds=claim.looks[name].seeds_now,
                 draws=measured[name].draws,
                 note=finding.note,
             )

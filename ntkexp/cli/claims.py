@@ -140,16 +140,16 @@ def judged(
 
     Each is registered before it is run, and what was found of it is recorded.
     """
-    from ntkexp.claim.conduct import carry_out, circumstances, conclude, plan_claim, register_claim
+    from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
 
     read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
     for claim in read:
         try:
-            planned = plan_claim(claim, composer, out, workshop.trust, repeat)
+            plan_claim(claim, composer, out, workshop.trust, repeat)  # a claim with a mistake is not entered
             register = register_claim(claim.name, composer.builder, out)
-            record = conclude(planned, carry_out(planned, workshop), size)
-            register.record(record, circumstances())
+            for record in look_as_planned(claim, composer, out, workshop, size, repeat):
+                register.record(record, circumstances())
         except Mistake as mistake:
             if len(read) == 1:
                 raise
@@ -270,10 +270,10 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import RULES, try_judging
+    from ntkexp.claim.judge import DESIGNS, RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [try_judging(rule) for rule in RULES]
+    tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return

@@ -94,6 +94,15 @@ def require_tensorboard(enabled: bool) -> bool:
     return enabled
 
 
+def require_log(name: str | None) -> str | None:
+    """Refuse a log that is unknown, or whose package is missing, before an hour of training."""
+    if name is not None:
+        from ntkexp.report.live_log import check_log
+
+        check_log(name)
+    return name
+
+
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
@@ -142,6 +151,15 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outco
 Events: TypeAlias = Annotated[
     bool,
     typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
+]
+Log: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="wandb|mlflow|tensorboard",
+        callback=require_log,
+        help="Send the numbers of each step there while it runs.",
+    ),
 ]
 Engine: TypeAlias = Annotated[
     str, typer.Option("--engine", metavar="ENGINE", help="Who computes: local, dask:ADDRESS or slurm:KEY=VALUE,…")

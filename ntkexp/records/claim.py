@@ -80,8 +80,7 @@ class ClaimRecord:
     @property
     def verdict(self) -> str:
         """The verdict of the pair: what the claim's own look found, which supports it only if the second look does."""
-        second = self.looks["second"].verdict
-        return NOT_REPLICATED if self.main.verdict == "supported" != second else self.main.verdict
+        return pair_verdict(self.main.verdict, self.looks["second"].verdict)
 
     @property
     def p(self) -> float | None:
@@ -106,6 +105,15 @@ class ClaimRecord:
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
         return {**about, **self.main.fields, "verdict": self.verdict, **looks, "cpu_minutes": self.cpu_minutes}
+
+
+def pair_verdict(main: str, second: str) -> str:
+    """The verdict of a claim by those of its own look and of the second.
+
+    >>> pair_verdict("supported", "refuted"), pair_verdict("refuted", "supported")
+    ('not replicated', 'refuted')
+    """
+    return NOT_REPLICATED if main == "supported" != second else main
 
 
 def of_claim(path: Path, name: str) -> str:

@@ -215,6 +215,8 @@ class Register:
                     f"{name} is not what was registered on {before.date[:10]} as {before.digest}: {what} changed; say "
                     f"why in a sentence, `ntkexp claims register {name} --reason='…'`, or put it back"
                 )
+            if before is not None and before.looks:
+                refuse_spent_seeds(name, {key: now.get(key) for key in [*changed, *removed]}, then)
             line: dict[str, Json] = {"entry": name, **about, "digest": sizes["default"], "sizes": dict(sizes)}
             line |= {"reason": reason or FIRST, "replaces": None if before is None else before.digest}
             self.append(line | {"changed": changed, "removed": removed})
@@ -242,6 +244,22 @@ class Register:
                 return
             line: dict[str, Json] = {"look": claim.name, **about, "digest": entry.digest, "size": claim.size}
             self.append(line | {"verdict": claim.verdict, "looks": looks})
+
+
+def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str, Json]) -> None:
+    """Refuse a claim in which nothing but seeds changed after a look, and some of them were looked at already."""
+    if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
+        return  # another claim
+    for key, seeds in changed.items():
+        before = then.get(key)
+        if isinstance(seeds, list) and isinstance(before, list) and key.endswith("seeds"):
+            spent = [seed for seed in seeds if seed in before]
+            if spent:
+                raise Mistake(
+                    f"{name}: seed {spent[0]} of {key} was looked at already; a number of seeds that is chosen after "
+                    f"a look takes fresh ones alone, such as {max(before) + 1}..{max(before) + len(seeds)}; to go on "
+                    "with the same, plan it beforehand: `looks: [6, 24]`"
+                )
 
 
 def same_outcome(first: Any, second: Any) -> bool:

@@ -96,21 +96,25 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Say how many more seeds would probably decide a look at a claim, and how long they take if each takes as long as
-    those so far, more seeds of the claim being more of all its looks; nothing where that is not the question.
+    """Say how many fresh seeds would probably decide a look at a claim, and how long they take if each takes as long as
+    those so far, seeds of the claim being seeds of all its looks; nothing where that is not the question.
+
+    They are fresh because a look that was judged is spent: to judge it again with more seeds, which was not planned,
+    doubles the false verdicts.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
     >>> outlook(SimpleNamespace(looks={"main": main}, cpu_minutes=1.0))
-    '6 more seeds, about 2.0 CPU minutes, would probably decide'
+    '9 fresh seeds, about 3.0 CPU minutes, would probably decide'
     """
     judged = record.looks[look]
     more = judged.more_seeds
     if not more:
         return ""
-    minutes = (record.cpu_minutes if look == "main" else record.minutes_of(look)) / len(judged.seeds) * more
+    fresh = len(judged.seeds) + more
+    minutes = (record.cpu_minutes if look == "main" else record.minutes_of(look)) / len(judged.seeds) * fresh
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
-    return f"{counted(more, 'more seed')}{takes} would probably decide"
+    return f"{counted(fresh, 'fresh seed')}{takes} would probably decide"
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:

@@ -79,6 +79,20 @@ def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: R
         register.record(look("z"), ABOUT)
 
 
+@pytest.mark.parametrize(("seeds", "refused"), [([*range(1, 9)], True), ([2, 3, 4], False)])
+def test_a_number_of_seeds_that_is_chosen_after_a_look_takes_fresh_ones(
+    register: Register, seeds: list[int], refused: bool
+) -> None:
+    register.record(look("b"), ABOUT)
+    said = SAID | {"margin": 0.2, "seeds": seeds}
+    if refused:
+        with pytest.raises(Mistake, match=r"seed 1 of seeds was looked at already.* such as 2\.\.9"):
+            register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+    else:
+        register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+        assert register.standing("mine") == register.attempts("mine")[2]
+
+
 def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -> None:
     register.enter("mine", sizes("a"), SAID, "The first margin was right after all.", ABOUT)
     register.record(look("a"), ABOUT)
