@@ -112,8 +112,8 @@ class Pairs:
     def as_matrix(self, values: Tensor) -> Float[Tensor, "*example first second"]:
         """Values of all pairs as a matrix.
 
-        >>> Pairs.all((2,)).as_matrix(torch.tensor([[1, 2], [3, 4]])).tolist()
-        [[1, 3], [4, 2]]
+        >>> Pairs.all((2,)).as_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[1.0, 3.0], [4.0, 2.0]]
         """
         first = values.dim() - 2 * len(self.pixels)
         return values.flatten(first)[..., self.places().to(values.device)]
