@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.arguments import NEVER_CALLED
+from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
@@ -48,7 +48,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, checked_number
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
@@ -204,20 +204,17 @@ class Trace:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
-        if mean not in MEANS:
-            raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
-        if effects not in (kinds := (False, True, "one_step", "derivative")):
-            raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")
+        refuse_arguments(effects, mean, again, decode)
         self.refresh()
         if self.rank:
             raise Mistake(
                 f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
                 "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
             )
-        if again is not None and not effects:
-            raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
-        self.batch_norm = checked_mode(batch_norm or self.batch_norm)
+        if memory_gb is not None:
+            self.memory_gb = checked_number("memory_gb", memory_gb, most=MOST, above=True)
+        self.by = self.by if by is None else by
+        self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
             if len(self.steps) < self.steps.count:
                 raise Mistake("effects of examples lead through all steps, and steps= leaves some out; follow all")
@@ -335,6 +332,20 @@ class Trace:
             | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
+
+
+def refuse_arguments(effects: object, mean: object, again: object, decode: object) -> None:
+    """Refuse what `attribute` is not asked for so."""
+    if not isinstance(mean, str) or mean not in MEANS:
+        raise Mistake(f"mean={mean!r:.40} is none of {', '.join(MEANS)}")
+    kinds = (False, True, "one_step", "derivative")
+    if not isinstance(effects, bool | str) or effects not in kinds:
+        raise Mistake(f"effects={effects!r:.40} is none of {', '.join(map(str, kinds))}")
+    if again is not None and not effects:
+        raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+    for name, function in (("again", again), ("decode", decode)):
+        if not (function is None or callable(function)):
+            raise Mistake(f"{name}= is a {type(function).__name__}; give a function")
 
 
 # --- A trace that lies in a folder: its steps, for a module of the kind that was followed.
