@@ -151,6 +151,7 @@ SHORTER = {
     "ntkexp sweep bottleneck": f"model.narrow=2,4 seed=0 {SMALL}",
     "ntkexp sweep model.width=16,32": "steps=2",
     "ntkexp train data=digits model.activation=tanh optimizer=sgd": f"{FEW} steps=5",
+    "ntkexp train data=modular_addition": f"{FEW} steps=2",
     "ntkexp train data=pictures": f"{FEW} steps=2",
     "ntkexp train data.classes=all": f"{FEW} steps=2",
     "ntkexp train kernel.sketch": "steps=5",
