@@ -55,6 +55,15 @@ class AbstractLoss(Component):
     ) -> Float[Tensor, "example out"]:
         """∂ℓ/∂f."""
 
+    def log_probability(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        """log p(y), where outputs are read as those of a distribution over the classes."""
+        raise Mistake(
+            f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or logistic, or another "
+            "measure, such as margin"
+        )
+
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
         """Refuse an output gradient that is not the derivative of the value, and a loss of an example that depends on
@@ -205,6 +214,11 @@ class CrossEntropy(AbstractLoss):
     ) -> Float[Tensor, "example out"]:
         return outputs.softmax(1) - targets
 
+    def log_probability(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        return -self.value(outputs, targets)
+
 
 class Hinge(AbstractLoss):
     """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
@@ -258,3 +272,10 @@ class Logistic(AbstractLoss):
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example out"]:
         return -targets * torch.sigmoid(-targets * outputs)
+
+    def log_probability(
+        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+    ) -> Float[Tensor, " example"]:
+        """log σ(yf) of a single output; of several, one-vs-rest, of that of the class alone."""
+        own = targets.argmax(1, keepdim=True)
+        return torch.nn.functional.logsigmoid((targets * outputs).gather(1, own))[:, 0]

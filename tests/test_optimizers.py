@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov
+from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov, Rmsprop
 from ntkexp.schedule import AbstractSchedule, Cosine, List, Step
 from ntkexp.shapes import Weights
 from tests.config.components import choices, configured
@@ -118,6 +118,10 @@ LIKE_TORCH: dict[str, tuple[AbstractOptimizer, Callable[[list[Tensor]], torch.op
     "adam": (
         Adam(betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
         lambda w: torch.optim.Adam(w, 0.3, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
+    ),
+    "rmsprop": (
+        Rmsprop(smoothing=0.8, eps=1e-4, weight_decay=0.1),
+        lambda w: torch.optim.RMSprop(w, 0.3, alpha=0.8, eps=1e-4, weight_decay=0.1),
     ),
     "amsgrad": (
         Adam(betas=(0.8, 0.5), amsgrad=True),

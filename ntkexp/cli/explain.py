@@ -308,6 +308,10 @@ def attribute(
             help="Tell contributions apart by the parameters through which they came.",
         ),
     ] = None,
+    positions: Annotated[
+        bool,
+        typer.Option("--positions", help="Tell texts apart by the positions whose losses did it."),
+    ] = False,
     batch_norm: Annotated[
         str | None,
         typer.Option(
@@ -370,6 +374,13 @@ def attribute(
     words = None if decode is None else load_function(decode, "decode", trust)
     components = None if by is None else parsed(by)
     trace.batch_norm = trace.batch_norm if batch_norm is None else checked_mode(batch_norm)
-    trace.attribute(effects=effects, by=components, decode=words, again=loop if effects else None, quiet=quiet)
+    trace.attribute(
+        effects=effects,
+        by=components,
+        positions=positions,
+        decode=words,
+        again=loop if effects else None,
+        quiet=quiet,
+    )
     run = load_run(files.folder.path)
     sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{run.path}\n")

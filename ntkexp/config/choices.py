@@ -129,11 +129,17 @@ def tree(choices: Choices) -> str:
 
 
 def title(group: str, option: str, choices: Choices) -> str:
-    """How an option is asked for: as a group's, or by its name in a list."""
+    """How an option is chosen: as a group's, by its name, or by its name in a list.
+
+    >>> choices = Choices(config_folders(None))
+    >>> title("model", "mlp", choices), title("measure", "loss", choices), title("rule", "left", choices)
+    ('model=mlp', 'path.measure=loss', 'path.rule=[left]')
+    """
     if group in choices.defaults():
         return f"{group}={option}"
-    lists = [key for key in choices.common() if key.split(".")[-1] == group]
-    return f"{(lists or [group])[0]}=[{option}]"
+    common = choices.common()
+    key = next((key for key in common if key.split(".")[-1] == group), group)
+    return f"{key}={option}" if common.get(key) in choices.options(group) else f"{key}=[{option}]"
 
 
 def lines(file: Path) -> Iterator[str]:
@@ -215,6 +221,8 @@ def values(
     elif key in known and names and isinstance(known[key], list):
         started = value[: max(value.rfind(","), value.rfind("[")) + 1] or "["
         yield from (f"{started}{name}{end}" for name in names if name not in started for end in ("]", ","))
+    elif known.get(key) in names:
+        yield from names
     elif isinstance(known.get(key), bool):
         yield from ("false", "true")
     elif known.get(key) not in (None, "???"):

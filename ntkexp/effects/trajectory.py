@@ -76,7 +76,7 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
 # with a number or a vector for each of these letters, as `optimizer.base` has them. Where S is divided by past
-# gradients (Adam), S = σ/n with
+# gradients (Adam; RMSprop, with ρ = 1 and m = p), S = σ/n with
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
 

@@ -23,6 +23,7 @@ from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.loss import AbstractLoss
 from ntkexp.machine.ladder import Ladder
+from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.naming import is_in_this_package
@@ -92,6 +93,11 @@ class Experiment(Component):
                 f"stop_at_loss={self.stop_at_loss:g}: data={self.data.option} takes its steps in phases, and the loss "
                 "of one would end them all; leave it out, and give data.steps"
             )
+        if self.path.measure != Output():
+            raise Mistake(
+                f"path.measure={self.path.measure.option}: what tasks of data={self.data.option} do to one another is "
+                "known of outputs; use path.measure=output"
+            )
         if self.path.effects:
             raise Mistake(
                 f"path.effects={str(self.path.effects).lower()}: effects are not known for data={self.data.option}, "
@@ -131,6 +137,12 @@ class Experiment(Component):
                 f"{given}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
+            )
+
+        if self.path.measure != Output() and self.kernel.sketch is not None:
+            raise Mistake(
+                f"path.measure={self.path.measure.option}: sketches are of gradients of outputs; leave out "
+                f"kernel.sketch={self.kernel.sketch}, or use path.measure=output"
             )
 
         # outputs are sketched together, their traces are not; and a sketch keeps the sum of a step, which is all that

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
+from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
@@ -28,9 +29,10 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
-from ntkexp.path.backward_sum import BackwardSum, ComponentShare, StepBack
+from ntkexp.path.backward_sum import BackwardSum, ComponentShare, StepBack, TakenBack
 from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
+from ntkexp.records.contributions import BY_POSITION, POSITION
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import counted
 
@@ -99,6 +101,7 @@ class LoopSums:
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
     by_component: LoopComponents | None = None
+    by_position: LoopPositions | None = None
 
     def add(
         self,
@@ -143,6 +146,8 @@ class LoopSums:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
         if self.by_component is not None:
             found |= self.by_component.arrays()
+        if self.by_position is not None:
+            found[BY_POSITION] = (("probe", "out", "example", POSITION), self.by_position.parts)
         left_out = set() if cast else {CASTS}
         if batch_norm is None and not (cast or rounds):
             left_out |= {"casts", "casts_by_component"}
@@ -159,6 +164,7 @@ def sums_at_zero(
     steps: int,
     memory_gb: float,
     components: Components | None = None,
+    positions: Positions | None = None,
 ) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
@@ -178,7 +184,9 @@ def sums_at_zero(
         with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
     parts = outputs.new_zeros(*outputs.shape, examples)
-    by_component = None
+    by_component, by_position = None, None
+    if positions is not None:
+        by_position = LoopPositions.at_zero(positions, parts, memory_gb - needed, memory_gb)
     if components is not None:
         if needed > SAID_GB:
             LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
@@ -195,6 +203,7 @@ def sums_at_zero(
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
         by_component=by_component,
+        by_position=by_position,
     )
 
 
@@ -246,11 +255,14 @@ class Backwards:
             start=step.start,
             difference={name: end[name] - weight for name, weight in step.start.items()},
             linear=step.linear,
-            right=Chain([each.features for each in calls] + coupled_row(calls)),
+            right=Chain(
+                [each.features for each in calls] + coupled_row(calls) + rows_of_positions(calls, self.calls.room)
+            ),
             factor=factors,
             beside=nothing | beside,
         )
         taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved))])
+        taken, by_position = apart_from_positions(taken, step, calls)
         change = moved.outputs - tape.outputs
         closure, statistics = (taken.pushed - change).norm(), self.later.outputs - moved.outputs
         self.later = tape
@@ -275,6 +287,10 @@ class Backwards:
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
         shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
         self.added.add(step.index, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
+        if self.added.by_position is not None:
+            each_rows = torch.split(rows, [len(call.names) for call in step.calls])
+            read = [(each.by_position, places) for each, places in zip(calls, each_rows, strict=True)]
+            self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]
@@ -359,6 +375,29 @@ def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
         return []
     rows = {name: sum((whole[name] for whole in wholes[1:]), wholes[0][name]) for name in wholes[0]}
     return [[Jacobian(tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items()), 1, 1)]]
+
+
+def rows_of_positions(calls: Sequence[CallGradients], room: float) -> list[Sequence[Jacobian]]:
+    """The gradients of the positions of calls, as those of more examples, if they are read; calls share the room, in
+    bytes, for those that are made once."""
+    found = [each.by_position for each in calls if each.by_position is not None]
+    for each in found:
+        each.room = room / len(found)
+    return [*found]
+
+
+def apart_from_positions(
+    taken: TakenBack, step: FollowedStep, calls: Sequence[CallGradients]
+) -> tuple[TakenBack, Float[Tensor, "probe out row"]]:
+    """What came of the examples of a step, and of the positions of its calls, which are the last rows."""
+    more = sum(
+        len(each.by_position) * len(call.names)
+        for each, call in zip(calls, step.calls, strict=True)
+        if each.by_position is not None
+    )
+    own = taken.kernel.shape[2] - more
+    shares = [share._replace(kernel=share.kernel[:, :, :own]) for share in taken.shares]
+    return taken._replace(kernel=taken.kernel[:, :, :own], shares=shares), taken.kernel[:, :, own:].squeeze(3)
 
 
 def relative(part: Weights, whole: Weights) -> float:

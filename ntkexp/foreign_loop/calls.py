@@ -222,7 +222,8 @@ class Circumstances:
 class ModelCall:
     """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, in
     the latest pass, `backward`. Examples that were not `called` by names go by what they hold; `signed` is the
-    signature of the outputs, `statistics` are the running ones before the call and after it, where calls move them."""
+    signature of the outputs and `shape` their shape, `statistics` are the running ones before the call and after it,
+    where calls move them."""
 
     at: int
     inputs: Inputs
@@ -231,7 +232,9 @@ class ModelCall:
     gradient: Float[Tensor, "example out"] | None = None
     backward: int = -1
     signed: Float[Tensor, "example row"] | None = None
+    shape: tuple[int, ...] = ()
     statistics: tuple[Weights, Weights] | None = None
+    sums_of_loss: tuple[Tensor, Tensor] | None = None  # of the losses, and of what counts in their mean, for a log
 
     @cached_property
     def names(self) -> tuple[str, ...]:

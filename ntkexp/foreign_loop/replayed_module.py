@@ -45,6 +45,7 @@ from ntkexp.foreign_loop.calls import (
     without_kernels,
 )
 from ntkexp.foreign_loop.measure import MeasuredQueries
+from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -438,6 +439,7 @@ class CallReaders:
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     room: float = 1e9  # bytes that gradients of examples may take
+    positions: Positions | None = None  # whose gradients are read as well
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
@@ -448,18 +450,23 @@ class CallReaders:
         if self.called.couples(call):
             return self.pulled_through_batch(call, function, weights)
         beside = {} if call.statistics is None else numbers_of(call.statistics[0])
-        features, outputs = self.read(call, function, weights | beside)
-        return CallGradients([features], Replayed(function, weights, call.inputs, outputs))
+        reader, tape = self.recorded(call, function, weights | beside)
+        came = call.gradient.to(tape.outputs.dtype)
+        features = reader.weighted(tape, came, as_copies=True)
+        found = CallGradients([features], Replayed(function, weights, call.inputs, tape.outputs))
+        if self.positions is None:
+            return found
+        return replace(
+            found, by_position=PositionGradients(reader, tape, came.reshape(call.shape), self.positions.axis)
+        )
 
-    def read(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Jacobian, Tensor]:
-        """Jᵀℓ′ of every example, each of which depends on no other, and the outputs."""
+    def recorded(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Reader, Tape]:
+        """A call on a tape, and the reader of it: each of its examples depends on no other."""
         modes = call.how.modes
         if modes not in self.readers:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
-        tape = reader.record(weights, call.inputs)
-        assert call.gradient is not None
-        return reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True), tape.outputs
+        return reader, reader.record(weights, call.inputs)
 
     def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
         """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
@@ -474,7 +481,8 @@ class CallReaders:
         features: Sequence[Jacobian] = ()
         if self.batch_norm == "constant" or call.how.modes not in self.readers:
             constants = constants_of(function, weights, call.inputs)
-            features = [self.read(call, at_constants(function), weights | constants)[0]]
+            reader, tape = self.recorded(call, at_constants(function), weights | constants)
+            features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
         if self.batch_norm == "exact":
             features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
@@ -490,6 +498,7 @@ class CallGradients:
     replayed: Replayed
     whole: Weights | None = None
     seconds: float = 0.0  # that a pass back took
+    by_position: PositionGradients | None = None
 
     def total(self, weights: Weights) -> Weights:
         """The gradient of the call."""

@@ -28,6 +28,7 @@ from ntkexp.records.atomic import WIDTH, Sealing
 from ntkexp.records.contributions import (
     BY_COMPONENT,
     BY_COMPONENT_STEP,
+    BY_POSITION,
     COMPONENT,
     COUPLING,
     DECAY_BY_COMPONENT,
@@ -43,11 +44,13 @@ from ntkexp.records.contributions import (
     write_contributions,
     write_leave_out,
 )
-from ntkexp.records.data import write_data
+from ntkexp.records.data import OUT_NAME, write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, PROVENANCE, RunFolder, command, package_version, results_version
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
+from ntkexp.report.examples import Example, named_example
 from ntkexp.report.painter import painter
+from ntkexp.report.top_examples import top_examples_of
 from ntkexp.shapes import Inputs
 from ntkexp.text import short
 
@@ -120,6 +123,41 @@ def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     return np.array([decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str)
 
 
+def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
+    """The text of each token by itself; none of what fills up.
+
+    >>> token_texts(np.array([[1, 0], [1, -1]]), lambda tokens: "".join("ab"[k] for k in tokens)).tolist()
+    [['b', 'a'], ['b', '']]
+    """
+    known = {int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0}
+    return np.array([[known.get(int(token), "") for token in row] for row in rows], dtype=str)
+
+
+@dataclass(frozen=True)
+class ShownExamples:
+    """Those queries and examples that a notebook shows, by axis and place."""
+
+    known: Mapping[tuple[str, int], Example]
+
+    @classmethod
+    def of(cls, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None) -> ShownExamples:
+        """Keep the first queries, and the examples that did most to them."""
+
+        def named(place: int, name: str, row: NDArray[Any]) -> Example:
+            return named_example(place, name, row.copy(), None if decode is None else str(texts(row[None], decode)[0]))
+
+        known, points, names = dict[tuple[str, int], Example](), shown(queries), found["example"].to_numpy().tolist()
+        for top in top_examples_of(found):
+            known["probe", top.point] = named(top.point, f"query {top.point}", points[top.point])
+            for place in top.places:
+                if names[place] in gallery.rows:
+                    known["example", place] = named(place, names[place], gallery.rows[names[place]])
+        return cls(known)
+
+    def __call__(self, axis: str, place: int) -> Example | None:
+        return self.known.get((axis, place))
+
+
 # --- The files of the run.
 
 
@@ -168,6 +206,7 @@ def write_run(
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,
+            by_position=found[BY_POSITION].to_numpy() if BY_POSITION in found else None,
         )
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
@@ -247,7 +286,7 @@ def examples(
     names = [str(name) for name in found["example"].to_numpy()]
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
     if MEASURE in found.attrs and found["out"].dtype.kind == "U":
-        arrays["out_name"] = found["out"].to_numpy()
+        arrays[OUT_NAME] = found["out"].to_numpy()
     for split, called, rows in (
         ("train", names, gallery.of(names)),
         ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),
@@ -256,6 +295,8 @@ def examples(
         arrays[f"{split}_shown"] = rows
         if decode is not None:
             arrays[f"{split}_text"] = texts(rows, decode)
+            if split == "train" and BY_POSITION in found and rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer):
+                arrays["train_tokens"] = token_texts(rows, decode)
     return arrays
 
 

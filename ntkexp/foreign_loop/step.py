@@ -105,6 +105,10 @@ class AbstractSteps(ABC):
         """The names of the examples of all steps, in order of their use."""
 
     @abstractmethod
+    def calls(self) -> Iterator[tuple[ModelCall, ...]]:
+        """The calls of each step, none of which is taken again for that."""
+
+    @abstractmethod
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         """Each step, and the weights after it."""
 
@@ -176,6 +180,9 @@ class ForgottenSteps(AbstractSteps):
 
     def names(self) -> Iterator[str]:
         return (name for names in self.seen for name in names)
+
+    def calls(self) -> Iterator[tuple[ModelCall, ...]]:
+        raise ValueError("nobody kept these steps")
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         raise ValueError("nobody kept these steps")

@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.positions import positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
     CallReaders,
@@ -36,7 +37,7 @@ from ntkexp.foreign_loop.replayed_module import (
     rounding_sentence,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
+from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -58,7 +59,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from ntkexp.report.scores import Attribution
 
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -152,12 +153,13 @@ class Trace:
         effects: Effects = False,
         mean: MeanName = "renormalised",
         by: By | None = None,
+        positions: bool = False,
         memory_gb: float | None = None,
         decode: Decode | None = None,
         again: Again | None = None,
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
-    ) -> xr.Dataset:
+    ) -> Attribution:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
         Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
@@ -179,12 +181,17 @@ class Trace:
         names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
         `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
 
+        With `positions`, texts are told apart by the places whose losses did it: `by_position[probe, out, example,
+        position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
+        class] or [example, class, position]. It takes a back-propagation of a call for each of its positions.
+
         What is added up takes no more than `memory_gb`, by itself that of `follow`.
 
         What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
-        tokens, `decode` gives their text, as that of a tokenizer does.
+        tokens, `decode` gives their text, as that of a tokenizer does. In a notebook, what is found shows the
+        examples that did most to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
@@ -209,7 +216,9 @@ class Trace:
             self.refuse_outside()
             self.refuse_coupled()
         gallery = Gallery()
-        found = self.contributions(gallery, in_place(quiet))
+        if decode is not None:  # one that does not work is better known before the work
+            texts(shown(self.queries)[:1], decode)
+        found = self.contributions(gallery, in_place(quiet), positions=positions)
         known = None
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
@@ -220,7 +229,7 @@ class Trace:
         if self.folder is not None:
             write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
-        return found
+        return found.showing(ShownExamples.of(found, self.queries, gallery, decode))
 
     def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
         """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
@@ -236,11 +245,14 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
-    def contributions(self, gallery: Gallery, progress: AbstractProgress | None = None) -> xr.Dataset:
+    def contributions(
+        self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
+    ) -> Attribution:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
-        import xarray as xr  # noqa: PLC0415  slow, and following needs none
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
+        places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
@@ -250,10 +262,10 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components)
+        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components, places)
         back = Backwards(
             reader,
-            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb),
+            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
             self.queries,
             last,
             self.examples,
@@ -296,7 +308,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-        return xr.Dataset(
+        return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,
@@ -333,7 +345,7 @@ def load_trace(
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
-    wrong = wrong or [name for name in given.keys() & state.keys() if state[name].shape != given[name].shape]
+    wrong = wrong or [name for name in state if name in given and state[name].shape != given[name].shape]
     if wrong:
         raise Mistake(
             f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "

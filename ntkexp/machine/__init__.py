@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ntkexp.machine.machines import KernelRegression as KernelRegression
     from ntkexp.machine.machines import Left as Left
     from ntkexp.machine.machines import Linearised as Linearised
+    from ntkexp.machine.machines import Nonlinear as Nonlinear
     from ntkexp.machine.machines import RandomIdentity as RandomIdentity
     from ntkexp.machine.machines import RandomRegression as RandomRegression
     from ntkexp.machine.machines import RBFIdentity as RBFIdentity

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.component import Component
+from ntkexp.measure import AbstractMeasure, MeasuredPoints
 
 
 class Repeated(NamedTuple):
@@ -99,6 +100,8 @@ class Evidence:
     integrated: Sequence[int]  # and the outputs at which they are
     limit: LimitKernels | DoesNotApply
     training: Training
+    measured: MeasuredPoints | None = None  # what the path is integrated of, if not of the outputs
+    measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None  # others at these points, or a mistake
 
     @property
     def keeps_kernels(self) -> bool:
@@ -125,11 +128,17 @@ class Evidence:
         """𝒮 by a rule at the points that are no training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
-    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe out"]:
-        """f_0 and a change of it at the points and outputs at which the path was integrated; NaN at others."""
-        outs = list(self.integrated)
-        changed = self.start[self.read, outs] + change
-        outputs = changed.new_full(self.start.shape, torch.nan)
+    def explained(self, outputs: Float[Tensor, "probe out"]) -> Float[Tensor, "probe explained"]:
+        """What is explained of outputs at all points: these, or a measure of them."""
+        return outputs if self.measured is None else self.measured(outputs)
+
+    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe explained"]:
+        """f_0, or its measure, and a change of it at the points and outputs at which the path was integrated; NaN at
+        others.
+        """
+        outs, start = list(self.integrated), self.explained(self.start)
+        changed = start[self.read, outs] + change
+        outputs = changed.new_full(start.shape, torch.nan)
         outputs[self.read, outs] = changed
         return outputs
 
@@ -140,12 +149,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """f̂ at every point (`partial`: where there are 𝒦 and 𝒮), the numbers that the machine chose, what else to know."""
+    """f̂ at every point (`partial`: where there are 𝒦 and 𝒮, of what the path was integrated of), the numbers that the
+    machine chose, what else to know; and the measure by which f̂ is compared with the network, if by one.
+    """
 
     outputs: Float[Tensor, "probe out"]
     detail: str = ""
     note: str = ""
     partial: bool = False
+    through: MeasuredPoints | None = None
 
 
 class AbstractMachine(Component):

@@ -5,6 +5,9 @@ floor            100 eps · size / ‖f_T − f_0‖, what rounding alone explai
                  of the terms of which f is a difference
 agreement        share of points with the same label: the largest output, or the sign of a single one
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
+
+Where the path was integrated of a measure g, or a machine has one, all of this is of g(f̂), g(f_T) and g(f_0), and
+there is no agreement.
 """
 
 from __future__ import annotations
@@ -62,12 +65,27 @@ def try_machine(
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
-        outcome = predict(evidence)
+        outcome = measured(predict(evidence), evidence)
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
         outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
     return Rung(name, outcome, time.perf_counter() - start, control)
+
+
+def measured(prediction: Prediction, evidence: Evidence) -> Prediction:
+    """The prediction of what is compared: as it is, or a measure g of the outputs that a machine predicts.
+
+    A sum along a path that was integrated of a measure predicts that already.
+    """
+    g = prediction.through or evidence.measured
+    if g is None:
+        return prediction
+    is_of_measure = prediction.partial and prediction.through is None
+    outputs = prediction.outputs if is_of_measure else g(prediction.outputs)
+    what = f"error in the {g.name.replace('_', '-')}{'' if is_of_measure else ' of its outputs'}"
+    note = f"{prediction.note}; {what}" if prediction.note else what
+    return replace(prediction, outputs=outputs, note=note, through=g)
 
 
 def ladder_rows(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
@@ -87,15 +105,20 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
         attributed = attributed | True
     if not attributed.any():
         return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
-    outputs = list(evidence.integrated if outcome.partial else range(evidence.end.shape[1]))
-    around = (evidence.start, evidence.end, outcome.outputs)
-    start, end, predicted = (f[region.points][attributed][:, outputs] for f in around)
+    # What is compared: outputs, or a measure of them, whose slope multiplies what rounds.
+    g, norms, around = outcome.through, region.norms, (evidence.start, evidence.end)
+    if g is not None:
+        slopes = torch.maximum(*map(g.slopes, around))
+        norms, around = norms * slopes[region.points], (g(evidence.start), g(evidence.end))
+    partial = outcome.partial and g is evidence.measured
+    outputs = list(evidence.integrated if partial else range(around[1].shape[1]))
+    start, end, predicted = (f[region.points][attributed][:, outputs] for f in (*around, outcome.outputs))
     error = predicted - end
     missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(region.norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
+    size = float(norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
     # Where it was measured, if not everywhere: at how many points, and at which outputs.
-    whole = len(outputs) == evidence.end.shape[1]
+    whole = len(outputs) == around[1].shape[1]
     share = "" if attributed.all() else at_points(int(attributed.sum()), len(attributed))
     those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
     note = "; ".join(part for part in (outcome.note, share, those) if part)
@@ -107,7 +130,7 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
         floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
         max_error=float(error.abs().max()),
         agreement=float((predicted_label(end + error) == predicted_label(end)).double().mean())
-        if classifies and whole
+        if classifies and whole and g is None
         else None,
         r2=1 - missed**2 / spread if spread else None,
         note=note if moved else "the network did not move here",

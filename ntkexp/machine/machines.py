@@ -24,6 +24,7 @@ from ntkexp.machine.base import (
     refuse_none,
     train_matrix,
 )
+from ntkexp.measure import AbstractMeasure, LogProbability
 from ntkexp.mistake import Mistake
 from ntkexp.naming import option_name
 from ntkexp.on_disk import row_blocks, summed
@@ -106,6 +107,29 @@ def describe_parts(facts: Mapping[str, float]) -> str:
     return text
 
 
+class Nonlinear(AbstractMachine):
+    """A kernel machine with a non-linearity, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)): g of the sum by the first rule, b = f_0 + 𝒟,
+    against g of the network. By secants it is exact, as its inner sum is; `path.measure` takes g itself apart.
+    """
+
+    measure: AbstractMeasure = LogProbability()
+
+    def predict(self, evidence: Evidence) -> Prediction:
+        if evidence.measured is not None:
+            raise DoesNotApply(f"the path is that of the {evidence.measured.name}: needs path.measure=output")
+        if len(evidence.integrated) < evidence.start.shape[1]:
+            raise DoesNotApply("its non-linearity is of all outputs: needs path.outputs=all")
+        if evidence.measure is None:
+            raise DoesNotApply("nothing is known of what the outputs are compared with")
+        try:
+            g = evidence.measure(self.measure)
+        except Mistake as mistake:
+            raise DoesNotApply(str(mistake)) from None
+        inner = path_sum(evidence.rule, evidence)
+        detail = f"{self.measure.option} of the sum by {evidence.rule}"
+        return Prediction(inner.outputs, detail, inner.note, partial=True, through=g)
+
+
 class FixedCoefficients(AbstractMachine):
     """A true kernel machine: the path kernel with coefficients that do not depend on the query.
 
@@ -139,6 +163,8 @@ class KernelRegression(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
+        if evidence.measured is not None:
+            raise DoesNotApply(f"the path kernel is that of the {evidence.measured.name}: needs path.measure=output")
         if evidence.read.start:
             raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
         prediction = regression_prediction(evidence.path.kernel, evidence)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ntkexp.optimizer.descent import AdamW as AdamW
     from ntkexp.optimizer.descent import Momentum as Momentum
     from ntkexp.optimizer.descent import Nesterov as Nesterov
+    from ntkexp.optimizer.descent import Rmsprop as Rmsprop
     from ntkexp.optimizer.flow import Flow as Flow
 else:
     __getattr__ = classes_of(__name__)

@@ -159,10 +159,10 @@ IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
 
 
 class Spread(NamedTuple):
-    """A step is divided by √(square/(1 − β₂ˢ⁺¹)) + ε, where square ← β₂ square + (1 − β₂)g², or the largest so far."""
+    """A step is divided by √square/ρ + ε, where square ← β₂ square + (1 − β₂)g², or the largest so far."""
 
     second: float  # β₂
-    root: float  # √(1 − β₂ˢ⁺¹)
+    root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
     eps: float
     largest: bool
 

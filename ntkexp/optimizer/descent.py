@@ -1,4 +1,4 @@
-"""Optimizers that step: gradient descent, stochastic or with momentum, and Adam with its relatives."""
+"""Optimizers that step: gradient descent, stochastic or with momentum, RMSprop, and Adam with its relatives."""
 
 from __future__ import annotations
 
@@ -96,6 +96,47 @@ class Nesterov(AbstractBatched, AbstractStable):
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         return {name: LinearStep(size, size, self.momentum, self.momentum) for name, size in sizes.items()}
+
+
+class Rmsprop(AbstractBatched):
+    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v + ε).
+
+    S = η/(√v + ε): along a recorded run a number for every weight and step, as with Adam.
+    """
+
+    step_size: PositiveFloat = 1e-2
+    smoothing: float = Field(0.99, ge=0, lt=1)
+    eps: PositiveFloat = 1e-8
+
+    remembers: ClassVar[bool] = True
+    records: ClassVar[tuple[str, ...]] = ("square",)
+    elementwise: ClassVar[bool] = True
+
+    def chosen_step(self, largest_stable: float) -> float:
+        return self.step_size
+
+    def update(
+        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+    ) -> tuple[Weights, Memory]:
+        gradient = self.with_decay(gradient, weights)
+        square = memory["square"] if memory else {name: torch.zeros_like(g) for name, g in gradient.items()}
+        square = {name: torch.addcmul(self.smoothing * square[name], g, g, value=1 - self.smoothing)
+                  for name, g in gradient.items()}  # fmt: skip
+        after = {
+            name: torch.addcdiv(weight, gradient[name], square[name].sqrt() + self.eps, value=-sizes[name])
+            for name, weight in weights.items()
+        }
+        return after, {"mean": gradient, "square": square}  # m of a step is its gradient alone
+
+    def spread_at(self, step: int) -> Spread:
+        return Spread(self.smoothing, 1.0, self.eps, largest=False)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        return ("mean",)
+
+    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+        return {name: LinearStep(sizes[name] / (v.sqrt() + self.eps)) for name, v in memory["square"].items()}
 
 
 # --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has them:

@@ -355,9 +355,7 @@ class SecondPass:
             step = self.steps.step(index + 1)
             linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
             carry = {name: each.carry for name, each in linear.items()}
-        points = self.domain.points
-        inputs = points.inputs[self.domain.attributed[chunk]]
-        few = replace(points, inputs=inputs, train=0, block=len(inputs), keep=True, cache=[])
+        few = self.domain.explained.some(self.domain.attributed[chunk])
         for name, rule in self.rules.items():
             components = tuple(self.domain.components.values())
             rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()), components=components)
@@ -365,8 +363,7 @@ class SecondPass:
             (doubled.place,) = torch.where((doubled.sample >= chunk.start) & (doubled.sample < chunk.stop))
             doubled.sum, doubled.points = BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())), None
             if len(doubled.place):
-                inputs = few.inputs[doubled.sample[doubled.place] - chunk.start]
-                doubled.points = replace(few, inputs=inputs, block=len(inputs), cache=[])
+                doubled.points = few.some(doubled.sample[doubled.place] - chunk.start)
         self.saved = {}
         return few
 

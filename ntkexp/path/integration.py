@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.backward_sum import TwoPasses
@@ -95,6 +96,11 @@ class Snapshots(AbstractIntegration):
     path: Path
 
     def __post_init__(self) -> None:
+        if self.path.measure != Output():
+            raise Mistake(
+                f"path.measure={self.path.measure.option}: between snapshots kernels of outputs are interpolated, not "
+                "those of a measure; use path.every=1"
+            )
         if self.path.by is not None:
             raise Mistake(
                 f"path.by={self.path.by}: between snapshots kernels of the whole are interpolated, not those of "

@@ -29,7 +29,7 @@ from ntkexp.on_disk import zeros_on_disk
 from ntkexp.path.components import Components
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.settings import Kernels
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Inputs, Weights
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
+    targets: Float[Tensor, "point out"] | None = None  # which a measure takes together with outputs
     train: int
     block: int
     keep: bool
@@ -133,6 +134,15 @@ class Points:
         """The blocks of all other points."""
         return cut(self.train, len(self.inputs), self.block)
 
+    def given(self, where: slice | Int[Tensor, " some"]) -> Inputs:
+        """What the function is given of some of the points."""
+        return self.inputs[where] if self.targets is None else (self.inputs[where], self.targets[where])
+
+    def some(self, where: Int[Tensor, " some"]) -> Points:
+        """Some of the points alone, read in one block, none of them as a training example."""
+        targets = None if self.targets is None else self.targets[where]
+        return replace(self, inputs=self.inputs[where], targets=targets, train=0, block=len(where), keep=True, cache=[])
+
     def refuse_without_rules(self, tape: Tape) -> None:
         """Refuse operations that no difference is passed through, before any training, by a tape of some points."""
         try:
@@ -148,7 +158,7 @@ class Points:
             if self.keep:
                 self.cache = [*self.cache[-1:], (weights, tapes)]
         if block.start not in tapes:
-            tapes[block.start] = self.reader.record(weights, self.inputs[block])
+            tapes[block.start] = self.reader.record(weights, self.given(block))
         return tapes[block.start]
 
 
@@ -174,7 +184,7 @@ class StepBlock:
             if position in (0.0, 1.0):
                 self.tapes[position] = self.points.tape(weights, self.place)
             else:
-                self.tapes[position] = self.points.reader.record(weights, self.points.inputs[self.place])
+                self.tapes[position] = self.points.reader.record(weights, self.points.given(self.place))
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
@@ -364,9 +374,10 @@ CONTRIBUTIONS = 3  # axes: [point, out, train]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs at which a path is integrated."""
+    """The points and outputs at which a path is integrated, or a measure of the outputs, as `explained` reads them."""
 
     points: Points
+    explained: Points  # the same points, as they are read where the path is integrated
     reads_train: bool  # whether training examples are among the points that are read, as they are among all
     attributed: Int[Tensor, " attributed"]  # those of the points at which the path is integrated
     integrated: tuple[int, ...]  # those of the outputs
@@ -401,7 +412,7 @@ class Domain:
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """The same during a step."""
-        return (StepBlock(self.points, segment, place, self.first) for place in self.places)
+        return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, Steps
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
+from ntkexp.measure import AbstractMeasure, Output
 from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Piece
@@ -152,6 +153,7 @@ class Path(Component):
     probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
     kernels: Kernels = "all"
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
+    measure: AbstractMeasure = Output()
     error_samples: CountOrNone = 16
     attributed: Count = 64
     by: Literal["module", "parameter"] | dict[str, tuple[str, ...]] | None = None
@@ -177,6 +179,14 @@ class Path(Component):
                 f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use path.every=1, or "
                 "path.kernels=all"
             )
+        given = f"path.measure={self.measure.option}"
+        if self.measure != Output() and self.outputs != "all":
+            raise Mistake(
+                f"{given}: it is a number of all outputs, so path.outputs={list(self.outputs)} chooses none; leave "
+                "one of both out"
+            )
+        if self.measure != Output() and self.effects:
+            raise Mistake(f"{given}: effects of runs are on outputs; leave out path.effects")
         for rule in self.rule:
             self.quadrature(rule)
         return self
@@ -239,6 +249,8 @@ class Path(Component):
         >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
         ((0, 1, 2), (0, 2))
         """
+        if self.measure != Output():
+            return (0,)  # the measure is the one output
         if self.outputs == "all":
             return tuple(range(count))
         if max(self.outputs) >= count:

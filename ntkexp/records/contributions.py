@@ -36,6 +36,8 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 #                                            component, if they were told apart; the sum over them is `contribution`
 #     decay_by_component  [probe, out, component]            the same of `decay`
 #     by_component_step   [probe, out, step, component]      and of `by_step`
+#     by_position         [probe, out, example, position]    what the loss at each position of a text added, if these
+#                                            were told apart; the sum over them is `contribution`
 #     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
 #                                            over training foretells it, or trainings have found; attributes: `kind`
 #                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
@@ -50,6 +52,7 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 OUTSIDE, STATISTICS, COUPLING = "outside", "statistics", "coupling"
 BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
+BY_POSITION, POSITION = "by_position", "position"
 COMPONENT = "component"
 MEASURE = "measure"
 """The attribute that names what was asked of the outputs, if not they themselves; and the name of one number of it."""
@@ -92,6 +95,7 @@ class ContributionsByRule:
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
     by_component: ByComponent | None = None
+    by_position: NDArray[np.float64] | None = None
     facts: Facts = field(default_factory=dict)
 
 
@@ -135,6 +139,7 @@ def write_contributions(
             BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
             DECAY_BY_COMPONENT: (decay if found.decay is not None else None, (*DIMS[:2], COMPONENT), {}),
             BY_COMPONENT_STEP: (steps, (*DIMS[:2], STEP, COMPONENT), {}),
+            BY_POSITION: (found.by_position, (*DIMS, POSITION), {}),
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:

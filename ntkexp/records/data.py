@@ -26,7 +26,10 @@ from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 #     <s>_phase    in which phase they are learned, counted from 1, where there are phases; `phases` are their names
 #
 # and `classes`, their names: none for regression. `phase_classes`, [phase, class], is what each phase calls them,
-# where phases share the outputs.
+# where phases share the outputs. `out_name`, [out], is what outputs are called, where a measure takes their place.
+
+
+OUT_NAME = "out_name"
 
 
 def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:

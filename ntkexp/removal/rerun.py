@@ -29,6 +29,7 @@ from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.loss import AbstractLoss
+from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
@@ -278,6 +279,11 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
             f"data={experiment.data.option} is learned in phases, and nobody knows how to train again without some "
             "examples of one; its contributions are known by phase: load_run(RUN).contributions.by_phase"
         )
+    if experiment.path.measure != Output():
+        raise Mistake(
+            f"path.measure={experiment.path.measure.option}: trainings without examples are compared by their outputs; "
+            "run it with path.measure=output"
+        )
     train = problem.train
     return Rerun(
         function=with_casts(function_of(problem.module), experiment.path.casts),
@@ -428,7 +434,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
             f"optimizer={optimizer.option} scales gradients by what it remembers of them, and differences of its steps "
-            "are known for no optimizer of that kind but Adam and AdamW"
+            "are known for no optimizer of that kind but Adam, AdamW and RMSprop"
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)

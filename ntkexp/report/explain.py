@@ -24,9 +24,11 @@ from ntkexp.records.contributions import (
     explained_rule,
     read_leave_out,
 )
+from ntkexp.records.data import OUT_NAME
 from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
 from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
 from ntkexp.report.leave_out import Agreement, agreement_of
+from ntkexp.report.positions import PositionPart, position_parts, tabulate_positions
 from ntkexp.report.run import Run, blocks
 from ntkexp.report.tables import Column, Table, format_signed, format_text, json_rows
 from ntkexp.text import MISSING, percent, short
@@ -141,6 +143,7 @@ class Explanation:
     sharing: str = ""  # what the output is for, where phases share it
     sketch: int | None = None  # to how many dimensions gradients were projected, where they were
     components: tuple[ComponentPart, ...] = ()  # through which parameters it came, where these were told apart
+    positions: tuple[PositionPart, ...] = ()  # at which positions of texts, where these were told apart
 
     @property
     def pieces(self) -> dict[str, float]:
@@ -175,6 +178,8 @@ class Explanation:
             fields["warning"] = self.warning
         if self.components:
             fields["components"] = list(json_rows(tabulate_components(self.components)))
+        if self.positions:
+            fields["positions"] = list(json_rows(tabulate_positions(self.positions)))[:top]
         rest, examples = self.parts[top:], tabulate_examples(self)
         return {
             **fields,
@@ -193,12 +198,12 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Find the points whose targets the network misses most, of those that can be explained, and of these those whose
-    effects are known, if any are; where the queries of a followed loop have no targets, those whose outputs training
-    moved most.
+    effects are known, if any are; where the queries of a followed loop have no targets, or a measure is explained in
+    place of outputs, those that training moved most.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
-    targets = run.data.get(f"{split}_targets")
+    targets = None if OUT_NAME in run.data else run.data.get(f"{split}_targets")
     aim = outputs_of(run, "f_0")[points] if targets is None else np.asarray(targets, dtype=float)
     missed = np.linalg.norm(outputs - aim, axis=1)
     rule = explained_rule(run.rules)
@@ -249,6 +254,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         sharing=sharing(run, out, len(end)),
         sketch=run.config.get("kernel", {}).get("sketch"),
         components=component_parts(run, rule, k, out),
+        positions=position_parts(run, rule, k, out),
     )
 
 
@@ -370,6 +376,8 @@ def format_explanation(explanation: Explanation, top: int) -> str:
     tables = [format_text(tabulate_pieces(explanation)), format_text(examples)]
     if explanation.components:
         tables.append(format_text(tabulate_components(explanation.components).shortened(top)))
+    if explanation.positions:
+        tables.append(format_text(tabulate_positions(explanation.positions).shortened(top)))
     return "\n\n".join([head, *tables, *notes(explanation)])
 
 
@@ -395,7 +403,13 @@ def notes(explanation: Explanation) -> list[str]:
     through = ""
     if explanation.components:
         through = "component: through which parameters it came; not what would be without them"
-    return [note for note in (explanation.sharing, when, columns, sketched, through) if note]
+    where = ""
+    if explanation.positions:
+        where = (
+            "position: where in a training text the loss was that added it; of a language model, the loss there is "
+            "mostly that of the next token"
+        )
+    return [note for note in (explanation.sharing, when, columns, sketched, through, where) if note]
 
 
 def fitting(text: str) -> str:

@@ -34,7 +34,7 @@ from ntkexp.records.contributions import (
     write_contributions,
     write_leave_out,
 )
-from ntkexp.records.data import Trajectory
+from ntkexp.records.data import OUT_NAME, Trajectory
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
@@ -45,6 +45,7 @@ from ntkexp.records.kernels import (
     write_snapshot,
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
+from ntkexp.report.live_log import LiveLog
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -98,7 +99,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
-        if evidence.keeps_kernels:
+        if evidence.keeps_kernels and evidence.measured is None:  # which has no kernel of pairs of outputs
             attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
             write_path_kernel(kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated)
     # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
@@ -117,9 +118,13 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         add_effect(path / "contributions.zarr", to_numpy(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
-    # f_0, f_T and f̂ of each machine, and the ladder
-    predicted = {rung.name: rung.outcome.outputs for rung in outcome.rungs if isinstance(rung.outcome, Prediction)}
-    outputs = {"f_0": evidence.start, "f_T": evidence.end, **predicted}
+    # f_0, f_T and f̂ of each machine, or the measure of them that the path was integrated of, and the ladder
+    predicted = {
+        rung.name: rung.outcome.outputs
+        for rung in outcome.rungs
+        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured
+    }
+    outputs = {"f_0": evidence.explained(evidence.start), "f_T": evidence.explained(evidence.end), **predicted}
     write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
@@ -174,6 +179,8 @@ def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
     found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
+    if setting.measured is not None:
+        found[OUT_NAME] = np.array([setting.measured.name], dtype=str)
     for name in ("train", "probe", "test"):
         split = getattr(setting.problem.data, name)
         found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
@@ -207,6 +214,8 @@ class FolderListener(AbstractListener):
     progress: AbstractProgress
     clock: Clock
     interrupt: Interrupt
+    log: LiveLog | None = None
+    log_keys: dict[str, str] = field(default_factory=dict)  # by which logs are continued
     snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
     taken: int = 0  # how many snapshots
     rows: Trajectory | None = None
@@ -218,6 +227,8 @@ class FolderListener(AbstractListener):
 
     def on_row(self, row: Row) -> None:
         self.metrics.write(row)
+        if self.log is not None:
+            self.log.write_row(row)
         self.drift = row.get("drift") or self.drift
 
     def on_snapshot(
@@ -307,8 +318,14 @@ class FolderListener(AbstractListener):
             "took": astuple(self.clock.whole),
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
+            "logs": self.log_keys,
         }
         save(self.folder, held, state.step, self.of)
+
+
+def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
+    """The keys of the logs that a run had until its checkpoint."""
+    return dict(saved.get("logs", {})) if saved else {}
 
 
 @contextmanager
@@ -320,10 +337,12 @@ def listen(
     threads: int,
     progress: AbstractProgress,
     clock: Clock,
+    log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
     metrics_bytes = seals.pop(METRICS)[0] if saved else None
+    log_keys = log_keys_of(saved) | ({} if log is None else {log.name: log.key})
     progress.start(folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0)
     with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics:
         yield FolderListener(
@@ -335,6 +354,8 @@ def listen(
             progress=progress,
             clock=clock,
             interrupt=interrupt,
+            log=log,
+            log_keys=log_keys,
             snapshots=seals,
             taken=saved["snapshots"] if saved else 0,
         )

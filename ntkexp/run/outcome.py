@@ -19,6 +19,7 @@ from ntkexp.effects.plan import Caveats
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung, ladder_rows
+from ntkexp.measure import AbstractMeasure, MeasuredPoints
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
@@ -264,7 +265,16 @@ def evidence_of(
         attributed=attributed,
         limit=setting.start.limit,
         training=summarise_training(state),
+        measured=setting.measured,
+        measure=partial(measure_of_points, setting),
     )
+
+
+def measure_of_points(setting: Setting, measure: AbstractMeasure) -> MeasuredPoints | None:
+    """A measure at all points, or why there is none under this loss."""
+    problem = setting.problem
+    found = measure.of_run(setting.experiment.loss, problem.targets, len(problem.data.classes))
+    return None if found is None else MeasuredPoints(found, problem.targets)
 
 
 def kernel_of_pairs(
@@ -361,7 +371,8 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     )
     if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
         return {}
-    every_train = int((read < train).sum()) == train  # whether all training examples were read
+    # whether all training examples were read, at outputs as they are learned by
+    every_train = setting.measured is None and int((read < train).sum()) == train
     found = {} if setting.points.sketch else summary(kernel, contributions, train if every_train else 0)
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())

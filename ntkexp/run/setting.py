@@ -23,6 +23,7 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
+from ntkexp.measure import MeasuredOutputs, MeasuredPoints
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
@@ -74,8 +75,11 @@ class Survey:
 
     problem: Problem
     points: Points
+    explained: Points  # the same, as a measure of their outputs where one is explained
+    measured: MeasuredOutputs | None
     budget: Budget
     tape: Tape
+    explained_tape: Tape  # of two of the points read so
 
     @property
     def operations(self) -> float:
@@ -99,7 +103,16 @@ def survey(experiment: Experiment) -> Survey:
     # what the network does with two points decides how many are read at once
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
-    budget, outputs = budget_of(experiment, problem, tape), experiment.path.chosen_outputs(problem.outputs)
+    try:
+        measured = experiment.path.measure.of_run(experiment.loss, problem.targets, len(problem.data.classes))
+    except Mistake as mistake:
+        raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
+    explained_reader, explained_tape = reader, tape
+    if measured is not None:
+        explained_reader = Reader(measured.of(function), reader.trained, programs=ProgramCache())
+        explained_tape = explained_reader.record(problem.weights, (problem.inputs[:2], problem.targets[:2]))
+    read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
+    budget, outputs = budget_of(experiment, problem, read), experiment.path.chosen_outputs(problem.outputs)
     sketch, size = None, experiment.kernel.sketch
     if size is not None:
         trained = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
@@ -110,15 +123,26 @@ def survey(experiment: Experiment) -> Survey:
         train=problem.train,
         block=budget.block,
         keep=budget.keep,
-        chosen=outputs if len(outputs) < problem.outputs else None,
+        chosen=outputs if measured is None and len(outputs) < problem.outputs else None,
         sketch=sketch,
         kernels=experiment.path.kernels,
     )
-    return Survey(problem=problem, points=points, budget=budget, tape=tape)
+    explained = (
+        points if measured is None else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
+    )
+    return Survey(
+        problem=problem,
+        points=points,
+        explained=explained,
+        measured=measured,
+        budget=budget,
+        tape=tape,
+        explained_tape=explained_tape,
+    )
 
 
-def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
-    """The memory of a run, given what is recorded of two points."""
+def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Budget:
+    """The memory of a run, given how much is recorded of a point."""
     costs = experiment.integration.costs
     return Budget(
         memory_gb=experiment.room_gb,
@@ -133,7 +157,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape: Tape) -> Budget:
         path_kernels=costs.kernels,
         errors=costs.errors,
         tapes=costs.tapes,
-        tape_bytes=tape.bytes_per_example,
+        tape_bytes=tape_bytes,
         number_bytes=problem.inputs.element_size(),
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
@@ -258,6 +282,7 @@ class Setting:
     descent: Descent
     domain: Domain  # where the path is integrated
     rounding: Rounding
+    measured: MeasuredPoints | None = None  # what is explained of the outputs, if not they themselves
     sweep: SweepSetting | None = None  # where effects are found, if they are
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
@@ -281,7 +306,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     phases = phases_of(experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices])
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
-        points.refuse_without_rules(survey.tape)
+        survey.explained.refuse_without_rules(survey.explained_tape)
     domain = domain_of(experiment, survey, like=start.kernel)
     descent = Descent(
         points=points,
@@ -296,15 +321,19 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed])
+    sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
+    measured = None if survey.measured is None else MeasuredPoints(survey.measured, problem.targets)
+    if measured is not None:
+        sizes = sizes * measured.slopes(start.outputs)[domain.attributed].max()
     return Setting(
         experiment=experiment,
         problem=problem,
         start=start,
         descent=descent,
         domain=domain,
+        measured=measured,
         sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
-        rounding=Rounding(terms=float(sizes.norm(dim=1).sum()), eps=survey.tape.eps),
+        rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
         remarks=setting_remarks(experiment, survey, start),
     )
 
@@ -365,6 +394,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=survey.points,
+        explained=survey.explained,
         reads_train="train" in problem.places,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),

@@ -13,7 +13,7 @@ from ntkexp.component import Component
 from ntkexp.config.build import Builder, build, component_class, config_keys
 from ntkexp.config.choices import NO_CHOICES, Choices, config_folders, shipped, tree
 from ntkexp.config.compose import compose, resolve
-from ntkexp.config.field_types import KEYS, OPTIONS, component_bases
+from ntkexp.config.field_types import KEYS, OPTIONS, component_bases, is_list
 from ntkexp.config.plain_yaml import parsed, read_yaml
 from ntkexp.experiment import identity as module
 from ntkexp.experiment.experiment import Experiment
@@ -125,7 +125,7 @@ def test_the_tree_has_every_option_and_every_key() -> None:
     for group in choices.groups():
         for option in choices.options(group):
             place = next(key for key in PLACES if key.split(".")[-1] == group)
-            asked = f"{place}={option}" if place == group else f"{place}=[{option}]"
+            asked = f"{place}=[{option}]" if is_list(PLACES[place].annotation) else f"{place}={option}"
             assert asked in [line.removesuffix(" (default)") for line in text.splitlines()]
             assert all(f"    {key.split('.')[1]}: " in text for key in choices.keys(group, option))
     assert "activation: relu  # relu, tanh" in text

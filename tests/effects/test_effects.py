@@ -17,7 +17,7 @@ from ntkexp.effects.curvature import Clipping, gradient
 from ntkexp.effects.sweep import MEANS, AbstractMean, Infinitesimal, MeanName, sweep_from
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch
 from ntkexp.optimizer.base import GUARD, AbstractOptimizer
-from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov
+from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov, Rmsprop
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.step import Descent, sizes_of
 from ntkexp.records.data import Trajectory
@@ -43,6 +43,8 @@ OPTIMIZERS = {
              "optimizer.clip_norm=0.5", "optimizer.layers={network.1: 0.3}"),
     "amsgrad": ("optimizer=adam", "optimizer.amsgrad=true", "optimizer.batch=4", "optimizer.step_size=0.05",
                 "optimizer.betas=[0.9,0.7]"),
+    "rmsprop": ("optimizer=rmsprop", "optimizer.batch=4", "optimizer.smoothing=0.7", "optimizer.weight_decay=0.02",
+                "optimizer.clip_norm=0.5", "schedule=cosine"),
     "adamw": ("optimizer=adamw", "optimizer.batch=4", "optimizer.step_size=0.05", "optimizer.weight_decay=0.3",
               "schedule=cosine"),
 }  # fmt: skip
@@ -171,11 +173,19 @@ def adaptive(optimizer: Any, index: int, p: Tensor, memory: Memory) -> Tensor:
     return found
 
 
+def rmsprop(optimizer: Any, index: int, p: Tensor, memory: Memory) -> Tensor:
+    share = optimizer.smoothing
+    memory["v"] = share * memory.get("v", torch.zeros_like(p)) + (1 - share) * p * p
+    root = torch.where(memory["v"] > 0, memory["v"].clamp(min=1e-300).sqrt(), 0.0)  # at zero √ has no slope
+    return p / (root + float(optimizer.eps))
+
+
 MOVES: dict[type[AbstractOptimizer], Callable[[Any, int, Tensor, Memory], Tensor]] = {
     GD: plain,
     SGD: plain,
     Momentum: momentum,
     Nesterov: nesterov,
+    Rmsprop: rmsprop,
     Adam: adaptive,
     AdamW: adaptive,
 }
@@ -217,7 +227,7 @@ def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
 
 @EVERY
 def test_leaving_out_a_little_is_the_derivative(optimizer: str, tmp_path: Path) -> None:
-    eps = ("optimizer.eps=1e-3",) if "ad" in optimizer[:2] or optimizer == "amsgrad" else ()
+    eps = ("optimizer.eps=1e-3",) if optimizer in {"adam", "adamw", "amsgrad", "rmsprop"} else ()
     found, mean = trained(tmp_path, *OPTIMIZERS[optimizer], *eps), MEANS["renormalised"]
     end = end_gradient(found)
     expected = slopes(found, "renormalised", end)

@@ -28,6 +28,7 @@ DECAY = "optimizer.weight_decay=0.3"
 CASES = {
     "momentum": ("optimizer=momentum", "optimizer.dampening=0.3", DECAY),
     "nesterov": ("optimizer=nesterov", "optimizer.batch=3", DECAY),
+    "rmsprop": ("optimizer=rmsprop", "optimizer.batch=3", DECAY, "optimizer.clip_norm=0.2"),
     "adam": ("optimizer=adam", "optimizer.step_size=0.05", DECAY, "optimizer.clip_norm=0.2"),
     "amsgrad": ("optimizer=adam", "optimizer.step_size=0.05", "optimizer.amsgrad=true", "optimizer.batch=3"),
     "adamw": ("optimizer=adamw", "optimizer.step_size=0.05", DECAY, "schedule=cosine", "data.classes=all"),
@@ -78,6 +79,8 @@ def forwards(setting: Setting, rule: str, only: int | None = None, among: slice 
             memory = first * memory + (1 - first) * pulls
             spread = (flat(step.memory["square"]) / (1 - second ** (r + 1))).sqrt() + optimizer.eps
             moved = sizes / (1 - first ** (r + 1)) / spread * memory
+        elif "square" in step.memory:  # RMSprop: nothing is carried from step to step but what it divides by
+            moved = sizes / (flat(step.memory["square"]).sqrt() + optimizer.eps) * pulls
         else:
             fresh = 1 - getattr(optimizer, "dampening", 0.0) * (r > 0)
             memory = optimizer.momentum * memory + fresh * pulls

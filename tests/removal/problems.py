@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "one by one": ("optimizer=momentum", "optimizer.step_size=0.05", "optimizer.batch=1", DECAY),
     "momentum": ("optimizer=momentum", "optimizer.step_size=0.1", BATCH, "optimizer.dampening=0.3", DECAY, CLIP),
     "nesterov": ("optimizer=nesterov", "optimizer.step_size=0.05", BATCH, DECAY),
+    "rmsprop": ("optimizer=rmsprop", BATCH, DECAY, CLIP),
     "adam": ("optimizer=adam", "optimizer.step_size=0.01", BATCH, DECAY, CLIP),
     "adamw": ("optimizer=adamw", "optimizer.step_size=0.01", BATCH, DECAY, "schedule=cosine"),
     "amsgrad": ("optimizer=adam", "optimizer.step_size=0.01", BATCH, "optimizer.amsgrad=true", LATE),

@@ -258,6 +258,7 @@ class DiskStore(AbstractStore):
             named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
+            content["shape"] = call.shape
             content |= {} if call.statistics is None else {"statistics": call.statistics}
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
@@ -384,7 +385,8 @@ class LoopOnDisk:
                 called=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
-                signed=call.get("signed"),  # traces of before have none
+                signed=call.get("signed"),  # traces of before have none, and no shape
+                shape=tuple(call.get("shape", ())),
                 statistics=statistics_on(call, device),
             )
             for call in event["calls"]

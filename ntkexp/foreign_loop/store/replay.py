@@ -265,6 +265,10 @@ class ReplayedSteps(AbstractSteps):
         calls = (call for first in self.loop.firsts for call in self.loop.names_and_casts(self.loop.events[first]))
         return (name for names, _ in calls for name in names)
 
+    def calls(self) -> Iterator[tuple[ModelCall, ...]]:
+        device = next(self.module.parameters()).device
+        return (self.loop.calls(self.loop.events[first], device) for first in self.loop.firsts)
+
     @property
     def autocast(self) -> Autocast | None:
         found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))

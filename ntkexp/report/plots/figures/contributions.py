@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
+from ntkexp.records.data import OUT_NAME
 from ntkexp.report.examples import Example, example, output_name, phase_of
 from ntkexp.report.explain import largest_explained, read_at, where_read
 from ntkexp.report.plots import examples
@@ -72,12 +73,15 @@ def table(run: Run) -> pd.DataFrame:
 
 def explain(run: Run, read: Read) -> list[Explained]:
     """Explain three of the points that are known, chosen by how far their largest output is from zero or from the next
-    one.
+    one; or by a measure, where that is explained.
     """
     split, known, outputs = read.split, read.known, read.outputs
     sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
+    if measured := OUT_NAME in run.data and outputs.shape[1] == 1:
+        sure = outputs[:, 0]
     order = known[np.argsort(sure[known], kind="stable")]
-    roles = ("surest", "typical", "least sure") if len(run.data["classes"]) else ("largest", "typical", "smallest")
+    by_class = len(run.data["classes"]) > 0 and not measured
+    roles = ("surest", "typical", "least sure") if by_class else ("largest", "typical", "smallest")
     explanations = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
         of_all = read.parts.isel(probe=k).to_numpy()

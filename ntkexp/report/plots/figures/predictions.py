@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ntkexp.records.data import OUT_NAME
 from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
@@ -38,8 +39,10 @@ def draw(run: Run) -> Figure | None:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
         axes.tick_params(labelbottom=True)  # nothing stands below it
-    figure.supxlabel("output of the trained network", fontsize=8)
-    figure.supylabel("output of the kernel machine", fontsize=8)
+    names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
+    what = names[0] if len(names) == 1 else "measure"
+    figure.supxlabel(f"{what} of the trained network", fontsize=8)
+    figure.supylabel(f"{what} of the kernel machine", fontsize=8)
     heading(figure, ladder_sentence(run.ladder, diverged=run.diverged))
     return figure
 

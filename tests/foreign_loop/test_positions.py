@@ -1,0 +1,248 @@
+"""Contributions by position are those of the loss at each position alone, and add up to the contribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+from torch.nn import functional
+
+import ntkexp
+from ntkexp.foreign_loop import run_folder
+from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.positions import Positions, positions_of
+from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.run_folder import Gallery
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+from ntkexp.report.explain import explain, format_explanation
+from ntkexp.report.page.build import texts_view
+from ntkexp.report.positions import shaded_texts, tabulate_positions
+from ntkexp.report.tables import json_rows
+from tests.foreign_loop.loops import followed, loop, plain, sgd
+
+WORDS, LONGEST, IGNORED = 7, 5, -100
+SUMMED = 100  # eps: some steps, each a sum of some tens of terms, in two orders
+
+
+class Language(nn.Module):
+    """A causal layer of attention over tokens, and a row of outputs for each of these."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.read, self.norm = nn.Embedding(WORDS, 6), nn.Linear(6, 18), nn.LayerNorm(6)
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(6, WORDS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.words(x)
+        query, key, value = self.read(self.norm(hidden)).chunk(3, 2)
+        hidden = hidden + functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        found: Tensor = self.out(self.dropout(hidden))
+        return found
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """What a test seeds ends with it."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        yield
+
+
+def labels_of(x: Tensor) -> Tensor:
+    """The next token of each; the last has none, and the third is left out of the loss."""
+    labels = torch.cat([x[:, 1:], torch.full((len(x), 1), IGNORED)], 1)
+    labels[:, 2] = IGNORED
+    return labels
+
+
+def loss_of(outputs: Tensor, x: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.flatten(0, 1), labels_of(x).flatten(), ignore_index=IGNORED)
+
+
+def texts() -> list[Tensor]:
+    """Two batches, of which the second has shorter texts."""
+    return [torch.randint(WORDS, (4, LONGEST)), torch.randint(WORDS, (3, LONGEST - 1))]
+
+
+class ClassesFirst(nn.Module):
+    """A language model with the outputs that cross_entropy takes, [example, class, position]."""
+
+    def __init__(self, inner: Language) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x).mT
+        return found
+
+
+def trained(*, dropout: float = 0.0, parts: int = 1, classes_first: bool = False, **more: object) -> Trace:
+    """A loop over texts, some of them of another length, with the gradients of `parts` calls in each step."""
+    torch.manual_seed(0)
+    model, given = Language(dropout).double().train(), texts()
+    called: nn.Module = ClassesFirst(model) if classes_first else model
+    optimizer, queries = torch.optim.AdamW(called.parameters(), lr=0.02), torch.randint(WORDS, (2, 3))
+
+    def rows(outputs: Tensor) -> Tensor:
+        return outputs.mT if classes_first else outputs
+
+    asked = {"measure": lambda outputs, call: rows(outputs)[:, -1].logsumexp(1), **more}
+    with ntkexp.follow(called, optimizer, queries=queries, **asked) as trace:  # type: ignore[arg-type]
+        for batch in given:
+            optimizer.zero_grad()
+            for part in batch.tensor_split(parts):
+                (loss_of(rows(called(part)), part) / parts).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return trace
+
+
+@contextmanager
+def no_painter() -> Iterator[Callable[[Path], tuple[()]]]:
+    """Draws nothing."""
+    yield lambda _: ()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, xr.Dataset]:
+    """A loop with dropout and calls that share a step, in a folder, and what was attributed."""
+    with pytest.MonkeyPatch.context() as patched, torch.random.fork_rng(devices=()):
+        patched.setattr(run_folder, "painter", no_painter)
+        trace = trained(dropout=0.3, parts=2, to=tmp_path_factory.mktemp("positions") / "run")
+        found = trace.attribute(
+            positions=True, by="module", decode=lambda tokens: "".join("abcd<&g"[k] for k in tokens), quiet=True
+        )
+    return trace, found
+
+
+def test_positions_add_up(kept: tuple[Trace, xr.Dataset]) -> None:
+    """Also beside components; positions without a loss have nothing."""
+    trace, found = kept
+    assert found["by_position"].sizes["position"] == LONGEST
+    size = abs(found["by_position"]).sum("position")
+    missed = abs(found["by_position"].sum("position") - found["contribution"])
+    assert float((missed - SUMMED * torch.finfo(torch.float64).eps * size).max()) <= 0
+    assert float(size.min()) > 0
+    assert not found["by_position"].isel(position=[2, 4]).any()
+    assert not found["by_position"].isel(position=3, example=slice(4, 7)).any()  # the last of the shorter texts
+    alone = trace.contributions(Gallery())
+    assert "by_position" not in alone
+    for name in ("contribution", "by_step"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=0, atol=1e-13 * float(abs(alone[name]).max()))
+
+
+def test_positions_are_those_of_the_texts_on_either_axis(kept: tuple[Trace, xr.Dataset]) -> None:
+    """A model whose outputs are [example, class, position] has the positions of the one with [example, position,
+    class]."""
+    first = trained(dropout=0.3, parts=2, classes_first=True).attribute(positions=True, quiet=True)["by_position"]
+    np.testing.assert_allclose(first, kept[1]["by_position"], rtol=0, atol=1e-12 * float(abs(first).max()))
+
+
+AXES = {
+    "the loss tells": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 2, 1),
+    "classes first": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 1, 2),
+    "texts tell": (torch.zeros(2, 5, dtype=torch.long), (2, 7, 5), None, 2),
+    "nothing tells": (torch.zeros(2, 5, dtype=torch.long), (2, 5, 5), None, None),
+    "no texts": (torch.zeros(2, 7, 5), (2, 7, 5), None, None),
+    "they disagree": (torch.zeros(2, 7, dtype=torch.long), (2, 7, 5), 1, None),
+}
+
+
+@pytest.mark.parametrize(("inputs", "shape", "softmax", "axis"), AXES.values(), ids=AXES)
+def test_the_axis_of_positions_is_found_or_refused(
+    inputs: Tensor, shape: tuple[int, int, int], softmax: int | None, axis: int | None
+) -> None:
+    """By a softmax over the axis of classes, and by the lengths of texts."""
+    outputs = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    by_class = outputs if softmax is None else outputs.log_softmax(softmax)
+    (by_class * torch.rand_like(outputs)).sum().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    calls, called = (
+        [(ModelCall(0, inputs, shape=shape, gradient=outputs.grad.flatten(1)),)],
+        CalledModule(Language(), None),
+    )
+    if axis is not None:
+        assert positions_of(calls, called) == Positions(axis, shape[axis], 2 * shape[axis])
+        return
+    with pytest.raises(Mistake, match=r"positions=True: one axis of outputs of shape \[2, .* tell|disagree"):
+        positions_of(calls, called)
+
+
+def test_they_are_those_of_the_loss_at_each_position() -> None:
+    """One step of gradient descent: −η J̄ ∇ℓ_t of each text, with J̄ by quadrature and ∇ℓ_t by autograd."""
+    rate, model, x = 0.01, Language().double(), texts()[0]
+    optimizer, queries = torch.optim.SGD(model.parameters(), lr=rate), torch.randint(WORDS, (2, 3))
+    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with ntkexp.follow(model, optimizer, queries=queries, measure=lambda f, call: f[:, -1].logsumexp(1)) as trace:
+        loss_of(model(x), x).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    end = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def asked(weights: dict[str, Tensor]) -> Tensor:
+        found: Tensor = functional_call(model, weights, (queries,))[:, -1].logsumexp(1)
+        return found
+
+    def losses(weights: dict[str, Tensor]) -> Tensor:
+        labels, outputs = labels_of(x), functional_call(model, weights, (x,))
+        each = functional.cross_entropy(outputs.mT, labels, ignore_index=IGNORED, reduction="none")
+        return each / (labels != IGNORED).sum()
+
+    # a secant is the mean of J along its step, but for terms of second order in the step
+    gradients, jacobian = jacrev(losses)(start), dict[str, Tensor]()
+    for at, weight in ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6)):
+        here = jacrev(asked)({name: start[name] + at * (end[name] - start[name]) for name in start})
+        jacobian = {name: weight * here[name] + jacobian.get(name, torch.zeros(())) for name in here}
+    expected = sum(
+        -rate * torch.einsum("qp,ntp->qnt", jacobian[name].flatten(1), gradients[name].flatten(2)) for name in start
+    )
+    found = trace.attribute(positions=True, quiet=True)["by_position"].isel(out=0).to_numpy()
+    assert isinstance(expected, Tensor)
+    assert np.abs(found - expected.numpy()).max() <= 0.1 * rate**2 * np.abs(found).max()
+
+
+def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) -> None:
+    """In the folder, in the table, in JSON and on the page, with the tokens; what they did adds up."""
+    trace, found = kept
+    assert trace.folder is not None
+    run = ntkexp.load_run(trace.folder.path)
+    np.testing.assert_array_equal(run.contributions["by_position"], found["by_position"])
+
+    (explanation,) = explain(run, "probe", [1])
+    rows = json_rows(tabulate_positions(explanation.positions))
+    assert sum(float(str(row["added"])) for row in rows) == pytest.approx(explanation.sum, rel=1e-12, abs=1e-14)
+    assert explanation.as_json(3)["positions"] == list(rows[:3])
+    assert "token" in format_explanation(explanation, 3)
+    # a text is shown whole, in order, its largest part strongest
+    most = explanation.parts[0].example.index
+    ((_, tokens),) = shaded_texts(explanation.positions, [most])
+    assert "".join(token.text for token in tokens) == run.data["train_text"][most]
+    added = found["by_position"].isel(probe=1, out=0, example=most).to_numpy()
+    assert max(range(len(tokens)), key=lambda k: tokens[k].percent) == int(np.abs(added).argmax())
+    assert len(texts_view(explanation)) == 7
+
+
+def test_what_has_no_positions_is_refused() -> None:
+    """Rows of outputs, texts that a norm couples, and sums that exceed the memory, before any step is taken back."""
+    with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"):
+        followed(loop(sgd), plain).attribute(positions=True, quiet=True)
+
+    trace, outputs, examples, steps = trained(), 2, 7, 2
+    least = (2 * examples + steps) * outputs * 8 / 1e9  # without positions
+    rows = examples * LONGEST + 4 * LONGEST  # in all, and in the larger step
+    with pytest.raises(Mistake, match=r"5 positions of 7 examples add to 2 outputs .* GB"):
+        trace.attribute(positions=True, memory_gb=least + (outputs * rows - 1) * 8 / 1e9, quiet=True)
+
+    model, x = nn.Sequential(nn.Embedding(WORDS, 6), nn.BatchNorm1d(LONGEST), nn.Linear(6, WORDS)).double(), texts()[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ntkexp.follow(model, optimizer, queries=x) as coupled:
+        loss_of(model(x), x).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    with pytest.raises(Mistake, match="step 0: positions=True: BatchNorm in training mode couples the texts"):
+        coupled.attribute(positions=True, quiet=True)
