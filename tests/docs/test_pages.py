@@ -98,7 +98,7 @@ def test_everything_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_tables_are_what_is_measured() -> None:
-    """At two of the four step sizes: the others are four and eight times as many steps."""
+    """At two of the four step sizes; the others take four and eight times as many steps as the first."""
     shown = tables_in(Page(ROOT / "docs" / "secant.md").text)
     measured = tables_in("\n\n".join(orders.tables(MEASURED)))
     assert len(shown) == len(measured) == 2

@@ -81,8 +81,8 @@ def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_contributions_that_are_larger_than_the_memory(tmp_path: Path) -> None:
-    """26 million of them, and as many for their error, are 0.4 GB beside a
-    program of 0.7. In memory they would be copied several times; here they lie on disk, a checkpoint among them.
+    """There are 26 million, and as many for their error: 0.4 GB, and the program takes 0.7. In memory they would be
+    copied several times; here they lie on disk, a checkpoint among them.
     """
     sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.probe=800")
     chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.probes=[probe]", "path.rule=[secant]")
