@@ -12,6 +12,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
     validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
+    bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop, in the shapes of other libraries
 
 What is refused raises a `Mistake`, whose message is one line.
 """

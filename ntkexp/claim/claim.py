@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component
 from ntkexp.config.compose import split
 from ntkexp.records.folder import CIRCUMSTANCES
+from ntkexp.report.analysis.estimate import LEVEL
 from ntkexp.sweep.definition import Definition
 
 if TYPE_CHECKING:
@@ -55,6 +56,46 @@ class Look:
     seeds: tuple[int, ...]
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
+    planned: tuple[int, ...] = ()  # with how many seeds it is judged, each time it is; none: once, with all of them
+    stage: int = -1  # which of these it is now
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of seeds with which it is judged, one time after another."""
+        return self.planned or (len(self.seeds),)
+
+    @property
+    def level(self) -> float:
+        """The share of false verdicts that is spent now: 5 % are split over the planned times as their seeds are.
+
+            level of n_k seeds = 5 % · n_k/(n_1 + … + n_K)
+
+        So little is spent early, and by Bonferroni's inequality all times together stay within 5 %, whatever is judged
+        and however the times depend on each other. O'Brien and Fleming's bounds would spend 5 % more exactly, for sums
+        of normal numbers whose variance is known; here it is estimated from few seeds, and several parts are joined.
+
+        >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))  # type: ignore[arg-type]
+        >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
+        [0.01, 0.04]
+        """
+        return LEVEL * self.sizes[self.stage] / sum(self.sizes)
+
+    @property
+    def seeds_now(self) -> tuple[int, ...]:
+        return self.seeds[: self.sizes[self.stage]]
+
+    @property
+    def runs_now(self) -> dict[str, Definition]:
+        return {name: replace(definition, seeds=self.seeds_now) for name, definition in self.runs.items()}
+
+    def at(self, stage: int) -> Look:
+        """The look as it is judged at this of its planned times, counted from 0."""
+        return replace(self, stage=stage)
+
+    def after(self, verdict: str) -> Look:
+        """The look at the next of its planned times, or as it is where it is decided, or was judged with all seeds."""
+        last = self.stage in {-1, len(self.sizes) - 1}
+        return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def words(self, first: int) -> str:
         """What is expected, in a few words, this part of it before the others."""
@@ -72,6 +113,7 @@ class Look:
             "runs": runs,
             "trial": None if self.trial is None else without_files(self.trial.fields()),
             "seeds": list(self.seeds),
+            **({"planned": list(self.planned)} if self.planned else {}),
             "quantity": without_files(self.quantity.fields()),
             "expectation": [part.fields() for part in self.expectation],
         }
@@ -105,10 +147,22 @@ class Claim:
     def looks(self) -> dict[str, Look]:
         return self.protocol.looks
 
+    def with_looks(self, looks: Mapping[str, Look]) -> Claim:
+        """The claim with each of its looks at one of their planned times."""
+        return replace(self, protocol=Protocol(**looks))
+
     @property
     def fields(self) -> dict[str, Any]:
         words = {"statement": self.statement, "source": self.source.fields(), "refutes": self.refutes}
         return words | {"looks": {name: look.fields for name, look in self.looks.items()}}
+
+    @property
+    def registered_fields(self) -> dict[str, Any]:
+        """The same fields, of control and second look those alone in which they differ from the claim's own look."""
+        looks = dict(self.fields["looks"])
+        main = looks.pop(MAIN)
+        others = {name: differing(look, main) for name, look in looks.items()}
+        return {key: value for key, value in self.fields.items() if key != "looks"} | {MAIN: main} | others
 
     @property
     def digest(self) -> str:
@@ -118,6 +172,21 @@ class Claim:
     @property
     def folder(self) -> str:
         return f"{self.name}-{self.digest}"
+
+
+def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
+    """Give the fields in which plain data differ from others.
+
+    >>> differing({"seeds": [0], "trial": {"width": 4, "depth": 1}}, {"seeds": [0], "trial": {"width": 8, "depth": 1}})
+    {'trial': {'width': 4}}
+    """
+    found = {}
+    for key, value in fields.items():
+        other = others.get(key)
+        if key not in others or value != other:
+            mappings = isinstance(value, Mapping) and isinstance(other, Mapping)
+            found[key] = differing(value, other) if mappings else value
+    return found
 
 
 def without_files(fields: Any) -> Any:

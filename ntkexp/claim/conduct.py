@@ -1,5 +1,7 @@
-"""A claim is brought to its end: its runs and trials are planned, carried out, measured, judged and written down.
+"""A claim is brought to its end: it is registered, its runs and trials are planned, carried out, measured, judged and
+written down.
 
+register.jsonl                   beside the claim's file: what was said and found, from the first version on
 <name>-<digest>/claim.json       what was said beforehand
                 <look>.csv       the table that was judged, every digit
                 verdict.json     what was found (`ntkexp.records.claim`)
@@ -9,9 +11,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -23,23 +26,45 @@ from ntkexp.claim.claim import Claim, Look, without_files
 from ntkexp.claim.judge import judge_protocol
 from ntkexp.claim.picture import JudgedClaim
 from ntkexp.claim.quantity import Measured
+from ntkexp.claim.read import read_sizes
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.config.build import Builder, admit
 from ntkexp.config.compose import Composer
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Task, Tell, run_jobs
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import read_sealed, sealed_text, to_text, write_atomically
+from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
-from ntkexp.records.folder import command, results_version
+from ntkexp.records.folder import command, package_version, results_version
+from ntkexp.records.register import Register
 from ntkexp.records.results import Seconds, total_seconds, write_timings
 from ntkexp.report.analysis.tables import draws, tabulate
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
-from ntkexp.run.environment import Clock
+from ntkexp.run.environment import Clock, commit
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.jobs import AbstractSweepListener, Conductor, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
+
+# --- The register of claims: what a claim says is entered before it is looked at.
+
+
+def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> Register:
+    """Enter what a claim says at all its sizes; one that was changed takes a reason.
+
+    The register is given back, in which the entry stands.
+    """
+    sizes = read_sizes(name, builder)
+    register = Register.beside(builder.choices.file("claim", name), out)
+    digests = {size: claim.digest for size, claim in sizes.items()}
+    register.enter(name, digests, sizes["default"].registered_fields, reason, circumstances())
+    return register
+
+
+def circumstances() -> dict[str, Json]:
+    """The date, and the version and commit of this package, as lines of the register have them."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "version": package_version(), "commit": commit()}
+
 
 # --- A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
 #
@@ -182,13 +207,13 @@ def plan_claim(
     looks = {}
     for name, look in claim.looks.items():
         of_look = {}
-        for run, definition in look.runs.items():
+        for run, definition in look.runs_now.items():
             equal_plan = next((plan for plan in plans if plan.sweep == definition), None)
             if equal_plan is None:
                 plans.append(equal_plan := sweep_plan(definition, composer, out))
             of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
-        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds)
+        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
         looks[name] = PlannedLook(look, of_look, jobs)
     for look in claim.looks.values():
         if look.trial is None:
@@ -221,6 +246,21 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
         ended = conductor.ended
     carry_out_trials(planned, workshop)
     return statuses(whole, whole.event_log.failures(), ended)
+
+
+def look_as_planned(
+    claim: Claim, composer: Composer, out: Path, workshop: Workshop, size: str, options: Sequence[str] = ()
+) -> Iterator[ClaimRecord]:
+    """Carry a claim out and judge it as often as it planned, until its looks are decided; what is found each time."""
+    claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
+    while True:
+        planned = plan_claim(claim, composer, out, workshop.trust, options)
+        record = conclude(planned, carry_out(planned, workshop), size)
+        yield record
+        then = claim.with_looks({name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()})
+        if then.looks == claim.looks:
+            return
+        claim = then
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
@@ -276,7 +316,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
                 p=finding.p,
                 more_seeds=finding.more,
                 expected=claim.looks[name].words(finding.part),
-                seeds=claim.looks[name].seeds,
+                seeds=claim.looks[name].seeds_now,
                 draws=measured[name].draws,
                 note=finding.note,
             )

@@ -78,7 +78,7 @@ class AbstractExpectation(Component, ABC):
         return f"{self.words} where {rows}" if rows else self.words
 
     @abstractmethod
-    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
         """Invent a table whose truth is at this offset: −1 well inside what is expected, 0 at its edge, 1 outside."""
 
     @abstractmethod
@@ -163,12 +163,12 @@ class Identity(AbstractExpectation):
         axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
         axes.set(xlabel="share of rows with a smaller error", ylabel="error")
 
-    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
         """Invent errors below the bound; outside, one of them is ten times above it."""
-        values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * SEEDS)
+        values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
         if offset > 0:
             values[generator.integers(len(values))] = 10 * self.tolerance
-        return pd.DataFrame({"seed": np.arange(len(values)) % SEEDS, "value": values})
+        return pd.DataFrame({"seed": np.arange(len(values)) % seeds, "value": values})
 
 
 # --- One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
@@ -246,12 +246,12 @@ class AbstractAverage(AbstractExpectation):
     def label(self) -> str:
         return "figure of a seed"
 
-    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
         edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
         truth = expected.value if offset < 0 and expected.bound is None else edge + outwards * offset * unit
-        figures = truth + 0.4 * unit * generator.standard_normal(SEEDS)
+        figures = truth + 0.4 * unit * generator.standard_normal(seeds)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
 
 
@@ -419,17 +419,17 @@ class Slope(AbstractExpectation):
             name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
         """Invent seeds with slopes of their own, and noise at each place."""
         sign = -1.0 if self.bound == "lower" else 1.0
         middle = self.value if self.bound is None else self.value - sign * self.margin
         truth = middle if offset < 0 else self.value + sign * self.margin * (1 + 1.5 * offset)
-        slopes = truth + 0.3 * self.margin * generator.standard_normal((SEEDS, 1))
-        heights = generator.standard_normal((SEEDS, 1))
-        noise = 0.3 * self.margin * generator.standard_normal((SEEDS, len(PLACES)))
+        slopes = truth + 0.3 * self.margin * generator.standard_normal((seeds, 1))
+        heights = generator.standard_normal((seeds, 1))
+        noise = 0.3 * self.margin * generator.standard_normal((seeds, len(PLACES)))
         values = np.exp(heights + slopes * np.log(PLACES) + noise)
-        seeds = np.repeat(np.arange(SEEDS), len(PLACES))
-        return pd.DataFrame({self.along: [*PLACES] * SEEDS, "seed": seeds, "value": values.ravel()})
+        rows = {self.along: [*PLACES] * seeds, "seed": np.repeat(np.arange(seeds), len(PLACES))}
+        return pd.DataFrame({**rows, "value": values.ravel()})
 
 
 def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
@@ -504,16 +504,16 @@ class Location(AbstractExpectation):
         axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, offset: float, generator: np.random.Generator) -> pd.DataFrame:
+    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
         """Invent a hump for each seed, somewhere around the truth."""
         centre, reach = self.expected.value, self.expected.margin
         truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
-        tops = truth + 0.4 * reach * generator.standard_normal((SEEDS, 1))
+        tops = truth + 0.4 * reach * generator.standard_normal((seeds, 1))
         x = centre + reach * np.arange(-6, 11)
         sign = 1 if self.extreme == "largest" else -1
         values = sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
-        seeds = np.repeat(np.arange(SEEDS), len(x))
-        return pd.DataFrame({self.along: np.tile(np.exp(x), SEEDS), "seed": seeds, "value": values.ravel()})
+        rows = {self.along: np.tile(np.exp(x), seeds), "seed": np.repeat(np.arange(seeds), len(x))}
+        return pd.DataFrame({**rows, "value": values.ravel()})
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

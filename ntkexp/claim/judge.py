@@ -16,8 +16,9 @@
    supported   every part is; p = max p_k (an intersection of tests needs no correction)
    refuted     a part is, beyond chance among m parts: p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
 
-3. The looks. Where the control comes out supported too, the claim's own look decides nothing. The second look is judged
-   by itself, and shown beside the first.
+3. The looks. One may be planned to be judged several times, with more and more of its seeds, until it is decided; 5 %
+   are split over the times (`Look.level`), and p is multiplied by 5 %/level. Where the control comes out supported too,
+   the claim's own look decides nothing. A claim is supported if its own look and the second one are.
 
 4. All claims together. Verdicts are counted with Holm's correction over their p, by
    `ntkexp.report.claims.holm_rejections`.
@@ -46,10 +47,11 @@ from ntkexp.claim.expectation import (
     Slope,
     select_rows,
 )
-from ntkexp.claim.quantity import Measured
+from ntkexp.claim.quantity import Column, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
-from ntkexp.report.analysis.estimate import CHANCE, MOST, compare
+from ntkexp.records.claim import pair_verdict
+from ntkexp.report.analysis.estimate import CHANCE, LEVEL, MOST, compare
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
@@ -79,13 +81,13 @@ class Finding:
 # --- 1. One part of what is expected.
 
 
-def judge_part(part: AbstractExpectation, table: pd.DataFrame) -> Finding:
+def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
     """Judge one part by the rows that it speaks of; where some of them have no number, nothing is decided."""
     rows = select_rows(table, part.where)
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         evidence = part.evidence(rows[finite])
-        finding = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence)
+        finding = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence, level)
     except Mistake:
         if finite.all():
             raise
@@ -94,8 +96,11 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame) -> Finding:
     return finding.doubted(f"{without} of {len(rows)} rows have no number") if without else finding
 
 
-def judge_interval(evidence: Interval) -> Finding:
+def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
     """Judge whether the whole interval lies in the range that was expected, outside of it, or neither.
+
+    The interval misses the truth with a probability of `level`, and p is multiplied by 5 %/level: a verdict has
+    p ≤ 2.5 % at every level.
 
     >>> from ntkexp.records.sweep import Expected
     >>> from ntkexp.report.analysis.estimate import Estimate
@@ -104,12 +109,13 @@ def judge_interval(evidence: Interval) -> Finding:
     ['supported', 'refuted']
     """
     estimate, expected = evidence.estimate, evidence.expected
-    finding = Finding("undecided", estimate.value, estimate.low, estimate.high, note=evidence.note)
-    compared = compare(estimate, expected, strict=evidence.strict)
+    finding = Finding("undecided", estimate.value, *estimate.interval(level), note=evidence.note)
+    compared = compare(estimate, expected, strict=evidence.strict, level=level)
     if not estimate.known or math.isnan(estimate.value):
         finding = replace(finding, note=evidence.note or "there is no interval")
     elif compared.where != "across":
-        finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=compared.p)
+        p = None if compared.p is None else min(1.0, compared.p * LEVEL / level)
+        finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=p)
     else:
         never = "" if compared.more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
         finding = replace(finding, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
@@ -162,13 +168,24 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     """Judge one look by the table of its quantity; runs that failed leave it undecided, with the first reason."""
     table = look.quantity.of(measured)
-    finding = join_parts([judge_part(part, table) for part in look.expectation])
+    finding = judge_table(look, table)
     states = measured.table["state"] if "state" in measured.table else pd.Series("done", measured.table.index)
     failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
         finding = finding.doubted(f"{len(failed)} of {len(measured.table)} runs have no result: {reason}")
     return table, finding
+
+
+def judge_table(look: Look, table: pd.DataFrame) -> Finding:
+    """Judge all parts of a look, at the level of the planned time that it is at."""
+    finding = join_parts([judge_part(part, table, look.level) for part in look.expectation])
+    if not look.planned:
+        return finding
+    times = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds, by {100 * (1 - look.level):.3g} % intervals"
+    goes_on = look.after("undecided") is not look  # as planned, so that no other seeds are called for
+    more = None if goes_on else finding.more
+    return replace(finding, more=more, note="; ".join(filter(None, [times, finding.note])))
 
 
 def judge_protocol(
@@ -188,7 +205,8 @@ def judge_protocol(
 # support, refute       the share of tables that are decided, well inside and outside of what was expected
 
 
-TABLES = 500
+TABLES, TRIALS = 500, 200
+"""Invented tables for a rule, and for a design, whose tables are many."""
 WRONG = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
 """The verdicts that are wrong, by where the truth is."""
 
@@ -238,4 +256,89 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) 
         false=false,
         support=rates[-1.0].count("supported") / tables,
         refute=rates[1.0].count("refuted") / tables,
+    )
+
+
+# --- Designs are tried as well: what is done to decide a claim in the end.
+
+
+@dataclass(frozen=True)
+class JudgingDesign:
+    """How often a claim is judged, of how many parts, and whether by a pair of looks.
+
+    `shared` parts are of the same draws, as quantities of one run are, others of draws of their own.
+    """
+
+    name: str
+    look: Look
+    pair: bool = False
+    shared: bool = False
+
+    def judge(self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator) -> str:
+        """Invent what the looks see, where the truths of their parts are at these places; the verdict of the pair."""
+        main = self.judge_look(truths, generator)
+        return pair_verdict(main, self.judge_look(seconds, generator)) if self.pair else main
+
+    def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
+        # A table of all seeds, of which the first are seen first
+        draw = int(generator.integers(2**32))
+        tables = []
+        for place, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
+            of_part = np.random.default_rng([draw, 0 if self.shared else place])
+            tables.append(part.invent(truth, of_part, len(self.look.seeds)).assign(quantity=place))
+        table = pd.concat(tables, ignore_index=True)
+
+        # As often as planned, until it is decided
+        look = self.look.at(0)
+        while True:
+            finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
+            then = look.after(finding.verdict)
+            if then is look:
+                return finding.verdict
+            look = then
+
+
+def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
+    """A look at invented tables, each part at rows of its own."""
+    placed = tuple(part.model_copy(update={"where": {"quantity": place}}) for place, part in enumerate(parts))
+    return Look({}, None, tuple(range(planned[-1])), Column(column="value"), placed, planned=planned)
+
+
+EQUAL, FALLS = Equality(value=1.0, margin=0.1), Slope(along="width", value=-1.0, margin=0.2)
+ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
+DESIGNS = (
+    JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
+    JudgingDesign("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
+    JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
+    JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
+    JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
+    JudgingDesign("a pair of looks at 6 and 24 seeds, of two parts", look_of(EQUAL, FALLS, planned=(6, 24)), pair=True),
+)
+
+
+def try_design(design: JudgingDesign, tables: int = TRIALS, seed: int = 0) -> Tried:
+    """Judge tables at which a design could err: all parts at their edges, one of them, or the second look alone.
+
+    At an edge every verdict is wrong but `not replicated` and `undecided`. Where the claim is true but for the second
+    look, to support it is wrong.
+    """
+    generator, parts = np.random.default_rng(seed), len(design.look.expectation)
+    inside, edges, edge, outside = (
+        [-1.0] * parts,
+        [0.0] * parts,
+        [0.0] + [-1.0] * (parts - 1),
+        [1.0] + [-1.0] * (parts - 1),
+    )
+
+    def share(main: Sequence[float], second: Sequence[float], *words: str) -> float:
+        return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
+
+    wrong = [share(edges, inside, "supported", "refuted"), share(edge, inside, "supported", "refuted")]
+    wrong += [share(inside, edge, "supported"), share(outside, outside, "supported")]
+    return Tried(
+        rule=design.name,
+        tables=tables,
+        false=max(wrong),
+        support=share(inside, inside, "supported"),
+        refute=share(outside, inside, "refuted"),
     )

@@ -147,7 +147,7 @@ class JudgedRows(AbstractPicture):
         # The title: what was found, with its interval and the verdict
         record, main = judged.record, judged.record.main
         found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
-        heading(figure, f"{record.name.replace('_', ' ').capitalize()}: {main.verdict} ({found})")
+        heading(figure, f"{record.name.replace('_', ' ').capitalize()}: {record.verdict} ({found})")
         return figure
 
     def here(self, judged: JudgedClaim) -> str:

@@ -5,7 +5,8 @@ source: {paper: "Jacot et al. 2018, arXiv:1806.07572", section: theorem 2}
 runs:                                      axes and base of a sweep; or several by name, NAME: {axes: …, base: …}
   axes: {model.width: [32, 64, 128]}
   base: [steps=100]
-seeds: 5
+seeds: 24
+looks: [6, 24]                             judged with 6 seeds, then, if undecided, with all; once, if nothing is said
 quantity: drift                            a column of the runs, or a component
 expectation:                               or a list of them, all of which must hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
@@ -20,12 +21,13 @@ What is otherwise in a control, in a second look, or at another size:
 base: [data=teacher]                       for all runs, after their own base
 axes: {model.width: [32, 64]}              other values on an axis, of the runs that have it
 runs: {mlp: {base: […], axes: {…}}}        the same for the runs of one name
-seeds: 3
+seeds: 3, looks: [3]                       other seeds are judged once, unless it is said how often
 quantity, expectation, trial               with _target_: another one; without: the same with these fields otherwise
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -50,8 +52,8 @@ Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-KEYS = ("base", "runs", "trial", *NEEDED, "quick", "full", "picture")
-CHANGES = ("base", "axes", "runs", "seeds", "quantity", "expectation", "trial")
+KEYS = ("base", "runs", "trial", "looks", *NEEDED, "quick", "full", "picture")
+CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 FAMILY = 1000  # seeds of the second look begin so much later
 
@@ -70,6 +72,12 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
         return claim_of(name, read_yaml(file), builder, size)
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
+
+
+def read_sizes(name: str, builder: Builder) -> dict[str, Claim]:
+    """Read a claim at all of its sizes."""
+    sizes: tuple[Size, ...] = ("default", "quick", "full")
+    return {size: read_claim(name, builder, size) for size in sizes}
 
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
@@ -126,6 +134,9 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
+        changed.pop("looks", None)  # which are planned for other seeds
+    if "looks" in change:
+        changed["looks"] = change["looks"]
     for key in ("quantity", "trial"):
         if key in change:
             changed[key] = merge_fields(changed.get(key), change[key])
@@ -185,7 +196,24 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
             raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
         rules = given if isinstance(given, list) else [given]
         expectation = tuple(build_part(builder, part, AbstractExpectation, "expectation") for part in rules)
-        return Look(runs, trial, seeds, quantity, expectation)
+        return Look(runs, trial, seeds, quantity, expectation, planned_sizes(tree.get("looks"), len(seeds)))
+
+
+def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
+    """Read with how many seeds a look is judged, one time after another, the last time with all of them.
+
+    >>> planned_sizes([6, 24], 24)
+    (6, 24)
+    """
+    if given is None:
+        return ()
+    sizes = seeds_of(given) if isinstance(given, list) else ()
+    if not sizes or sizes[0] < 2 or sizes[-1] != seeds or any(b <= a for a, b in itertools.pairwise(sizes)):
+        raise Mistake(
+            f"looks={spell_value(given)}: it takes growing numbers of seeds, two at least, the last of which is all "
+            f"{seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
+        )
+    return sizes
 
 
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:

@@ -25,7 +25,7 @@ from ntkexp.cli.options import (
     polite_kill,
     trusted,
 )
-from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.folder import command
 from ntkexp.report.tables import Column, Table, format_text
 from ntkexp.text import rate, short
@@ -33,8 +33,10 @@ from ntkexp.text import rate, short
 if TYPE_CHECKING:
     from ntkexp.claim.conduct import Workshop
     from ntkexp.claim.read import Size
+    from ntkexp.config.choices import Choices
     from ntkexp.config.compose import Composer
     from ntkexp.records.claim import ClaimRecord
+    from ntkexp.records.register import RegisterEntry
 
 
 FOLDER = "claims"
@@ -44,8 +46,11 @@ def claims(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[list|judge|NAME]...",
-            help="Claims by name, all if none is given; list: show them; judge: try the rules of judging.",
+            metavar="[list|judge|register|NAME]...",
+            help=(
+                "Claims by name, all if none is given; list: show them; judge: try the rules of judging; "
+                "register NAME: enter what a claim says now, before it is run."
+            ),
             autocompletion=offer_claims,
             show_default=False,
         ),
@@ -59,14 +64,31 @@ def claims(
     engine: Engine = "local",
     retry_failed: RetryFailed = False,
     quiet: Quiet = False,
+    attempts: Annotated[
+        bool, typer.Option("--attempts", help="With list: every version that was registered, and what each look found.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="With register: why a claim was changed, in a sentence.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Run what decides claims of papers, and judge them: supported, refuted or undecided."""
     names, trust = names or [], trust or []
+    if attempts and names[:1] != ["list"]:
+        raise WrongArgument("attempts are listed: `ntkexp claims list --attempts`", "attempts")
+    if reason and names[:1] != ["register"]:
+        raise WrongArgument("a reason is registered: `ntkexp claims register NAME --reason=TEXT`", "reason")
+    place = out.expanduser().absolute() / FOLDER
+    if attempts:
+        show_attempts(names[1:], config_dir, place, as_json=as_json)
+        return
     if names == ["list"]:
         show_list(config_dir, as_json=as_json)
+        return
+    if names[:1] == ["register"]:
+        register(names[1:], config_dir, trust, place, reason)
         return
     if names == ["judge"]:
         show_trials(as_json=as_json)
@@ -83,19 +105,22 @@ def claims(
     from ntkexp.sweep.jobs import sweep_listener
 
     repeat = options(out, trust, config_dir)
-    place = ensure_writable(out.expanduser()).absolute() / FOLDER
+    ensure_writable(out.expanduser())
+    made = composer(config_dir, trust)
     with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
         workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
-        outcomes = list(judged(names, size, composer(config_dir, trust), workshop, place, repeat, quiet=quiet))
+        outcomes = list(judged(names, size, made, workshop, place, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
-    show(records, quiet=quiet, as_json=as_json)
+    entered = registered(made.builder.choices, place)
+    show(records, len(entered), quiet=quiet, as_json=as_json)
 
-    # the page of all claims that were judged here
+    # the page of all claims that were judged here as they stand in the register now
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
     again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
-    page = write_claims(claim_records(place), place.parent / "report", again)
+    found = [record for record in claim_records(place) if stands(record, entered.get(record.name, []))]
+    page = write_claims(found, place.parent / "report", again, entered)
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
     raise typer.Exit(0 if len(records) == len(outcomes) else 1)  # 1: one of several could not be judged
@@ -111,15 +136,20 @@ def judged(
     *,
     quiet: bool,
 ) -> Iterator[ClaimRecord | None]:
-    """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged."""
-    from ntkexp.claim.conduct import carry_out, conclude, plan_claim
+    """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged.
+
+    Each is registered before it is run, and what was found of it is recorded.
+    """
+    from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
 
     read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
     for claim in read:
         try:
-            planned = plan_claim(claim, composer, out, workshop.trust, repeat)
-            record = conclude(planned, carry_out(planned, workshop), size)
+            plan_claim(claim, composer, out, workshop.trust, repeat)  # a claim with a mistake is not entered
+            register = register_claim(claim.name, composer.builder, out)
+            for record in look_as_planned(claim, composer, out, workshop, size, repeat):
+                register.record(record, circumstances())
         except Mistake as mistake:
             if len(read) == 1:
                 raise
@@ -131,17 +161,71 @@ def judged(
         yield record
 
 
+# --- The register: what claims said from their first versions on, and what every look at them found.
+
+
+def register(names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str) -> None:
+    """Enter what claims say now."""
+    from ntkexp.claim.conduct import register_claim
+    from ntkexp.config.compose import composer
+
+    if not names:
+        raise Mistake("register: name the claim, or several; `ntkexp claims list` shows them")
+    builder = composer(config_dir, trust).builder
+    for name in names:
+        log = register_claim(name, builder, out, reason)
+        if (entry := log.standing(name)) is not None:
+            sys.stdout.write(f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n")
+
+
+def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
+    """Find all entries of all claims that are registered, by name, with the looks at them."""
+    from ntkexp.records.register import Register
+
+    registers: dict[Path, list[RegisterEntry]] = {}
+    entries = {}
+    for name in choices.options("claim"):
+        file = choices.file("claim", name)
+        if file.parent not in registers:  # the files of a user's own lie elsewhere than the package's
+            registers[file.parent] = Register.beside(file, out).attempts()
+        entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
+    return {name: attempts for name, attempts in entries.items() if attempts}
+
+
+def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
+    """Whether what was judged is what stands in the register; an earlier version is one of the attempts alone."""
+    return not attempts or record.digest in attempts[-1].sizes.values()
+
+
+def show_attempts(names: Sequence[str], config_dir: Path | None, out: Path, *, as_json: bool) -> None:
+    """Show every version of claims that was registered, with what every look found."""
+    from ntkexp.config.choices import Choices, config_folders
+    from ntkexp.records.atomic import to_text
+    from ntkexp.report.claims import tabulate_attempts
+
+    entered = registered(Choices(config_folders(config_dir)), out)
+    for name in names:
+        if name not in entered:
+            raise Mistake(f"'{name}' is not registered{nearest(name, entered)}")
+    attempts = [attempt for name in names or entered for attempt in entered[name]]
+    if as_json:
+        sys.stdout.write(to_text([attempt.fields for attempt in attempts]))
+    else:
+        sys.stdout.write(f"{format_text(tabulate_attempts(attempts))}\n")
+
+
 # --- Claims on the terminal: what was found, the list of them, and how well the rules judge.
 
 
-def show(records: Sequence[ClaimRecord], *, quiet: bool, as_json: bool) -> None:
+def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import format_claims, summarise_claims
 
     if as_json:
         sys.stdout.write(to_text([record.json_fields for record in records]))
     elif not quiet:
-        sys.stdout.write(f"{format_claims(records)}\n\n{notes(records)}{summarise_claims(records)}\n")
+        sys.stdout.write(f"{format_claims(records, registered)}\n\n{notes(records)}")
+        sys.stdout.write(f"{summarise_claims(records, registered)}\n")
 
 
 def line(record: ClaimRecord) -> str:
@@ -149,7 +233,7 @@ def line(record: ClaimRecord) -> str:
     from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main
-    verdict = f"{main.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
+    verdict = f"{record.verdict}, {short(main.figure)} ({interval(main)}), expected {shortened(main.expected)}"
     return f"{record.name}: {'; '.join(filter(None, [verdict, outlook(record)]))}"
 
 
@@ -186,10 +270,10 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import RULES, try_judging
+    from ntkexp.claim.judge import DESIGNS, RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [try_judging(rule) for rule in RULES]
+    tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return

@@ -79,7 +79,7 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
         names = choices_of(context).options("claim")
     except Mistake:
         return []
-    return [name for name in [*names, "list", "judge"] if name.startswith(incomplete) and name not in given]
+    return [name for name in [*names, "list", "judge", "register"] if name.startswith(incomplete) and name not in given]
 
 
 # --- Arguments and options.
@@ -92,6 +92,15 @@ def require_tensorboard(enabled: bool) -> bool:
 
         refuse_without_tensorboard()
     return enabled
+
+
+def require_log(name: str | None) -> str | None:
+    """Refuse a log that is unknown, or whose package is missing, before an hour of training."""
+    if name is not None:
+        from ntkexp.report.live_log import check_log
+
+        check_log(name)
+    return name
 
 
 Overrides: TypeAlias = Annotated[
@@ -142,6 +151,15 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outco
 Events: TypeAlias = Annotated[
     bool,
     typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
+]
+Log: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="wandb|mlflow|tensorboard",
+        callback=require_log,
+        help="Send the numbers of each step there while it runs.",
+    ),
 ]
 Engine: TypeAlias = Annotated[
     str, typer.Option("--engine", metavar="ENGINE", help="Who computes: local, dask:ADDRESS or slurm:KEY=VALUE,…")

@@ -15,6 +15,7 @@ from ntkexp.cli.options import (
     CommonOptions,
     Engine,
     Events,
+    Log,
     RetryFailed,
     RunsFolder,
     SweepWords,
@@ -46,6 +47,7 @@ def sweep(
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
     retry_failed: RetryFailed = False,
     tensorboard: Events = False,
+    log: Log = None,
     *,
     common: CommonOptions,
 ) -> None:
@@ -68,7 +70,7 @@ def sweep(
     if begun:  # else nothing is loaded that carries runs out
         from ntkexp.sweep.jobs import Conductor, sweep_listener
 
-        conductor = Conductor(plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast)
+        conductor = Conductor(plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast, log=log)
         ended = conductor.ended
         with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
             try:

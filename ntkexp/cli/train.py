@@ -20,6 +20,7 @@ from ntkexp.cli.options import (
     CommonOptions,
     ConfigDir,
     Events,
+    Log,
     Overrides,
     Quiet,
     RunsFolder,
@@ -42,6 +43,7 @@ def train(
     out: RunsFolder = OUTPUTS,
     force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
     tensorboard: Events = False,
+    log: Log = None,
     *,
     common: CommonOptions,
 ) -> None:
@@ -52,21 +54,26 @@ def train(
     from ntkexp.run.execute import execute
 
     folder = place / "runs" / folder_name(experiment)
-    advice = f"the same command, or {resume_command(folder, common.trusted)}, goes on from the last checkpoint"
+    advice = f"the same command, or {resume_command(folder, common.trusted, log)}, goes on from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
         repeat = options(out, common.trusted, common.config_dir)
-        folder = execute(experiment, overrides or [], place, force, progress_listener(common.quiet, AGAIN), repeat)
+        progress = progress_listener(common.quiet, AGAIN)
+        folder = execute(experiment, overrides or [], place, force, progress, repeat, log=log)
     write_events(folder, tensorboard)
     show(folder, quiet=common.quiet, as_json=common.as_json)
 
 
-def resume_command(folder: Path, trust: Sequence[str]) -> str:
+def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
     """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
 
     >>> resume_command(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
+    >>> resume_command(Path("runs/a"), [], "mlflow")
+    '`ntkexp resume runs/a --log=mlflow`'
     """
-    return f"`{shlex.join(['ntkexp', 'resume', str(folder), *(word for name in trust for word in ('--trust', name))])}`"
+    trusting = [word for name in trust for word in ("--trust", name)]
+    logging = [] if log is None else [f"--log={log}"]
+    return f"`{shlex.join(['ntkexp', 'resume', str(folder), *trusting, *logging])}`"
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
@@ -104,6 +111,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     tensorboard: Events = False,
+    log: Log = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
@@ -115,8 +123,8 @@ def resume(
     admitted = admit(trust)
     from ntkexp.run.execute import resume as resume_run
 
-    with interruptible(advice_for(run, f"{resume_command(run, trust)} goes on from the last checkpoint")):
-        folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust))
+    with interruptible(advice_for(run, f"{resume_command(run, trust, log)} goes on from the last checkpoint")):
+        folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log)
     write_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 

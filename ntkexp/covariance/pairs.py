@@ -14,6 +14,7 @@ pixels leave no axes, and only the examples are paired.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -95,6 +96,34 @@ class Pairs:
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
+    def places(self) -> Int[Tensor, "first second"]:
+        """Find the place of each pair of pixels among those that are stored, which have to be all."""
+        count = prod(self.pixels)
+        if self.count != count**2:
+            raise ValueError(f"these are {self.count} of {count**2} pairs")
+        place = torch.zeros((), dtype=torch.long)
+        for axis, n in enumerate(self.pixels):
+            first, second = torch.arange(n)[:, None], torch.arange(n)
+            here = (second - first) % n * n + first  # [p, q], by offset and pixel of this axis
+            axes = [(n if k == axis else 1) for k in range(len(self.pixels))]
+            place = place * n**2 + here.reshape(*axes, *axes)
+        return place.reshape(count, count)
+
+    def as_matrix(self, values: Tensor) -> Float[Tensor, "*example first second"]:
+        """Values of all pairs as a matrix.
+
+        >>> Pairs.all((2,)).as_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[1.0, 3.0], [4.0, 2.0]]
+        """
+        first = values.dim() - 2 * len(self.pixels)
+        return values.flatten(first)[..., self.places().to(values.device)]
+
+    def from_matrix(self, matrix: Float[Tensor, "*example first second"]) -> Tensor:
+        """The inverse of `as_matrix`."""
+        order = self.places().flatten().argsort().to(matrix.device)
+        stored = matrix.flatten(-2)[..., order]
+        return stored.view(*stored.shape[:-1], *(size for n in self.pixels for size in (n, n)))
+
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
         """The part of values that belongs to some of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
@@ -148,8 +177,28 @@ def window_sum(values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, ci
 # --- Linear maps without weights, from fine pixels to coarse ones: averages, samples, and a covariance's trace.
 
 
+class AbstractPixelMap(ABC):
+    """A linear map from functions of pairs of fine pixels to functions of other pairs, along one axis of an image."""
+
+    members: tuple[tuple[int, ...], ...]
+    """The fine pixels of each pixel after it."""
+
+    @abstractmethod
+    def fine(self, shift: int, pixels: int) -> set[int]:
+        """The offsets of fine pixels that a coarse offset needs."""
+
+    @abstractmethod
+    def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
+        """The fine offsets that coarse ones need."""
+
+    def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
+        """The coarse offsets that can be had from fine ones."""
+        fine_offsets = set(offsets)
+        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
+
+
 @dataclass(frozen=True)
-class Coarse:
+class Coarse(AbstractPixelMap):
     """The members that each coarse pixel has among the fine ones, along one axis of an image.
 
     A function of pairs of fine pixels goes to pairs of coarse ones by a mean, either over all pairs of members
@@ -198,7 +247,6 @@ class Coarse:
         return [[(p, q) for p in first for q in second] for first, second in ends]
 
     def fine(self, shift: int, pixels: int) -> set[int]:
-        """The offsets of fine pixels that a coarse offset needs."""
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
@@ -208,24 +256,87 @@ class Coarse:
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The fine offsets that coarse ones need."""
         if self.trivial(pixels):
             return tuple(offsets)
         return tuple(sorted(set().union(*(self.fine(shift, pixels) for shift in offsets))))
 
-    def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The coarse offsets that can be had from fine ones."""
-        fine_offsets = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
+
+@dataclass(frozen=True)
+class Taps(AbstractPixelMap):
+    """The fine pixel that each weight of a window meets, for every pixel after it along one axis; −1 outside.
+
+        K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|,   k being the weights whose pixels are both in the image
+
+    >>> Taps.transposed(2, window=3, stride=2, crop=1, extra=1).members
+    ((-1, 0, -1), (1, -1, 0), (-1, 1, -1), (-1, -1, 1))
+    """
+
+    members: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def transposed(cls, pixels: int, window: int, stride: int, crop: int, extra: int) -> Taps:
+        """Pixel p after a transposed convolution meets weight k where p + crop − k is `stride` times a pixel."""
+        rows = list[tuple[int, ...]]()
+        for p in range((pixels - 1) * stride + window - 2 * crop + extra):
+            places = (divmod(p + crop - k, stride) for k in range(window))
+            rows.append(tuple(place if rest == 0 and 0 <= place < pixels else -1 for place, rest in places))
+        return cls(tuple(rows))
+
+    def matched(self, shift: int) -> list[list[tuple[int, int]]]:
+        """The pairs of fine pixels that each weight meets, for every first pixel and one offset of the second."""
+        count = len(self.members)
+        return [list(zip(own, self.members[(p + shift) % count], strict=True)) for p, own in enumerate(self.members)]
+
+    def fine(self, shift: int, pixels: int) -> set[int]:
+        return {(q - p) % pixels for row in self.matched(shift) for p, q in row if p >= 0 and q >= 0}
+
+    def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
+        # an offset whose pixels share no weight needs none, so that there may be none at all: keep one
+        return tuple(sorted({0}.union(*(self.fine(shift, pixels) for shift in offsets))))
+
+    def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
+        """Find the places of the pairs among those stored along an axis, [pixel, weight]; the last one is outside."""
+        n, index = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
+        outside = n * len(index)
+        return torch.tensor(
+            [
+                [index[(q - p) % n] * n + p if p >= 0 and q >= 0 else outside for p, q in row]
+                for row in self.matched(shift)
+            ]
+        )
 
 
-def pairs_before(coarse: Sequence[Coarse], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
+def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
+    """The mean over the weights of a window, axis by axis.
+
+    >>> pairs = Pairs.all((2,))
+    >>> tap_mean(torch.ones(2, 2), pairs, [Taps.transposed(2, window=2, stride=1, crop=0, extra=0)]) * 2
+    tensor([[1., 2., 1.],
+            [1., 1., 0.],
+            [0., 1., 1.]])
+    """
+    after = pairs_after(taps, pairs)
+    for axis, one in enumerate(taps):
+        dim = values.dim() - 2 * (len(taps) - axis)  # of the offsets of this axis; its pixels come after it
+        lead, rest = values.shape[:dim], values.shape[dim + 2 :]
+        flat = values.flatten(dim, dim + 1)
+        flat = torch.cat([flat, flat.new_zeros(*lead, 1, *rest)], dim)  # what lies outside the image
+        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
+        columns = tables.flatten(0, 1).t()
+        total = flat.index_select(dim, columns[0])
+        for column in columns[1:]:
+            total = total + flat.index_select(dim, column)
+        values = (total / len(columns)).view(*lead, *tables.shape[:2], *rest)
+    return values
+
+
+def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
     offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
     return Pairs(tuple(pixels), tuple(offsets))
 
 
-def pairs_after(coarse: Sequence[Coarse], pairs: Pairs) -> Pairs:
+def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
     """Find the pairs after a map."""
     each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(before, n) for one, before, n in each)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,8 @@ from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
 
 # --- What a task is, and what becomes of it: Began → Stepped, Stepped, … → Ended, mixed with the events of others.
+#
+# What a task warned of comes with its end, because not every engine hears a task while it runs.
 #
 # A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
 
@@ -54,13 +56,22 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """A job continues without something that it was to have; `work` collects these."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Ended:
     name: str
     how: Ending
     reason: str = field(default="")
+    warnings: Sequence[str] = ()
 
 
-Event: TypeAlias = Began | Stepped | Ended
+Event: TypeAlias = Began | Stepped | Warned | Ended
 Tell: TypeAlias = Callable[[Event], None]
 
 
@@ -195,11 +206,20 @@ def ignore(event: Event) -> None:
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
     """Carry a task out; however that ends, it is said, and nothing is raised."""
+    warnings = list[str]()
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Warned):
+            warnings.append(event.text)
+        else:
+            tell(event)
+
     try:
         os.chdir(task.home)
-        return Ended(task.name, task.job.carry_out(task.name, task.threads, tell))
+        how, reason = task.job.carry_out(task.name, task.threads, hear), ""
     except (Exception, KeyboardInterrupt) as error:
-        return Ended(task.name, *ending_of(error))
+        how, reason = ending_of(error)
+    return Ended(task.name, how, reason, tuple(warnings))
 
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:

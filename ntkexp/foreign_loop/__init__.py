@@ -19,6 +19,7 @@ Where to read what:
     example_names.py       by what names examples go
     outside.py             what changes the model and is no step: refused, or a part of its own
     rule.py, step.py       the linear step of an optimizer, and proof (b); a step, and the interfaces of stores
+    step_log.py            the numbers of each step, for a function of the user's
     store/                 steps in memory and on disk, and their replay
     replayed_module.py     the module as functions of its weights, as each call had it; whether it gives what it gave
     clipping.py            proof (a): the factors between gradients, which scales and clipping explain

@@ -201,6 +201,7 @@ def refuse_unusable(
     memory_gb: object = 4.0,
     measure: object = None,
     rules: object = (),
+    log: object = None,
 ) -> None:
     """Refuse what nothing can be followed with.
 
@@ -218,6 +219,10 @@ def refuse_unusable(
         raise Mistake(f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names")
     if not (loss is None or callable(loss)):
         raise Mistake(f"loss= is a {type(loss).__name__}; give a function of outputs and call")
+    if not (log is None or callable(log)):
+        raise Mistake(
+            f"log= is a {type(log).__name__}; give a function of numbers and step, such as mlflow.log_metrics"
+        )
     if not (measure is None or callable(measure)):
         raise Mistake(
             f"measure= is a {type(measure).__name__}; give a function of outputs and call that gives a number for each "

@@ -234,6 +234,7 @@ class ModelCall:
     signed: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()
     statistics: tuple[Weights, Weights] | None = None
+    sums_of_loss: tuple[Tensor, Tensor] | None = None  # of the losses, and of what counts in their mean, for a log
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_value
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
+from ntkexp.foreign_loop.step_log import LogStep, StepLog
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
@@ -66,6 +67,7 @@ def follow(
     memory_gb: float = 4.0,
     batch_norm: BatchNormMode = "exact",
     rules: Sequence[AbstractOptimizerRule] = (),
+    log: LogStep | None = None,
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
 
@@ -94,6 +96,10 @@ def follow(
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
+    `log` is a function of numbers and a step, called after each step with what is known of it: `gradient_norm`,
+    `weight_norm`, `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`. `run.log` of wandb
+    and `mlflow.log_metrics` are such functions.
+
     `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
     patterns of parameters.
 
@@ -113,7 +119,7 @@ def follow(
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
     checked_mode(batch_norm)
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules)
+    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules, log)
     refuse_followed(optimizers)
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
@@ -146,6 +152,7 @@ def follow(
             FrozenTensors(inner, module),
             None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
             FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
+            None if log is None or altered is not None else StepLog(log, optimizers, loss),
         )
         whole = False
         try:

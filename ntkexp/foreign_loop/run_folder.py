@@ -48,7 +48,9 @@ from ntkexp.records.data import OUT_NAME, write_data
 from ntkexp.records.folder import BEGUN, CONFIG, DONE, PROVENANCE, RunFolder, command, package_version, results_version
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
+from ntkexp.report.examples import Example, named_example
 from ntkexp.report.painter import painter
+from ntkexp.report.top_examples import top_examples_of
 from ntkexp.shapes import Inputs
 from ntkexp.text import short
 
@@ -129,6 +131,31 @@ def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     """
     known = {int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0}
     return np.array([[known.get(int(token), "") for token in row] for row in rows], dtype=str)
+
+
+@dataclass(frozen=True)
+class ShownExamples:
+    """Those queries and examples that a notebook shows, by axis and place."""
+
+    known: Mapping[tuple[str, int], Example]
+
+    @classmethod
+    def of(cls, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None) -> ShownExamples:
+        """Keep the first queries, and the examples that did most to them."""
+
+        def named(place: int, name: str, row: NDArray[Any]) -> Example:
+            return named_example(place, name, row.copy(), None if decode is None else str(texts(row[None], decode)[0]))
+
+        known, points, names = dict[tuple[str, int], Example](), shown(queries), found["example"].to_numpy().tolist()
+        for top in top_examples_of(found):
+            known["probe", top.point] = named(top.point, f"query {top.point}", points[top.point])
+            for place in top.places:
+                if names[place] in gallery.rows:
+                    known["example", place] = named(place, names[place], gallery.rows[names[place]])
+        return cls(known)
+
+    def __call__(self, axis: str, place: int) -> Example | None:
+        return self.known.get((axis, place))
 
 
 # --- The files of the run.

@@ -37,7 +37,7 @@ from ntkexp.foreign_loop.replayed_module import (
     rounding_sentence,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-from ntkexp.foreign_loop.run_folder import Decode, Gallery, write_run
+from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -59,7 +59,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
-    import xarray as xr
+    from ntkexp.report.scores import Attribution
 
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -159,7 +159,7 @@ class Trace:
         again: Again | None = None,
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
-    ) -> xr.Dataset:
+    ) -> Attribution:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
         Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
@@ -190,7 +190,8 @@ class Trace:
         What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 
         A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
-        tokens, `decode` gives their text, as that of a tokenizer does.
+        tokens, `decode` gives their text, as that of a tokenizer does. In a notebook, what is found shows the
+        examples that did most to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
@@ -215,6 +216,8 @@ class Trace:
             self.refuse_outside()
             self.refuse_coupled()
         gallery = Gallery()
+        if decode is not None:  # one that does not work is better known before the work
+            texts(shown(self.queries)[:1], decode)
         found = self.contributions(gallery, in_place(quiet), positions=positions)
         known = None
         if effects:
@@ -226,7 +229,7 @@ class Trace:
         if self.folder is not None:
             write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
-        return found
+        return found.showing(ShownExamples.of(found, self.queries, gallery, decode))
 
     def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
         """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
@@ -244,9 +247,9 @@ class Trace:
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
-    ) -> xr.Dataset:
+    ) -> Attribution:
         """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
-        import xarray as xr  # noqa: PLC0415  slow, and following needs none
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
         places = positions_of(self.steps.calls(), self.called) if positions else None
@@ -305,7 +308,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-        return xr.Dataset(
+        return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
             attrs=facts,
@@ -342,7 +345,7 @@ def load_trace(
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
-    wrong = wrong or [name for name in given.keys() & state.keys() if state[name].shape != given[name].shape]
+    wrong = wrong or [name for name in state if name in given and state[name].shape != given[name].shape]
     if wrong:
         raise Mistake(
             f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "

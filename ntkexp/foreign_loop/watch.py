@@ -60,6 +60,7 @@ from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, n
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
+from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.replay import copied
 from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
@@ -95,6 +96,7 @@ class Watch:
     frozen: FrozenTensors
     weighing: Weighing | None = None  # of examples of a loop that is carried out again
     first: FirstStepProof | None = None
+    log: StepLog | None = None
     hooks: list[Any] = field(default_factory=list)
 
     # calls, as long as a step may consume their gradients
@@ -163,6 +165,8 @@ class Watch:
             hook.remove()
         self.hooks.clear()
         self.store.end(outside, whole=whole)
+        if self.log is not None:
+            self.log.flush()
 
     def changed_outside(self) -> Outside:
         """What changed after the last step: an average of weights that was loaded, a clamp."""
@@ -229,6 +233,8 @@ class Watch:
         named, signed = names_of(inputs, self.ids), signature(output)
         call = ModelCall(step, inputs, named, how, signed=signed, shape=tuple(output.shape), statistics=statistics)
         counts = None if self.weighing is None else self.weighing.counts(output, call)
+        if self.log is not None:
+            call.sums_of_loss = self.log.sums_of_loss(output, call)
         listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
         self.calls.append(call)
         self.count += 1
@@ -337,6 +343,8 @@ class Watch:
         if first is not None:
             first.prove(followed)
         self.latest.release(before)
+        if self.log is not None:
+            self.log.add(self.store.count - 1, followed, moved)
 
     @property
     def moving(self) -> Weights:

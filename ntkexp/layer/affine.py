@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from math import prod, sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -21,8 +21,11 @@ from ntkexp.covariance.pairs import (
     Operation,
     Operations,
     Pairs,
+    Taps,
     coarsen,
+    pairs_after,
     pairs_before,
+    tap_mean,
     weigh,
     window_mean,
 )
@@ -32,6 +35,11 @@ from ntkexp.mistake import Mistake
 # --- The modules of affine layers: weights as they are drawn, and factors that multiply the inputs or the result.
 
 
+TRANSPOSED = {
+    1: nn.functional.conv_transpose1d,
+    2: nn.functional.conv_transpose2d,
+    3: nn.functional.conv_transpose3d,
+}
 CONVOLUTIONS = {1: nn.functional.conv1d, 2: nn.functional.conv2d, 3: nn.functional.conv3d}
 
 
@@ -86,6 +94,32 @@ class Convolution(nn.Module):
         return z if self.shift == 1 else self.shift * z
 
 
+class TransposedConvolution(nn.Module):
+    """z = gain · W ∗ᵀ x + shift · b, computed as shift · (W ∗ᵀ (gain/shift · x) + b) as above."""
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "channels features *window"],
+        bias: Float[Tensor, " features"] | None,
+        gain: float,
+        shift: float,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        output_padding: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.gain, self.shift = gain, shift
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+
+    def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
+        convolve = TRANSPOSED[x.dim() - 2]
+        moved = self.gain / self.shift * x
+        z: Tensor = convolve(moved, self.weight, self.bias, self.stride, self.padding, self.output_padding)
+        return z if self.shift == 1 else self.shift * z
+
+
 # --- Affine layers, dense or convolutional, and what their weights are drawn from. With n the number of inputs of a
 # unit:
 #
@@ -104,6 +138,7 @@ class Convolution(nn.Module):
 #                                                                          0                                 if frozen
 
 
+Crop = Annotated[int, Field(ge=0, le=LARGEST)]
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 
 
@@ -127,6 +162,10 @@ class AbstractAffine(AbstractLayer):
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         """m(·), the mean over the pairs of pixels that a window sees."""
         return values
+
+    def mixed_pairs(self, pairs: Pairs) -> Pairs:
+        """The pairs at which m(·) is known, of those at which its argument is."""
+        return pairs
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
         """The pixels that have an output, along each axis."""
@@ -166,7 +205,8 @@ class AbstractAffine(AbstractLayer):
             elif not self.frozen:
                 source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(self.b_std > 0)
             ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
-        return replace(covariance, nngp=nngp, ntk=ntk).coarse(self.samples(shape))
+        pairs = self.mixed_pairs(covariance.pairs)
+        return replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs).coarse(self.samples(shape))
 
     def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
         """The sum over a window with the weights of a mean."""
@@ -257,3 +297,74 @@ class Conv(AbstractAffine):
         if self.stride == 1 and not self.valid:
             return operations
         return (*operations, coarsen(register, self.samples(shape)))
+
+
+class ConvTranspose(AbstractAffine):
+    """A transposed convolution, which makes images larger: pixel p of the image before it adds the window to those from
+    `stride` · p on; then `padding` pixels are cut off at both ends of each axis, and `output_padding` put to the end.
+
+        K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²,    p_k = (p + padding − k)/stride
+
+    over the weights k for which both are pixels; Θ′ alike. An axis of n pixels becomes one of
+    (n − 1) · stride + window − 2 · padding + output_padding.
+
+    >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
+    (4, 16, 16)
+    """
+
+    window: Depth | tuple[Depth, ...] = 3
+    stride: Depth | tuple[Depth, ...] = 1
+    padding: Crop | tuple[Crop, ...] = 0
+    output_padding: Crop | tuple[Crop, ...] = 0
+
+    def each(self, value: int | tuple[int, ...], axes: int, name: str) -> tuple[int, ...]:
+        """One number for each axis of pixels."""
+        found = (value,) * axes if isinstance(value, int) else value
+        if len(found) != axes:
+            raise Mistake(f"ConvTranspose: {name}={list(found)} has not one number for each of {axes} axes of pixels")
+        return found
+
+    def sizes(self, axes: int) -> tuple[tuple[int, ...], ...]:
+        """Window, stride, padding and output padding of each axis."""
+        names = ("window", "stride", "padding", "output_padding")
+        return tuple(self.each(getattr(self, name), axes, name) for name in names)
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        axes = len(shape) - 1
+        if axes not in TRANSPOSED:
+            raise Mistake(
+                f"ConvTranspose takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}"
+            )
+        windows, strides, padding, extra = self.sizes(axes)
+        if any(more >= step for more, step in zip(extra, strides, strict=True)):
+            raise Mistake(f"ConvTranspose: output_padding={list(extra)} must be less than stride={list(strides)}")
+        if not all(one.members for one in self.taps(shape[1:])):
+            raise Mistake(
+                f"ConvTranspose: padding={list(padding)} leaves no pixel of {list(shape[1:])} by windows "
+                f"{list(windows)}; choose less"
+            )
+        return (self.features, *(len(one.members) for one in self.taps(shape[1:])))
+
+    def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
+        """The pixel that each weight meets, along each axis."""
+        return [Taps.transposed(*one) for one in zip(pixels, *self.sizes(len(pixels)), strict=True)]
+
+    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.features, shape[0], *self.sizes(len(shape) - 1)[0])
+
+    def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
+        return tap_mean(values, pairs, self.taps(pairs.pixels))
+
+    def mixed_pairs(self, pairs: Pairs) -> Pairs:
+        return pairs_after(self.taps(pairs.pixels), pairs)
+
+    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
+        return [Coarse.every(len(one.members), 1) for one in self.taps(shape[1:])]
+
+    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+        return pairs_before(self.taps(shape[1:]), wanted, shape[1:])
+
+    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+        shift = 1.0 if bias is None else shift
+        _, strides, padding, extra = self.sizes(weight.dim() - 2)
+        return TransposedConvolution(weight.transpose(0, 1).contiguous(), bias, gain, shift, strides, padding, extra)

@@ -13,11 +13,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
+from math import isfinite, nan
 from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor, nn
 
 from ntkexp.component import Component
@@ -31,6 +32,24 @@ LARGEST = 1e150
 # --- Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
 
 
+def finite_number(value: object) -> object:
+    """A finite number, or a tensor, which is looked at later.
+
+    >>> finite_number("a")
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: it takes a finite number, not 'a'
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]  # what cannot be converted is refused
+    except (TypeError, ValueError, OverflowError):
+        number = nan
+    if not isfinite(number):
+        raise Mistake(f"it takes a finite number, not {value!r:.40}")
+    return number
+
+
 def single_number(value: Tensor | float) -> Tensor | float:
     """A tensor without axes, if it is one.
 
@@ -39,7 +58,7 @@ def single_number(value: Tensor | float) -> Tensor | float:
     """
     if not isinstance(value, Tensor):
         return value
-    if value.numel() != 1 or not value.is_floating_point():
+    if value.numel() != 1 or not value.is_floating_point() or value.is_meta:
         raise Mistake(f"a scale is one number, not a tensor of shape {list(value.shape)} and {value.dtype}")
     return value.reshape(())
 
@@ -64,8 +83,8 @@ def scale(zero: bool) -> AfterValidator:
     return AfterValidator(check)
 
 
-Positive = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=False)]
-NotNegative = Annotated[Tensor | float, AfterValidator(single_number), scale(zero=True)]
+Positive = Annotated[Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=False)]
+NotNegative = Annotated[Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=True)]
 
 
 class AbstractLayer(Component):

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ntkexp.layer.affine import Conv, Dense, Parametrisation
+from ntkexp.layer.affine import Conv, ConvTranspose, Dense, Parametrisation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, LayerNorm
 from ntkexp.layer.pointwise import GELU, LeakyReLU, ReLU
 from ntkexp.layer.smooth import Generic, SiLU, Tanh
+from ntkexp.layer.spec import layer_mistake
 from ntkexp.mistake import Mistake
 
 ADVICE = "; write the layers as a list, or take method='monte_carlo'"
@@ -35,15 +37,19 @@ class Scales:
     b_std: float | None = None
     param: Parametrisation = "standard"
 
-    def of(self, module: nn.Module, inputs: int) -> dict[str, Any]:
-        """The scales of one layer, and whether it is trained."""
+    def of(self, module: nn.Module, inputs: int, counted: int | None = None) -> dict[str, Any]:
+        """The scales of one layer whose units have n = `inputs`, and whether it is trained.
+
+        torch draws weights and biases from ±1/√counted, where `counted` is n but for a transposed convolution.
+        """
+        counted = counted or inputs
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
         if bias is not None and bias.requires_grad != weight.requires_grad:
             raise Mistake(f"one of weight and bias of {type(module).__name__} is trained, and the other not{ADVICE}")
-        b_std = 0.0 if bias is None else 1 / sqrt(3 * inputs) if self.b_std is None else self.b_std
+        b_std = 0.0 if bias is None else 1 / sqrt(3 * counted) if self.b_std is None else self.b_std
         return {
-            "W_std": 1 / sqrt(3) if self.W_std is None else self.W_std,
+            "W_std": sqrt(inputs / (3 * counted)) if self.W_std is None else self.W_std,
             "b_std": b_std,
             "param": self.param,
             "frozen": not weight.requires_grad,
@@ -70,6 +76,8 @@ def read_sequential(
                 shape = layer.shape(shape)
         except Mistake as mistake:
             raise Mistake(f"{place}: {mistake}") from None
+        except ValidationError as error:
+            raise layer_mistake(error, place) from None
         found += layers
     return tuple(found)
 
@@ -131,6 +139,30 @@ def read_convolution(
     ]
 
 
+def read_transposed(
+    module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, shape: tuple[int, ...], scales: Scales
+) -> list[AbstractLayer]:
+    """Transposed convolutions; torch draws their weights by the number of units, in place of that of inputs."""
+    windows = tuple(module.kernel_size)
+    if len(shape) != len(windows) + 1 or shape[0] != module.in_channels:
+        raise Mistake(
+            f"it takes {module.in_channels} channels of {len(windows)} axes of pixels, and is given {list(shape)}"
+        )
+    if set(module.dilation) != {1} or module.groups != 1:
+        raise Mistake(f"dilation and groups are not read{ADVICE}")
+    count = prod(windows)
+    return [
+        ConvTranspose(
+            features=module.out_channels,
+            window=windows,
+            stride=tuple(module.stride),
+            padding=tuple(module.padding),
+            output_padding=tuple(module.output_padding),
+            **scales.of(module, module.in_channels * count, module.out_channels * count),
+        )
+    ]
+
+
 def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     """Averages over windows that do not overlap."""
     axes = len(shape) - 1
@@ -185,6 +217,9 @@ READERS: Mapping[type[nn.Module], Reader] = {
     nn.Conv1d: read_convolution,
     nn.Conv2d: read_convolution,
     nn.Conv3d: read_convolution,
+    nn.ConvTranspose1d: read_transposed,
+    nn.ConvTranspose2d: read_transposed,
+    nn.ConvTranspose3d: read_transposed,
     nn.AvgPool1d: read_pool,
     nn.AvgPool2d: read_pool,
     nn.AvgPool3d: read_pool,

@@ -94,7 +94,9 @@ class AbstractSmooth(AbstractPointwise):
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
             shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
-            left_out = max(float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
+            # a variance that is not finite gives a kernel that is not either, which is refused at the end
+            missing = (float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
+            left_out = max(missing, default=0.0)
             if left_out <= ENOUGH:
                 return order
         if left_out > TOO_FEW:

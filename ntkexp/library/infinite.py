@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from ntkexp.component import LARGEST
 from ntkexp.kernel.record.casts import full_precision
 from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
@@ -57,11 +58,11 @@ def infinite_kernel(
     tuple (nngp, ntk).
 
     `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
-    Dense, Conv, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool,
-    GlobalAvgPool, Flatten, LayerNorm, Dropout, Residual, Concatenation. Without x2 the examples are paired with
-    themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std` and `b_std` of layers may
-    be tensors: both kernels are differentiable by them and by the inputs. Beside its result, a call takes up to
-    `memory_gb`.
+    Dense, Conv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite,
+    AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without x2 the examples
+    are paired with themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std` and
+    `b_std` of layers may be tensors: both kernels are differentiable by them and by the inputs. Beside its result, a
+    call takes up to `memory_gb`.
 
     Or `spec` is an `nn.Sequential`, of which the form is read, not the numbers in its weights. These are drawn as torch
     draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation, so that
@@ -82,8 +83,8 @@ def infinite_kernel(
     >>> [round(float(each), 12) for each in (*nngp.diagonal(), *ntk.diagonal())]
     [1.0, 4.0, 2.0, 8.0]
     """
-    if method not in METHODS:
-        raise Mistake(f"method={method!r} is none of {', '.join(METHODS)}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise Mistake(f"method={method!r:.40} is none of {', '.join(METHODS)}")
     given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
     if given and not isinstance(spec, nn.Sequential):
         raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
@@ -109,11 +110,13 @@ def estimate(
     spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
 ) -> EstimatedKernels:
     """E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks, f(x) f(x′) being the mean over outputs too."""
-    if not isinstance(samples, int) or samples < 2:
-        raise Mistake(f"samples={samples!r}: an error bar takes two draws at least")
+    if not isinstance(samples, int) or not 2 <= samples <= LARGEST:
+        raise Mistake(f"samples={samples!r:.40}: give a whole number of draws, 2 at least, such as 100")
     nngp, ntk = list[Tensor](), list[Tensor]()
     for module in draws(spec, tuple(x1.shape[1:]), samples, seed):
-        weight = next(module.parameters())
+        weight = next(module.parameters(), None)
+        if weight is None:
+            raise Mistake("method='monte_carlo': the network has no weights that could be drawn; give it a layer")
         sides = [x.to(weight) for x in (x1, x2) if x is not None]
         with torch.no_grad():
             outputs = [module(x).flatten(1) for x in sides]

@@ -187,7 +187,7 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:
-                raise Mistake(f"{argument}['{name}']: the module has no such parameter{nearest(name, parameters)}")
+                raise Mistake(f"{argument}['{name}']: the module has no such parameter{nearest(str(name), parameters)}")
             continue
         shape = parameters[name].shape
         if not isinstance(weight, Tensor):

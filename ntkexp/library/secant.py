@@ -21,7 +21,7 @@ from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
 from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.library.tangent import kernel, refuse_sides
+from ntkexp.library.tangent import kernel, listed, refuse_sides
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -81,7 +81,7 @@ def secant_kernel(
     left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
-    probed = SegmentSide(reader, left, later)
+    probed, outputs = SegmentSide(reader, left, later), listed(outputs)
     refuse_sides(probed, right, outputs)
     found = kernel(probed, right, outputs)
     if (missed := explained(probed.closures, left.eps)) is not None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, cast, overload, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, overload, runtime_checkable
 from warnings import warn
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -59,6 +60,16 @@ OutputMode: TypeAlias = Outputs | Literal["diagonal"]
 """Which entries [out, out_] of a kernel's blocks: all, some, their trace, or K[x, c, x′, c] for each output c."""
 
 MODES = ("all", "trace", "diagonal")
+
+
+def listed(outputs: object) -> Any:
+    """Outputs that are given as an array or a tensor, as a list; other choices as they are.
+
+    >>> listed(torch.tensor([0, 3])), listed("all")
+    ([0, 3], 'all')
+    """
+    return outputs.tolist() if isinstance(outputs, Tensor | np.ndarray) else outputs
+
 
 MANY = 10**8  # numbers, of which it is asked how long they are
 
@@ -238,6 +249,7 @@ def tangent_kernel(
     """
     reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
+    outputs = listed(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
         raise Mistake(f"outputs={outputs!r}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]")
     if sketch is not None:

@@ -28,6 +28,7 @@ Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
 Blocks = Literal["all", "trace", "diagonal"]
 RANDOM: tuple[type[Sampler[Any]], ...] = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 MOST = 2**20  # examples of a block
+MOST_GB = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +74,8 @@ class TangentKernel:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
             hint = nearest(str(self.outputs), MODES)
             raise Mistake(f"outputs={self.outputs!r} is none of {', '.join(MODES)}{hint}")
-        if not isinstance(self.memory_gb, int | float) or not self.memory_gb > 0:
-            raise Mistake(f"memory_gb={self.memory_gb!r}: it takes a number > 0")
+        if not isinstance(self.memory_gb, int | float) or not 0 < self.memory_gb < MOST_GB:
+            raise Mistake(f"memory_gb={self.memory_gb!r:.40}: it takes a number > 0, and below {MOST_GB:g}")
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # arrays are among examples, and come first

@@ -23,6 +23,7 @@ from ntkexp.records.results import Seconds, read_timings
 
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
+NOT_REPLICATED = "not replicated"
 WHOLE = "runs"
 """The part of the timings that is of all runs; looks have theirs, by their names."""
 
@@ -77,6 +78,22 @@ class ClaimRecord:
         return self.looks["main"]
 
     @property
+    def verdict(self) -> str:
+        """The verdict of the pair: what the claim's own look found, which supports it only if the second look does."""
+        return pair_verdict(self.main.verdict, self.looks["second"].verdict)
+
+    @property
+    def p(self) -> float | None:
+        """The p of the pair: the larger of two that both support it; None where chance has no part in either.
+
+        It is 1 where nothing was decided.
+        """
+        if self.verdict not in {"supported", "refuted"}:
+            return 1.0
+        looks = [self.main, self.looks["second"]] if self.verdict == "supported" else [self.main]
+        return max((look.p for look in looks if look.p is not None), default=None)
+
+    @property
     def fields(self) -> dict[str, Json]:
         fields: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
         fields |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
@@ -84,10 +101,19 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The claim as JSON shows it: its own look first, the others by name."""
-        others = {name: look.fields for name, look in self.looks.items() if name != "main"}
+        """The claim as JSON shows it: the verdict of the pair, the figures of its own look, then all looks by name."""
+        looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
-        return {**about, **self.main.fields, **others, "cpu_minutes": self.cpu_minutes}
+        return {**about, **self.main.fields, "verdict": self.verdict, **looks, "cpu_minutes": self.cpu_minutes}
+
+
+def pair_verdict(main: str, second: str) -> str:
+    """The verdict of a claim by those of its own look and of the second.
+
+    >>> pair_verdict("supported", "refuted"), pair_verdict("refuted", "supported")
+    ('not replicated', 'refuted')
+    """
+    return NOT_REPLICATED if main == "supported" != second else main
 
 
 def of_claim(path: Path, name: str) -> str:

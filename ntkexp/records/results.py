@@ -30,7 +30,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -92,6 +92,13 @@ def format_cell(value: float | int | str | None) -> str:
     if value is None:
         return ""
     return repr(float(value)) if isinstance(value, float) else as_cell(str(value))
+
+
+def read_rows(path: Path) -> Iterator[dict[str, float | None]]:
+    """The lines of metrics.csv as numbers, whatever was measured."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            yield {name: float(cell) if cell else None for name, cell in line.items()}
 
 
 FOLLOWED = "followed"

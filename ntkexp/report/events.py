@@ -18,14 +18,11 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.live_log import FORMAT, NAME, PLACE, ladder_name, metric_name
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-PLACE = Path("tensorboard")
-NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name, which ends in the run's identity
-FORMAT = "brain.Event:2"  # what the first event says
 
 
 def refuse_without_tensorboard() -> None:
@@ -65,11 +62,11 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
         for step, value in zip(measured["step"], measured[column], strict=True):
-            yield int(step), Summary(value=[Summary.Value(tag=f"metrics/{column}", simple_value=float(value))])
+            yield int(step), Summary(value=[Summary.Value(tag=metric_name(column), simple_value=float(value))])
     last = int(run.metrics["step"].iloc[-1])
     for row in run.ladder:
         if row.relative_error is not None:
-            tag = f"ladder/{row.split}/{row.machine}"
+            tag = ladder_name(row.split, row.machine)
             yield last, Summary(value=[Summary.Value(tag=tag, simple_value=row.relative_error)])
     for name, draw in gallery():
         if (figure := figure_of(run, draw)) is not None:

@@ -78,16 +78,28 @@ def example(run: Run, split: str, number: int) -> Example:
     """Read one example of a split; one of a loop that was followed has a name, and its text or numbers for a target."""
     shown = run.data[f"{split}_shown"][number]
     if f"{split}_name" in run.data:
-        name = shown_name(str(run.data[f"{split}_name"][number]))
-        if f"{split}_text" in run.data:
-            words = str(run.data[f"{split}_text"][number]).split()
-            return Example(number, name, shown, " ".join(map(printable, words)))
-        some = " ".join(short(float(value)) for value in shown[:FEW]) if shown.ndim == 1 else ""
-        return Example(number, name, shown, f"{some} …" if some and len(shown) > FEW else some)
+        words = str(run.data[f"{split}_text"][number]) if f"{split}_text" in run.data else None
+        return named_example(number, str(run.data[f"{split}_name"][number]), shown, words)
     target, phase = run.data[f"{split}_target"][number], phase_of(run, split, number)
     values = " ".join(short(float(value)) for value in np.atleast_1d(target))
     name = class_name(run, target, phase) if len(run.data["classes"]) else values
     return Example(int(run.data[f"{split}_index"][number]), name, shown, phase=phase)
+
+
+def named_example(number: int, name: str, shown: NDArray[np.generic], words: str | None) -> Example:
+    """An example of a loop that was followed, by its name, with its words if it has some, or its first numbers."""
+    if words is not None:
+        return Example(number, shown_name(name), shown, " ".join(map(printable, words.split())))
+    some = " ".join(short(float(value)) for value in shown[:FEW]) if shown.ndim == 1 else ""
+    return Example(number, shown_name(name), shown, f"{some} …" if some and len(shown) > FEW else some)
+
+
+def example_on_axis(run: Run, axis: str, place: int) -> Example:
+    """The training example or the point at a place along an axis of contributions."""
+    if axis == "example":
+        return example(run, "train", place)
+    split = next(split for split, points in run.points.items() if place < points.stop)
+    return example(run, split, place - run.points[split].start)
 
 
 # --- Which training examples somebody means: by place, number in the source, name, class or influence.

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ from ntkexp.text import spoken
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from ntkexp.report.scores import Attribution
 
 
 TABLES = (CONFIG, "metrics.csv", "results.csv")
@@ -118,19 +120,22 @@ class Run:
         return open_store(self.sealed("kernels.zarr")).set_coords("step")
 
     @cached_property
-    def contributions(self) -> xr.Dataset:
+    def contributions(self) -> Attribution:
         """What made each output, and in which phase where there are phases: `records.contributions`."""
+        from ntkexp.report.examples import example_on_axis  # noqa: PLC0415  which imports this module
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and tables need none
+
         store = open_store(self.sealed("contributions.zarr"))
         labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
         store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
         if OUT_NAME in self.data:  # a measure takes the place of outputs
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
-        if PHASES not in store.attrs:
-            return store
-        names = store.attrs.pop(PHASES)
-        numbered = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
-        return numbered.set_coords([EXAMPLE_PHASE, POINT_PHASE])
+        if PHASES in store.attrs:
+            names = store.attrs.pop(PHASES)
+            store = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
+            store = store.set_coords([EXAMPLE_PHASE, POINT_PHASE])
+        return Attribution(store.data_vars, store.coords, store.attrs).showing(partial(example_on_axis, self))
 
     @property
     def outs(self) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 def commit() -> str | None:
     """The commit of the checkout that this package lies in, if it lies in one; with a + if anything is changed."""
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1]
     git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)

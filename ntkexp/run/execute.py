@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -36,17 +36,18 @@ from ntkexp.records.folder import (
     refuse_other_version,
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
-from ntkexp.records.results import MACHINE, RETRACED, Seconds, write_timings
+from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
+from ntkexp.report.live_log import LiveLog, open_log
 from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
-from ntkexp.run.folder_listener import data_arrays, listen, write_outcome
+from ntkexp.run.folder_listener import data_arrays, listen, log_keys_of, write_outcome
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, setting_of, survey
-from ntkexp.run.state import BEGINNING, TRAJECTORY, Checkpoint, drop_sums, load
+from ntkexp.run.state import BEGINNING, METRICS, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
 # --- One attempt at a run in its folder, from the beginning or from a checkpoint, to the last picture.
@@ -76,6 +77,7 @@ class RunRequest:
     progress: AbstractProgress
     pictures: bool = True
     most_threads: int | None = None  # if not one for every core
+    log: str | None = None  # one of `LOGS`, to which numbers go while it runs
 
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
@@ -139,13 +141,25 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
     create_kernels(folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced)
 
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
-    with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock) as listener:
-        outcome = run(setting, listener, saved["run"] if saved else None)
+    with live_log(request, saved) as log:
+        with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock, log) as listener:
+            outcome = run(setting, listener, saved["run"] if saved else None)
+        if log is not None:
+            log.conclude(outcome.ladder, outcome.steps)
     with clock.times("write"):
         write_outcome(folder, setting, outcome)
         reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
         folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
     return setting, outcome
+
+
+def live_log(request: RunRequest, saved: Checkpoint | None) -> AbstractContextManager[LiveLog | None]:
+    """The log of a run that wants one, continued from its checkpoint."""
+    if request.log is None:
+        return nullcontext()
+    folder, key = request.folder.path, log_keys_of(saved).get(request.log)
+    earlier = read_rows(folder / METRICS) if saved else ()
+    return open_log(request.log, folder, canonical(request.experiment), key, earlier, request.progress)
 
 
 def remove_leftovers(folder: RunFolder) -> None:
@@ -173,6 +187,7 @@ def execute(
     options: Sequence[str] = (),
     pictures: bool = True,
     most_threads: int | None = None,
+    log: str | None = None,
 ) -> Path:
     """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
     folder = RunFolder(out / "runs" / folder_name(experiment))
@@ -197,12 +212,19 @@ def execute(
                 progress=progress,
                 pictures=pictures,
                 most_threads=most_threads,
+                log=log,
             )
             attempt_twice(request, None if force else state_left(request))
     return folder.path
 
 
-def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = (), options: Sequence[str] = ()) -> Path:
+def resume(
+    path: Path,
+    progress: AbstractProgress,
+    trusted: tuple[str, ...] = (),
+    options: Sequence[str] = (),
+    log: str | None = None,
+) -> Path:
     """The rest of a run, from its own config; `options` repeat a run that does not say what it was begun by."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is no run folder: it has no config.json")
@@ -225,7 +247,7 @@ def resume(path: Path, progress: AbstractProgress, trusted: tuple[str, ...] = ()
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
         request = RunRequest(
-            experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress
+            experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress, log=log
         )
         attempt_twice(request, state_left(request))
     return path

@@ -45,6 +45,7 @@ from ntkexp.records.kernels import (
     write_snapshot,
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
+from ntkexp.report.live_log import LiveLog
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -213,6 +214,8 @@ class FolderListener(AbstractListener):
     progress: AbstractProgress
     clock: Clock
     interrupt: Interrupt
+    log: LiveLog | None = None
+    log_keys: dict[str, str] = field(default_factory=dict)  # by which logs are continued
     snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
     taken: int = 0  # how many snapshots
     rows: Trajectory | None = None
@@ -224,6 +227,8 @@ class FolderListener(AbstractListener):
 
     def on_row(self, row: Row) -> None:
         self.metrics.write(row)
+        if self.log is not None:
+            self.log.write_row(row)
         self.drift = row.get("drift") or self.drift
 
     def on_snapshot(
@@ -313,8 +318,14 @@ class FolderListener(AbstractListener):
             "took": astuple(self.clock.whole),
             "snapshots": self.taken,
             "seals": self.snapshots | {METRICS: self.metrics.mark},
+            "logs": self.log_keys,
         }
         save(self.folder, held, state.step, self.of)
+
+
+def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
+    """The keys of the logs that a run had until its checkpoint."""
+    return dict(saved.get("logs", {})) if saved else {}
 
 
 @contextmanager
@@ -326,10 +337,12 @@ def listen(
     threads: int,
     progress: AbstractProgress,
     clock: Clock,
+    log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
     """The listener of a run, which goes on where it was left."""
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
     metrics_bytes = seals.pop(METRICS)[0] if saved else None
+    log_keys = log_keys_of(saved) | ({} if log is None else {log.name: log.key})
     progress.start(folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0)
     with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics:
         yield FolderListener(
@@ -341,6 +354,8 @@ def listen(
             progress=progress,
             clock=clock,
             interrupt=interrupt,
+            log=log,
+            log_keys=log_keys,
             snapshots=seals,
             taken=saved["snapshots"] if saved else 0,
         )

@@ -29,6 +29,7 @@ from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
 from ntkexp.records.atomic import Damaged, Sealing, Seals, being_sealed, being_written, broken, sealed_for
 from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
+from ntkexp.report.live_log import event_files
 from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
@@ -198,7 +199,7 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     if metrics.is_file() and metrics.stat().st_size > size:
         os.truncate(metrics, size)  # lines behind the checkpoint are written again
     refuse(folder, broken(folder.path, seals))
-    folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals])
+    folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals, *event_files(folder.path)])
     return {**state, "run": load_sums(folder.path, state["run"])}
 
 

@@ -16,7 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ntkexp.config.build import admit, build
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Began, Ended, Ending, Event, Stepped, Task, Tell, run_jobs
+from ntkexp.engine.base import (
+    AbstractEngine,
+    AbstractJob,
+    Began,
+    Ended,
+    Ending,
+    Event,
+    Stepped,
+    Task,
+    Tell,
+    Warned,
+    run_jobs,
+)
 from ntkexp.experiment.experiment import USUAL
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
@@ -47,12 +59,18 @@ class AbstractSweepListener(ABC):
     def say(self, text: str) -> None:
         """There is a remark of one line."""
 
+    def warn(self, text: str) -> None:
+        """A remark of consequence, which quiet commands print as well."""
+        self.say(text)
+
     @abstractmethod
     def end(self) -> None:
         """The sweep is over, or was interrupted."""
 
 
 class NoListener(AbstractSweepListener):
+    """Prints warnings alone."""
+
     def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
         pass
 
@@ -61,6 +79,10 @@ class NoListener(AbstractSweepListener):
 
     def say(self, text: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        with suppress(BrokenPipeError):
+            sys.stderr.write(f"{text}\n")
 
     def end(self) -> None:
         pass
@@ -233,6 +255,9 @@ class RunJob(AbstractJob):
     pictures: bool = True
     """Whether the run draws pictures of itself, which may take longer than a small run."""
 
+    log: str | None = None
+    """Where the run's numbers go while it runs, besides its folder."""
+
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         try:
@@ -243,7 +268,7 @@ class RunJob(AbstractJob):
             if not experiment.memory_gb and experiment.device != "cpu":
                 experiment = experiment.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
             out = Path(self.out)
-            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads)
+            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads, self.log)
         except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
@@ -272,6 +297,9 @@ class Relay(AbstractProgress):
     def say(self, text: str) -> None:
         pass
 
+    def warn(self, text: str) -> None:
+        self.tell(Warned(self.name, text))
+
     def stop(self) -> None:
         pass
 
@@ -293,6 +321,7 @@ class Conductor:
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
     pictures: bool = True
+    log: str | None = None
     ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
 
     def conduct(self, runs: list[PlannedRun]) -> None:
@@ -332,7 +361,7 @@ class Conductor:
                 self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
                 out, options = str(self.plan.out), self.plan.sweep.options
-                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures)
+                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures, self.log)
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, clock: RemainingTime) -> None:
@@ -343,6 +372,8 @@ class Conductor:
                 self.plan.event_log.write(event.name, "began")
             case Ended():
                 self.plan.event_log.write(event.name, event.how, event.reason)
+                for text in event.warnings:
+                    self.listener.warn(f"{event.name}: {text}")
                 if event.how != "held":
                     self.ended[event.name] = event
         self.listener.see(event, clock.ahead)

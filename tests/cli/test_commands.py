@@ -58,12 +58,15 @@ def training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Calla
             force: bool,
             progress: AbstractProgress,
             options: Sequence[str],
+            log: str | None,
         ) -> Path:
             assert experiment == compose(overrides)
             assert out.is_dir()
             return act(progress)
 
-        def resume(folder: Path, progress: AbstractProgress, trusted: Sequence[str], options: Sequence[str]) -> Path:
+        def resume(
+            folder: Path, progress: AbstractProgress, trusted: Sequence[str], options: Sequence[str], log: str | None
+        ) -> Path:
             return act(progress)
 
         vars(module).update(execute=execute, resume=resume)

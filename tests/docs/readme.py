@@ -9,6 +9,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 """What the README has no room for."""
+PEERS = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+"""The same computations in other libraries, whose code is marked `py`, and here, in blocks marked `python`."""
 
 
 def blocks(language: str, text: str = TEXT) -> list[str]:

@@ -23,27 +23,39 @@ import ntkexp
 from ntkexp.component import Component
 from ntkexp.run.environment import LIBRARIES
 from tests.docs.readme import GUIDE, ROOT, TEXT
+from tests.report.stand_ins import STAND_INS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-ASKED = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
+EXTRAS = PROJECT["optional-dependencies"]
+STOOD_IN = {"wandb", "mlflow"}  # extras that tests have stand-ins for, and that need not be installed here
+ASKED = [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]
 REQUIREMENTS = [wanted for line in ASKED if (wanted := Requirement(line)).name != PROJECT["name"]]
 
 
-def pinned() -> dict[str, str]:
-    """The version of each package in constraints.txt."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+def versions(text: str) -> dict[str, str]:
+    """The version of each package in lines of constraints.txt."""
+    pairs = [line.split("==") for line in text.splitlines() if line and not line.startswith("#")]
     return {canonicalize_name(name): number for name, number in pairs}
+
+
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+PINNED = versions(CONSTRAINTS)
+OF_DEV = versions(CONSTRAINTS.partition("# The extras that dev leaves out")[0])
 
 
 @pytest.mark.parametrize("wanted", REQUIREMENTS, ids=lambda wanted: str(wanted.name))
 def test_what_is_asked_for_is_pinned(wanted: Requirement) -> None:
-    assert wanted.specifier.contains(pinned()[canonicalize_name(wanted.name)])
+    assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
+
+
+def test_extras_that_dev_leaves_out_have_stand_ins() -> None:
+    (everything,) = (wanted for line in EXTRAS["dev"] if (wanted := Requirement(line)).name == PROJECT["name"])
+    assert EXTRAS.keys() - {"dev"} - everything.extras == STOOD_IN == set(STAND_INS)
 
 
 def test_what_is_pinned_is_tested() -> None:
-    installed = {name: version(name).partition("+")[0] for name in pinned()}
-    assert installed == pinned()
+    installed = {name: version(name).partition("+")[0] for name in OF_DEV}
+    assert installed == OF_DEV
 
 
 def modules_shown() -> list[str]:
@@ -101,11 +113,11 @@ def imported() -> set[str]:
 @pytest.mark.slow
 def test_what_is_imported_is_asked_for() -> None:
     """By users: what only the tests need is not there."""
-    extras = [lines for name, lines in PROJECT["optional-dependencies"].items() if name != "dev"]
+    extras = [lines for name, lines in EXTRAS.items() if name != "dev"]
     always, sometimes = named(PROJECT["dependencies"]), named(chain.from_iterable(extras))
     owners = packages_distributions()
     assert {
-        name for name in imported() if not (always | sometimes) & set(map(canonicalize_name, owners[name]))
+        name for name in imported() if not (always | sometimes) & set(map(canonicalize_name, owners.get(name, [name])))
     } == set()
     assert always.issuperset(LIBRARIES)
 

@@ -12,7 +12,7 @@ import pytest
 from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, config_folders
 from tests.docs.pages import ALL, options
-from tests.docs.readme import COMMANDS, GUIDE, LINES, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
+from tests.docs.readme import COMMANDS, GUIDE, LINES, PEERS, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
 CI = ROOT / ".ci" / "run"
 
@@ -75,7 +75,7 @@ def test_pictures_are_small() -> None:
     assert all(file.stat().st_size < 100_000 for file in (ROOT / "docs").iterdir())
 
 
-@pytest.mark.parametrize("text", [TEXT, GUIDE], ids=["README", "guide"])
+@pytest.mark.parametrize("text", [TEXT, GUIDE, PEERS], ids=["README", "guide", "coming from"])
 def test_the_examples_print_what_they_say(text: str) -> None:
     example, printed = "\n".join(blocks("python", text)), StringIO()
     with redirect_stdout(printed):

@@ -101,6 +101,25 @@ def test_effects_are_the_derivative_of_the_loop(optimizers: loops.Maker, body: B
         assert (found[:, :, example] - expected).abs().max() < TOLERANCE * found.abs().max()
 
 
+@dataclass
+class NegatedLoop(Loop):
+    """A loop whose loss is descended on, negated."""
+
+    def back(self, batch: Tensor, divisor: float = 1.0) -> None:
+        super().back(batch, -divisor)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_effects_of_ascent_are_those_of_descent_on_the_negated_loss(kind: Any) -> None:
+    def optimizers(model: nn.Sequential, maximize: bool) -> loops.Optimizers:
+        return [kind(model.parameters(), lr=0.02, weight_decay=0.01, maximize=maximize)]
+
+    ascent = effects(loop(partial(optimizers, maximize=True)), loops.plain)
+    descent = effects(NegatedLoop(**vars(loop(partial(optimizers, maximize=False)))), loops.plain)
+    assert ascent.abs().max() > 0
+    assert (ascent - descent).abs().max() < 1e-12 * descent.abs().max()
+
+
 @pytest.mark.slow
 def test_a_trace_on_disk_has_the_same_effects(tmp_path: Path) -> None:
     kept = effects(loop(loops.adam), loops.accumulated, to=tmp_path / "trace", every=3)

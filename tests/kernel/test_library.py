@@ -239,6 +239,7 @@ X = torch.arange(15.0, dtype=torch.float64).view(5, 3)
 NET = nn.Linear(3, 2).double()
 OWN = dict(NET.named_parameters())
 DENSE = {"layer": "Dense", "features": 1}
+CHAIN = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
 
 INPUTS: dict[str, Any] = {
     "another rank": torch.ones(5, 2, 3, dtype=torch.float64),
@@ -313,6 +314,12 @@ CALLS: dict[str, Callable[[], object]] = {
     "step size": lambda: finite_step_kernel(NET, X, X, nan),
     "W_std": lambda: infinite_kernel([DENSE | {"W_std": 1e200}], X),
     "b_std": lambda: infinite_kernel([DENSE | {"b_std": 1e308}], X),
+    "W_std of a module": lambda: infinite_kernel(CHAIN, X, W_std=1e200),
+    "b_std of a module": lambda: infinite_kernel(CHAIN, X, b_std=nan),
+    "W_std that is a word": lambda: infinite_kernel([DENSE | {"W_std": "wide"}], X),
+    "inputs whose squares are no numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
+    "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**400),
+    "draws of nothing": lambda: infinite_kernel(nn.Sequential(), X, method="monte_carlo"),
     "memory_gb": lambda: infinite_kernel([DENSE], X, memory_gb=nan),
     "endless memory": lambda: infinite_kernel([DENSE], X, memory_gb=inf),
     "threads": lambda: infinite_kernel([DENSE], X, threads=0),
@@ -324,8 +331,9 @@ CALLS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("argument", CALLS)
 def test_arguments_that_cannot_be_are_refused(argument: str) -> None:
-    with pytest.raises(Mistake):
+    with pytest.raises(Mistake) as caught:
         CALLS[argument]()
+    assert "Input should be an instance" not in str(caught.value)
 
 
 def test_sequences_of_other_lengths_have_a_kernel() -> None:

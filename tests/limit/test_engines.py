@@ -14,13 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
-from torch import Tensor
+from torch import Tensor, nn
 
 import ntkexp
-from ntkexp.covariance.covariance import Signal
-from ntkexp.covariance.pairs import Coarse, Operations, coarsen
-from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
+from ntkexp.covariance.covariance import Covariance, Signal
+from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen
+from ntkexp.layer.affine import Conv, ConvTranspose, Dense
+from ntkexp.layer.attention import SelfAttention
+from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyReLU, ReLU
 from ntkexp.layer.smooth import FUNCTIONS, Generic, Hermite, Polynomial, Tanh
@@ -177,6 +178,35 @@ def test_windows_strides_and_borders(stride: int, head: AbstractLayer, shape: tu
     agree(ntkexp.infinite_kernel(layers, x1, x2, engine="torch"), oracle.kernels(layers, x1, x2))
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((2, 4), {"window": 2, "stride": 3, "output_padding": 2}),
+        ((2, 3, 4), {"window": (3, 4), "stride": (1, 2), "padding": (1, 0)}),
+        ((2, 2, 3), {"window": (5, 1), "stride": 2, "padding": (3, 0), "output_padding": (1, 0)}),
+        ((1, 2, 1, 2), {"window": (2, 3, 1), "stride": (2, 1, 2), "padding": (0, 1, 0)}),
+    ],
+    ids=str,
+)
+def test_transposed_convolutions_are_those_of_torch(shape: tuple[int, ...], sizes: dict[str, Any]) -> None:
+    """Outputs are linear in weights that are N(0, 1), so that their covariance is the tangent kernel of any draw."""
+    layer, x = ConvTranspose(features=1, W_std=1.3, b_std=0.4, **sizes), points(3, shape)
+    drawn = build((layer,), shape, torch.Generator().manual_seed(0))
+    kernel = ntkexp.tangent_kernel(drawn.append(nn.Flatten()), x)  # [example, pixel, example, pixel]
+    assert tuple(drawn[0](x).shape[1:]) == layer.shape(shape)
+    pooled, flat = (ntkexp.infinite_kernel((layer, end), x).nngp for end in (GlobalAvgPool(), Flatten()))
+    torch.testing.assert_close(pooled, kernel.mean((1, 3)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(flat, kernel.diagonal(dim1=1, dim2=3).mean(-1), rtol=1e-12, atol=0)
+
+
+def test_all_pairs_of_pixels_are_a_matrix() -> None:
+    x = points(2, (3, 2, 3, 4))
+    pairs = Pairs.all(x.shape[2:])
+    stored, rows = Covariance.alone(x, pairs).nngp, x.flatten(2)
+    torch.testing.assert_close(pairs.as_matrix(stored), torch.einsum("ncp,ncq->npq", rows, rows) / 3)
+    assert torch.equal(pairs.from_matrix(pairs.as_matrix(stored)), stored)
+
+
 def test_pooling_leaves_out_what_fills_no_window() -> None:
     layers = (Conv(features=3), ReLU(), AvgPool(window=(2, 3)), Conv(features=3), ReLU(), Flatten(), Dense(features=1))
     x1, x2 = points(1, (1, 4, 7)), points(1, (1, 4, 7), 1)
@@ -203,6 +233,7 @@ GIVEN: dict[str, AbstractLayer] = {
 """Layers of those kinds that take more than their name."""
 END = (Flatten(), Dense(features=1))
 LAYERS = [kind for name, kind in layer_classes().items() if kind.__module__.startswith("ntkexp.")]
+FUSED = [kind for kind in LAYERS if kind not in {Dropout, ConvTranspose, SelfAttention}]  # these are left to torch
 
 
 class MyLayer(ReLU):
@@ -250,7 +281,7 @@ def test_from_a_smaller_image_on_torch_takes_over(layer: AbstractLayer) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 9, 8), (2, 8, 9, 8)], ids=["1-D", "2-D", "3-D"])
-@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind is not Dropout], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", FUSED, ids=lambda kind: kind.__name__)
 def test_every_layer_that_has_a_limit_is_known(kind: Any, shape: tuple[int, ...]) -> None:
     """Up to the readout, which is of vectors, on images of every kind, before and after a stride and a pool."""
     layer: AbstractLayer = GIVEN.get(kind.__name__) or kind()
@@ -289,6 +320,7 @@ DENSE = {"layer": "Dense", "features": 4}
 CONV = {"layer": "Conv", "features": 4}
 RELU = {"layer": "ReLU"}
 FLATTEN = {"layer": "Flatten"}
+GAP = {"layer": "GlobalAvgPool"}
 
 
 def beside(*branches: list[dict[str, Any]]) -> dict[str, Any]:
@@ -314,6 +346,12 @@ def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("spec", "x", "words"),
     [
+        ([{"layer": "SelfAttention", "features": 2}], VECTORS, r"SelfAttention takes \[channels, \*pixels\]"),
+        (
+            [{"layer": "SelfAttention", "features": 2, "linear_scaling": False}, GAP, DENSE],
+            IMAGES,
+            "linear_scaling=true",
+        ),
         ([{"layer": "Dence"}], VECTORS, r"layers\[0\]: there is no layer 'Dence'; did you mean 'Dense'\?"),
         ([{"layer": 3}], VECTORS, r"layers\[0\]: there is no layer '3'; there are Abs, AvgPool, "),
         ([{"features": 3}], VECTORS, r"layers\[0\] is no layer; write"),

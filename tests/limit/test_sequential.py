@@ -44,10 +44,27 @@ def series(width: int) -> nn.Sequential:
     return net
 
 
-NETS = {"vectors": (vectors, (5,)), "images": (images, (2, 6, 8)), "series": (series, (2, 6))}
+def larger(width: int) -> nn.Sequential:
+    """The first layer's outputs are as small as torch makes them: of variance 1/width."""
+    return nn.Sequential(
+        nn.ConvTranspose1d(2, width, 3, stride=2, padding=1, output_padding=1),
+        nn.ReLU(),
+        nn.ConvTranspose1d(width, width // 2, 2, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(width // 2 * 7, 1),
+    )
 
 
-@pytest.mark.parametrize("name", ["vectors", "series", pytest.param("images", marks=pytest.mark.slow)])
+NETS = {
+    "vectors": (vectors, (5,)),
+    "images": (images, (2, 6, 8)),
+    "series": (series, (2, 6)),
+    "larger": (larger, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ["vectors", "series", "larger", pytest.param("images", marks=pytest.mark.slow)])
 def test_tangent_kernels_of_the_module_have_this_mean(name: str) -> None:
     """Over draws of torch's own, up to the error bar and what finite width makes, O(1/width)."""
     make, shape = NETS[name]
@@ -167,6 +184,8 @@ IMAGE = (2, 6, 6)
         (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2)), IMAGE, "groups"),
         (nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")), IMAGE, "padding other than"),
         (nn.Sequential(nn.Conv2d(3, 4, 3)), IMAGE, "it takes 3 channels"),
+        (nn.Sequential(nn.ConvTranspose2d(2, 4, 3, dilation=2)), IMAGE, "dilation"),
+        (nn.Sequential(nn.ConvTranspose1d(2, 4, 3)), IMAGE, "1 axes of pixels"),
         (nn.Sequential(nn.AvgPool2d(3, 2)), IMAGE, "windows that overlap"),
         (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2)), IMAGE, r"Flatten\(2, -1\)"),
         (nn.Sequential(nn.Conv2d(2, 3, 3)), IMAGE, "end them with Flatten"),
@@ -186,7 +205,7 @@ def test_questions_that_are_refused() -> None:
     x, layers = draw(2, 5), [{"layer": "Dense", "features": 1}]
     with pytest.raises(Mistake, match="layers of a list have their own"):
         infinite_kernel(layers, x, W_std=1.0)
-    with pytest.raises(Mistake, match="two draws at least"):
+    with pytest.raises(Mistake, match="draws, 2 at least"):
         infinite_kernel(layers, x, method="monte_carlo", samples=1)
     module = nn.Module()
     module.weight = nn.Parameter(torch.ones(1))

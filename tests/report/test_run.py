@@ -27,8 +27,8 @@ from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result, read_results, write_results
-from ntkexp.report.events import NAME, PLACE
 from ntkexp.report.explain import explain, format_explanations
+from ntkexp.report.live_log import NAME, PLACE
 from ntkexp.report.material import what_came_out
 from ntkexp.report.plots.run_plots import figure_of, gallery, png, strip, svg
 from ntkexp.report.run import Run, load_run, load_runs, read_run

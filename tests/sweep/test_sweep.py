@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,13 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from ntkexp.cli.main import run
-from ntkexp.sweep.plan import NAME, EventLog
+from ntkexp.config.choices import Choices, config_folders
+from ntkexp.config.compose import composer
+from ntkexp.engine.base import Ended, Task, Tell, work
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.progress import AbstractProgress
+from ntkexp.sweep.definition import define
+from ntkexp.sweep.jobs import Conductor, Lines, NoListener
+from ntkexp.sweep.plan import NAME, EventLog, plan
+from tests.kernel_file.subjects import Here
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
 from tests.torture.damage import HARMS
@@ -55,6 +66,34 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert not place.exists()
     assert run(["sweep", *THREE, "stop_at_loss=0.1", f"--out={place}", "--dry-run"]) == 0
     assert "or less: stop_at_loss" in capfd.readouterr().out
+
+
+def test_what_a_run_continues_without_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also by a quiet sweep, and through the text in which an end comes from a cluster."""
+
+    def execute(experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, *others: object) -> Path:
+        progress, *_ = others
+        assert isinstance(progress, AbstractProgress)
+        progress.start("run", 1, 0)
+        progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
+        return out
+
+    def through_text(task: Task, tell: Tell) -> Ended:
+        return Ended(**json.loads(json.dumps(asdict(work(task, tell)))))
+
+    monkeypatch.setattr("ntkexp.sweep.jobs.execute", execute)
+    monkeypatch.setattr("ntkexp.engine.base.work", through_text)
+    planned = plan(define(THREE[:1], Choices(config_folders(None))), composer(), tmp_path)
+    for listener in (NoListener(), Lines(sys.stderr)):
+        conductor = Conductor(planned, Here(1), listener, log="mlflow")
+        conductor.conduct([*planned.runs[:1]])
+        said = [line for line in capfd.readouterr().err.splitlines() if "log" in line]
+        assert said == [
+            f"{planned.runs[0].name}: log=mlflow failed at step 1 (no route to host); the run goes on without it"
+        ]
+        assert [end.how for end in conductor.ended.values()] == ["done"]
 
 
 @pytest.mark.slow

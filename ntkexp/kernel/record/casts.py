@@ -67,7 +67,7 @@ def without_casts(function: Function) -> Function:
 
 def with_casts(function: Function, casts: Casts) -> Function:
     """The function as it is, or without its casts."""
-    if casts not in ("keep", "ignore"):
+    if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={casts!r}: give 'keep' or 'ignore'")
     return without_casts(function) if casts == "ignore" else function
 

@@ -62,9 +62,17 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def examples(inputs: Inputs) -> int:
+    """How many examples there are.
+
+    >>> examples(([1.0, 2.0],))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: the inputs hold no tensor; give tensors whose first axis is that of the examples
+    """
     counts = {len(tensor) if tensor.dim() else None for tensor in tensors(inputs)}
+    if not counts:
+        raise Mistake("the inputs hold no tensor; give tensors whose first axis is that of the examples")
     if len(counts) != 1 or None in counts:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs)) or "no tensor at all"
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs))
         raise Mistake(f"the inputs have the shapes {shapes}; every first axis must be that of the same examples")
     return int(counts.pop() or 0)
 

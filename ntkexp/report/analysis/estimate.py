@@ -91,6 +91,15 @@ class Estimate:
     def high(self) -> float:
         return self.value + self.reach
 
+    def interval(self, level: float) -> tuple[float, float]:
+        """The ends of the interval that misses the value with a probability of `level`.
+
+        >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
+        [-3.73, 7.73]
+        """
+        reach = student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan
+        return self.value - reach, self.value + reach
+
     def covers(self, value: float) -> bool | None:
         """Whether the interval holds a value; None where there is no interval."""
         return self.low <= value <= self.high if self.known else None
@@ -243,7 +252,8 @@ def unit_weights(columns: NDArray[np.float64], candidates: Sequence[Unit]) -> tu
     return [candidates[k] for k in chosen], inverses[chosen]
 
 
-CHANCE = (1 - CONFIDENCE) / 2
+LEVEL = 1 - CONFIDENCE
+CHANCE = LEVEL / 2
 POWER = 0.8
 MOST = 1000
 """Repetitions beyond which their number is not reported."""
@@ -262,11 +272,13 @@ class IntervalComparison:
     more: int | None = None
 
 
-def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> IntervalComparison:
+def compare(
+    estimate: Estimate, expected: Expected, *, strict: bool = False, level: float = LEVEL
+) -> IntervalComparison:
     """Compare an interval with the range that was expected; claims and the laws of sweeps are judged by this alone.
 
-    p ≤ 2.5 % is where the whole 95 % interval lies inside or outside. The edges belong to the range, unless it is
-    `strict`: then an exact estimate at an edge lies outside.
+    p ≤ 2.5 % is where the whole 95 % interval lies inside or outside; another `level` is split between the sides
+    as well. The edges belong to the range, unless it is `strict`: then an exact estimate at an edge lies outside.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
     >>> [compare(equal, Expected(0.0, 0.0, "lower"), strict=strict).where for strict in (False, True)]
@@ -286,10 +298,10 @@ def compare(estimate: Estimate, expected: Expected, *, strict: bool = False) -> 
 
     at_edge = strict and value in {expected.low, expected.high} and not estimate.error
     inside = 1.0 if at_edge else max(chance(value - expected.low), chance(expected.high - value))
-    if inside <= CHANCE:
+    if inside <= level / 2:
         return IntervalComparison("inside", inside)
     outside = min(chance(expected.low - value), chance(value - expected.high))
-    if outside <= CHANCE:
+    if outside <= level / 2:
         return IntervalComparison("above" if value >= expected.high else "below", outside)
     return IntervalComparison("across", more=missing(estimate, expected))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -27,10 +27,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
 from ntkexp.records.folder import package_version
+from ntkexp.records.register import RegisterEntry
 from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
-from ntkexp.report.claims import outlook, tabulate_claims
+from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
@@ -85,18 +86,24 @@ def write(material: Material, folder: Path, command: str) -> Path:
     return folder / "index.html"
 
 
-def write_claims(records: Sequence[ClaimRecord], folder: Path, command: str) -> Path:
-    """Write the page of claims beside that of runs; its path is given back."""
+def write_claims(
+    records: Sequence[ClaimRecord],
+    folder: Path,
+    command: str,
+    attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
+) -> Path:
+    """Write the page of claims beside that of runs, with all attempts at each that are registered; give its path."""
     make_folder(folder)
-    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of them, at 5 %"
+    attempts = attempts or {}
+    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of their size, at 5 %"
     links = [f"#{claim_anchor(record)}" for record in records]
     page = fill(
         "claims.html",
         command,
-        summary=claims_summary(records),
+        summary=claims_summary(records, len(attempts)),
         rule=RULE,
-        overview=format_html(tabulate_claims(records).select(*OF_A_CLAIM), "claims", caption, links),
-        claims=[claim_view(record, folder) for record in records],
+        overview=format_html(tabulate_claims(records, len(attempts)).select(*OF_A_CLAIM), "claims", caption, links),
+        claims=[claim_view(record, folder, attempts.get(record.name, ())) for record in records],
     )
     write_atomically(folder / CLAIMS, page)
     return folder / CLAIMS
@@ -312,9 +319,10 @@ OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws"
 SPOKEN = {"main": "the claim", "second": "second look"}
 RULE = (
     "Each claim said beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
-    "expected; refuted: it lies outside; undecided: anything else, and also where the control is supported too. CPU "
-    "minutes are those of one core that does all runs of a claim by itself: two idle cores need half as long, and what "
-    "else a machine is doing does not count. Runs that claims share are counted for each."
+    "expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own interval "
+    "lies outside; undecided: anything else, and also where the control is supported too. CPU minutes are those of one "
+    "core that does all runs of a claim by itself: two idle cores need half as long, and what else a machine is doing "
+    "does not count. Runs that claims share are counted for each."
 )
 
 
@@ -322,7 +330,7 @@ def claim_anchor(record: ClaimRecord) -> str:
     return f"claim-{slug(record.path.name)}"
 
 
-def claim_view(record: ClaimRecord, folder: Path) -> View:
+def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()) -> View:
     anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
     # with its size, if that is not its own: no other on the page is called so
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
@@ -335,7 +343,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> View:
     notes += [f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))]
 
     picture: Shown | None = None  # if it is there, and is one
-    heading = f"{title}: {record.main.verdict}"
+    heading = f"{title}: {record.verdict}"
     try:
         drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
         picture = Shown(heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command)
@@ -346,7 +354,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> View:
     return {
         "anchor": anchor,
         "name": record.name,
-        "verdict": record.main.verdict,
+        "verdict": record.verdict,
         "size": record.size,
         "statement": record.statement,
         "source": record.source,
@@ -360,6 +368,7 @@ def claim_view(record: ClaimRecord, folder: Path) -> View:
             tabulate(OF_A_LOOK, rows, ("figure", "low", "high")), f"looks-{anchor}", f"Looks at {title}"
         ),
         "notes": notes,
+        "attempts": [describe_attempt(one, one is attempts[-1]) for one in attempts],
         "files": [(name, link(record.path / name, folder)) for name in files],
     }
 

@@ -269,16 +269,16 @@ def record(folder: Path, name: str, verdict: str = "supported", p: float | None 
     return found
 
 
-def test_more_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
-    """Three seeds took 90 seconds of work, so that four more take two minutes, however long the machine was busy."""
+def test_fresh_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) -> None:
+    """Three seeds took 90 seconds of work, so that seven take three and a half minutes, however busy a machine is."""
     found = record(tmp_path / "claims", "one", "undecided", None)
     asked = replace(found, looks={**found.looks, "main": replace(found.main, more_seeds=4)})
     write_claim(asked)
     for uncounted in ({}, {"runs": Seconds(wall=90.0)}):  # as those that were kept before processor time was counted
         write_timings(asked.path / TIMINGS, uncounted)
-        assert outlook(asked) == "4 more seeds would probably decide"
+        assert outlook(asked) == "7 fresh seeds would probably decide"
     write_timings(asked.path / TIMINGS, {"runs": Seconds(wall=4000.0, processor=90.0)})
-    told = "4 more seeds, about 2.0 CPU minutes, would probably decide"
+    told = "7 fresh seeds, about 3.5 CPU minutes, would probably decide"
     assert asked.json_fields["cpu_minutes"] == 1.5
     assert told in line(asked)
     assert told in notes([asked])
@@ -294,7 +294,7 @@ def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
     asked = replace(found, looks={**found.looks, **open_})
     write_claim(asked)
     write_timings(asked.path / TIMINGS, {"runs": Seconds(90.0, 90.0), "second": Seconds(30.0, 30.0)})
-    told = "4 more seeds, about 0.7 CPU minutes, would probably decide"
+    told = "7 fresh seeds, about 1.2 CPU minutes, would probably decide"
     assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
     assert page.read_text(encoding="utf-8").count(f"second look: {told}") == 1

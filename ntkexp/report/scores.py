@@ -1,0 +1,147 @@
+"""What `attribute` and `load_run(…).contributions` give: a data set whose scores other libraries can take.
+
+    score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
+                             without xᵢ the output would be lower        (effect, whose sign is reversed)
+
+So dattri, TRAK, quanda and `ntkexp.validate` read scores. The arrays of the data set itself keep their own signs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ntkexp.mistake import WrongArgument, nearest
+from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, DIMS, EFFECT, MEASURE
+from ntkexp.records.data import OUT_NAME
+from ntkexp.report.top_examples import FindExample, html_table, output_names
+from ntkexp.text import listed
+
+Layout: TypeAlias = Literal["train,test", "test,train"]
+LAYOUTS: dict[str, tuple[str, str]] = {"train,test": ("example", "probe"), "test,train": ("probe", "example")}
+"""The axes of each layout, in order."""
+
+FEW = 8  # names of outputs that a message lists
+
+RAISED = "positive: the example raised it"
+LOWER_WITHOUT = "positive: it would be lower without the example"
+
+
+class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks at its subclasses
+    """The arrays of `records.contributions`, on the axes probe, out and example.
+
+    >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
+    >>> found = Attribution({"contribution": (DIMS, parts)}, {"example": ["a", "b"]})
+    >>> found.to_scores("test,train").to_pandas().to_dict("index")
+    {0: {'a': 1.0, 'b': -2.0}, 1: {'a': 0.5, 'b': 0.0}}
+    >>> found.to_pandas().head(2)
+       probe  out example  contribution
+    0      0    0       a           1.0
+    1      0    0       b          -2.0
+    """
+
+    __slots__ = ("_find",)
+    _find: FindExample
+
+    def showing(self, find: FindExample) -> Attribution:
+        """Let `find` show examples and points in notebooks. What is selected from this shows their names alone."""
+        self._find = find
+        return self
+
+    def _repr_html_(self) -> str:
+        """The examples that did most to each point, and all arrays below."""
+        arrays: str = super()._repr_html_()
+        if CONTRIBUTION not in self.data_vars or set(self[CONTRIBUTION].dims) != set(DIMS):
+            return arrays
+        table = html_table(self, getattr(self, "_find", lambda axis, place: None))
+        return f"<div>{table}<details><summary>all arrays</summary>{arrays}</details></div>"
+
+    def to_scores(
+        self,
+        layout: Layout = "train,test",
+        *,
+        score: str = CONTRIBUTION,
+        out: str | int | None = None,
+        component: str | None = None,
+    ) -> xr.DataArray:
+        """A matrix of scores, with the names of its rows and columns: [example, probe], or [probe, example].
+
+        `score` is 'contribution', or 'effect', whose sign is reversed: a score is positive where the example raised
+        the output, or where the output would be lower without it. `out` names the output or the number of a measure,
+        if there are several; `component` names one of those of `by=`, whose scores add up to the contribution.
+
+        Points of a run that were not attributed are left out; the axis `probe` says which points the others are.
+        `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
+        """
+        if layout not in LAYOUTS:
+            raise WrongArgument(f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout")
+        parts = self._one_output(self._one_score(score, component), out)
+        for axis in ("probe", "example"):
+            if axis not in parts.dims:
+                raise WrongArgument(f"to_scores: the axis {axis} is gone; keep it by isel({axis}=[0])")
+
+        # points that were not attributed are not numbers for any example
+        known = parts.assign_coords({axis: parts[axis] for axis in ("probe", "example")}).dropna("probe", how="all")
+        if not bool(np.isfinite(known).all()):
+            raise WrongArgument(f"score={score!r} is not a finite number for every example", "score")
+
+        scores = -known if score == EFFECT else known
+        facts = {"sign": LOWER_WITHOUT if score == EFFECT else RAISED}
+        if MEASURE in self.attrs:
+            facts[MEASURE] = str(self.attrs[MEASURE])
+        return scores.transpose(*LAYOUTS[layout]).rename(score).drop_attrs().assign_attrs(facts)
+
+    def to_pandas(self) -> pd.Series | pd.DataFrame:
+        """A row for each point, output and example, with its scores: contributions, also by component, and
+        effects, with their own signs. Points of a run that were not attributed are left out."""
+        columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
+        if not columns:  # something else was made of it
+            return super().to_pandas()
+        if BY_COMPONENT in self:
+            parts = self[BY_COMPONENT]
+            columns |= {f"{BY_COMPONENT}.{name}": parts.sel(component=name) for name in self._components}
+        plain = {name: (array.dims, array.to_numpy()) for name, array in columns.items()}
+        table = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS}).to_dataframe(dim_order=list(DIMS))
+        return table.dropna(how="all").reset_index()
+
+    @property
+    def _scores(self) -> list[str]:
+        """The arrays that say how much each example matters, by their names; those of other rules have these behind."""
+        kinds = (CONTRIBUTION, EFFECT)
+        return [str(name) for name in self.data_vars if str(name) in kinds or str(name).startswith(f"{CONTRIBUTION}_")]
+
+    @property
+    def _components(self) -> list[str]:
+        return [str(name) for name in self[COMPONENT].to_numpy()] if BY_COMPONENT in self else []
+
+    def _one_score(self, score: str, component: str | None) -> xr.DataArray:
+        """The array of these scores, or its part by a component."""
+        if score not in (names := self._scores):
+            there = f"there are {listed(names)}" if names else "there are none"
+            advice = "; attribute with effects=True" if score == EFFECT else ""
+            raise WrongArgument(f"score={score!r}: there are no such scores; {there}{advice}", "score")
+        if component is None:
+            return self[score]
+        if score != CONTRIBUTION:
+            raise WrongArgument(f"component={component!r}: '{score}' is not known by component", "component")
+        if component not in (known := self._components):
+            advice = nearest(component, known) or f"; there are {listed(known)}" if known else "; attribute with by="
+            raise WrongArgument(f"component={component!r}: there is no such component{advice}", "component")
+        return self[BY_COMPONENT].sel(component=component, drop=True)
+
+    def _one_output(self, parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
+        """The part of one output, which has to be named if there are several."""
+        if "out" not in parts.dims:
+            return parts.drop_vars(["out", OUT_NAME], errors="ignore")
+        names, numbers = output_names(parts), parts["out"].to_numpy().tolist()
+        shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
+        if out is None and len(names) > 1:
+            raise WrongArgument(f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out")
+        if out is not None and (out not in names + numbers or isinstance(out, bool)):
+            near = nearest(str(out), map(str, names)) or f"; there are {shown}"
+            raise WrongArgument(f"out={out!r}: there is no such output{near}", "out")
+        place = 0 if out is None else (names if out in names else numbers).index(out)
+        return parts.isel(out=place).drop_vars(["out", OUT_NAME], errors="ignore")

@@ -1,0 +1,115 @@
+"""A claim is registered before it is looked at, and the claims of this project stand in their register as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ntkexp.claim.conduct import Workshop, circumstances, look_as_planned, register_claim
+from ntkexp.claim.read import claim_names, read_claim
+from ntkexp.cli.claims import registered, stands
+from ntkexp.config.choices import shipped
+from ntkexp.config.compose import composer
+from ntkexp.mistake import Mistake
+from ntkexp.records.register import REGISTER, SEAL, Register
+from ntkexp.report.claims import describe_attempt, outlook, tabulate_attempts
+from ntkexp.report.page.build import write_claims
+from ntkexp.sweep.jobs import NoListener
+from tests.claim.subject import OF_LINES, judged, planned
+from tests.kernel_file.subjects import Here
+
+TINY = OF_LINES | {"quick": {"seeds": 2}}
+
+
+def written(folder: Path, tree: dict[str, Any]) -> Any:
+    """The claim in a folder of a user's own, and what builds it."""
+    (folder / "claim").mkdir(exist_ok=True)
+    (folder / "claim" / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    return composer(folder, ["tests"])
+
+
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_claims_of_the_project_stand_in_its_register(every: int) -> None:
+    builder = composer(None, []).builder
+    attempts = Register.opened(shipped() / "claim" / REGISTER).attempts()
+    digests = {attempt.name: attempt.digest for attempt in attempts}  # of the last entry of each name
+    names = claim_names(builder.choices)
+    assert [*names] == sorted(digests)
+    assert {name: read_claim(name, builder).digest for name in names[::every]} == {
+        name: digests[name] for name in names[::every]
+    }
+
+
+@pytest.mark.skipif(not (shipped().parent / ".git").exists(), reason="not a checkout")
+def test_lines_of_the_register_name_the_commit() -> None:
+    assert len(str(circumstances()["commit"]).removesuffix("+")) == 40
+
+
+def test_a_margin_is_changed_with_a_reason_alone_and_what_the_first_one_found_is_shown(tmp_path: Path) -> None:
+    made, out = written(tmp_path, TINY | {"second": {"trial": {"slope": -2.0}}}), tmp_path / "out" / "claims"
+    register_claim("tiny", made.builder, out)
+    record = judged(planned(TINY | {"second": {"trial": {"slope": -2.0}}}, out, made=made))
+    assert (record.main.verdict, record.verdict, record.p) == ("supported", "not replicated", 1.0)
+    register = Register.opened(tmp_path / "claim" / REGISTER)
+    register.record(record, circumstances())
+
+    made = written(tmp_path, TINY | {"second": {"trial": {"slope": -1.05}}})
+    with pytest.raises(Mistake, match=r"second\.trial\.slope changed; say why in a sentence"):
+        register_claim("tiny", made.builder, out)
+    register_claim("tiny", made.builder, out, "The second slope was that of another claim.")
+    attempts = registered(made.builder.choices, out)["tiny"]
+    assert [stands(record, attempts[:1]), stands(record, attempts)] == [True, False]
+    assert "not replicated" in describe_attempt(attempts[0], stands=False)
+    assert [row[3] for row in tabulate_attempts(attempts).rows] == ["not replicated", "–"]
+    now = judged(planned(TINY | {"second": {"trial": {"slope": -1.05}}}, out, made=made))
+    page = write_claims([now], tmp_path / "report", "ntkexp claims tiny", {"tiny": attempts}).read_text()
+    assert "Looked at on" in page
+    assert "The second slope was that of another claim." in page
+
+
+def test_a_claim_is_judged_as_often_as_it_planned(tmp_path: Path) -> None:
+    """A margin as narrow as the noise is left open by four seeds, and decided by forty."""
+    tree = TINY | {"seeds": 40, "looks": [4, 40], "second": {}, "quick": None}
+    tree["expectation"] = tree["expectation"] | {"margin": 0.006}
+    made = written(tmp_path, tree)
+    claim = read_claim("tiny", made.builder)
+    assert claim.fields["looks"]["main"]["planned"] == [4, 40]
+    workshop = Workshop(Here(1), NoListener(), ("tests",))
+    records = list(look_as_planned(claim, made, tmp_path / "out", workshop, "default"))
+    assert [record.main.verdict for record in records] == ["undecided", "supported"]
+    assert [len(record.main.seeds) for record in records] == [4, 40]
+    assert [len(record.looks["control"].seeds) for record in records] == [4, 4]  # which four seeds refute
+    assert {record.digest for record in records} == {claim.digest}
+    assert outlook(records[0]) == ""  # no other seeds are called for
+
+
+@pytest.mark.parametrize("looks", [[24], [4, 5], [5, 4, 6], [1, 6], "4, 6"])
+def test_looks_that_cannot_be_planned_are_refused(tmp_path: Path, looks: Any) -> None:
+    made = written(tmp_path, TINY | {"seeds": 6, "looks": looks})
+    with pytest.raises(Mistake, match=r"looks=.*the last of which is all 6, such as \[2, 6\]"):
+        read_claim("tiny", made.builder)
+
+
+def test_other_seeds_are_judged_once(tmp_path: Path) -> None:
+    made = written(tmp_path, TINY | {"seeds": 6, "looks": [3, 6], "second": {"seeds": 12}, "quick": {"seeds": 2}})
+    assert {name: look.sizes for name, look in read_claim("tiny", made.builder).looks.items()} == {
+        "main": (3, 6),
+        "control": (3, 6),
+        "second": (12,),
+    }
+    assert read_claim("tiny", made.builder, "quick").looks["main"].sizes == (2,)
+
+
+def test_claims_that_cannot_be_written_beside_have_their_register_in_the_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = written(tmp_path, TINY)
+    beside = register_claim("tiny", made.builder, tmp_path / "out")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    elsewhere = register_claim("tiny", made.builder, tmp_path / "out")
+    assert elsewhere.path == tmp_path / "out" / REGISTER
+    assert (elsewhere.lines, elsewhere.last) == (beside.lines, beside.last)
+    assert (tmp_path / "out" / SEAL).read_bytes() == (tmp_path / "claim" / SEAL).read_bytes()

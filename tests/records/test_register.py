@@ -1,0 +1,140 @@
+"""The register of claims only grows: what was changed or taken out is seen, and every look stays."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.claim import ClaimRecord, Judgement
+from ntkexp.records.register import FIRST, REGISTER, SEAL, Register
+
+ABOUT = {"date": "2026-11-24T12:00:00+00:00", "version": "0.1.0", "commit": None}
+SAID = {"seeds": [0, 1], "margin": 0.1}
+BECAUSE = "The first margin was that of another paper."
+
+
+def sizes(digest: str) -> dict[str, str]:
+    return {"default": digest, "quick": f"{digest}q", "full": digest}
+
+
+def look(digest: str, size: str = "default", **found: Any) -> ClaimRecord:
+    """What a look at a claim found; `found` are the verdicts of its looks, and the figure of all."""
+    figure = found.pop("figure", 1.0)
+    verdicts = {"main": "supported", "control": "refuted", "second": "supported"} | found
+    looks = {
+        name: Judgement(
+            verdict=verdict,
+            figure=figure,
+            low=0.9,
+            high=float("nan"),
+            p=0.01,
+            more_seeds=None,
+            expected="≥ 0",
+            seeds=(0, 1),
+            draws="",
+            note="",
+        )
+        for name, verdict in verdicts.items()
+    }
+    words = {"statement": "s", "source": "p", "refutes": "r", "command": "c"}
+    return ClaimRecord(path=Path("c"), name="mine", digest=digest, size=size, looks=looks, **words)
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Register:
+    """Three lines: a claim, a look at it that refuted it, and the claim with another margin."""
+    register = Register.opened(tmp_path / REGISTER)
+    register.enter("mine", sizes("a"), SAID, "", ABOUT)
+    register.record(look("a", main="refuted"), ABOUT)
+    register.enter("mine", sizes("b"), SAID | {"margin": 0.2}, BECAUSE, ABOUT)
+    return register
+
+
+def test_a_change_is_a_new_entry_and_the_looks_at_the_old_one_stay(register: Register) -> None:
+    first, second = Register.opened(register.path).attempts("mine")
+    assert (first.reason, first.replaces, [each["verdict"] for each in first.looks]) == (FIRST, None, ["refuted"])
+    assert (second.reason, second.replaces, second.looks) == (BECAUSE, "a", [])
+    assert (second.changed, second.differs) == ({"margin": 0.2}, ["margin"])
+    assert register.fields_of("mine") == {"seeds": [0, 1], "margin": 0.2}
+
+
+@pytest.mark.parametrize("reason", ["", "better"])
+def test_a_change_without_a_reason_is_refused(register: Register, reason: str) -> None:
+    with pytest.raises(Mistake, match=r"registered on 2026-11-24 as b: margin changed; say why in a sentence"):
+        register.enter("mine", sizes("c"), SAID | {"margin": 0.3}, reason, ABOUT)
+    assert len(Register.opened(register.path).lines) == 3
+
+
+def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: Register) -> None:
+    register.enter("mine", sizes("b"), SAID | {"margin": 0.2}, "", ABOUT)
+    for found in (look("b"), look("b", figure=1.0 + 1e-9), look("b", figure=1.1), look("bq", "quick")):
+        register.record(found, ABOUT)
+    assert [each["size"] for each in register.attempts("mine")[-1].looks] == ["default", "default", "quick"]
+    with pytest.raises(Mistake, match="no look at it can be recorded"):
+        register.record(look("z"), ABOUT)
+
+
+@pytest.mark.parametrize(("seeds", "refused"), [([*range(1, 9)], True), ([2, 3, 4], False)])
+def test_a_number_of_seeds_that_is_chosen_after_a_look_takes_fresh_ones(
+    register: Register, seeds: list[int], refused: bool
+) -> None:
+    register.record(look("b"), ABOUT)
+    said = SAID | {"margin": 0.2, "seeds": seeds}
+    if refused:
+        with pytest.raises(Mistake, match=r"seed 1 of seeds was looked at already.* such as 2\.\.9"):
+            register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+    else:
+        register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+        assert register.standing("mine") == register.attempts("mine")[2]
+
+
+def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -> None:
+    register.enter("mine", sizes("a"), SAID, "The first margin was right after all.", ABOUT)
+    register.record(look("a"), ABOUT)
+    assert [len(attempt.looks) for attempt in register.attempts("mine")] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_line_that_is_taken_out_is_seen(register: Register, line: int) -> None:
+    lines = register.path.read_text().splitlines(keepends=True)
+    register.path.write_text("".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(Mistake, match="taken out"):
+        Register.opened(register.path)
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_line_that_is_changed_is_seen(register: Register, line: int) -> None:
+    lines = register.path.read_text().splitlines(keepends=True)
+    lines[line] = lines[line].replace("mine", "yours", 1)
+    register.path.write_text("".join(lines))
+    with pytest.raises(Mistake, match="changed"):
+        Register.opened(register.path)
+
+
+def test_a_log_that_is_gone_or_not_sealed_is_seen(register: Register) -> None:
+    seal = register.path.with_name(SEAL)
+    sealed = seal.read_bytes()
+    seal.unlink()
+    with pytest.raises(Mistake, match="lines were taken out or changed"):
+        Register.opened(register.path)
+    seal.write_bytes(sealed)
+    register.path.unlink()
+    with pytest.raises(Mistake, match="has 0 lines"):
+        Register.opened(register.path)
+
+
+@pytest.mark.parametrize("cut", [5, 0])
+def test_a_kill_between_line_and_seal_leaves_a_log_that_goes_on(register: Register, cut: int) -> None:
+    seal, before = register.path.with_name(SEAL), register.path.with_name(SEAL).read_bytes()
+    register.record(look("b"), ABOUT)
+    seal.write_bytes(before)
+    whole = register.path.read_bytes()
+    register.path.write_bytes(whole[: len(whole) - cut])
+    register.record(look("b"), ABOUT)
+    assert Register.opened(register.path).lines == [json.loads(text) for text in whole.splitlines()]
+    assert json.loads(seal.read_text())["last"] == sha256(whole.splitlines()[-1]).hexdigest() or not cut

@@ -1,0 +1,214 @@
+"""A log has every number of metrics.csv, each step once, also of a run that was broken off."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ntkexp.cli.main import run
+from ntkexp.mistake import WrongArgument
+from ntkexp.progress import Silent
+from ntkexp.records.results import Result, read_results, read_rows
+from ntkexp.report.live_log import PLACE, Row, ladder_name, metric_name, open_log
+from ntkexp.run.execute import execute
+from tests.report.stand_ins import STAND_INS, Point, Service, stand_in
+from tests.run.commands import only_run
+from tests.run.small import small
+
+FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
+
+# --- The log of rows that are made up: the first attempt is broken off after step 3, its checkpoint is of step 2.
+
+CONFIG = {"model": {"width": 8}, "seed": 0}
+ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "drift": None if k % 2 else 0.1 * k} for k in range(7)]
+LADDER = [Result("probe", "secant", relative_error=1e-12), Result("probe", "left")]
+
+
+def points(rows: Iterable[Row]) -> list[Point]:
+    """Every number of these rows, by its step."""
+    of_all = [
+        (int(row["step"] or 0), metric_name(name), v) for row in rows for name, v in row.items() if name != "step"
+    ]
+    return sorted((step, name, float(v)) for step, name, v in of_all if v is not None)
+
+
+POINTS = points(ROWS)
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def broken_off(name: str, folder: Path) -> str:
+    """The key of the log of the first attempt."""
+    with suppress(KeyboardInterrupt), open_log(name, folder, CONFIG, None, (), Silent()) as log:
+        for row in ROWS[:4]:
+            log.write_row(row)
+        raise KeyboardInterrupt
+    return log.key
+
+
+def resumed(name: str, folder: Path, key: str | None) -> Heard:
+    """What is said while the second attempt is logged."""
+    heard = Heard()
+    with open_log(name, folder, CONFIG, key, ROWS[:3], heard) as log:
+        for row in ROWS[3:]:
+            log.write_row(row)
+        log.conclude(LADDER, 6)
+    return heard
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_service_has_each_step_once(name: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = stand_in(monkeypatch, name)
+    heard = resumed(name, tmp_path, broken_off(name, tmp_path) if first else None)
+    assert sorted(service.only.points) == POINTS
+    assert service.only.results == {"ladder/probe/secant": 1e-12}
+    assert service.only.config in ({"model.width": "8", "seed": "0"}, CONFIG)
+    assert (service.only.name, service.only.states[-1]) == (tmp_path.name, "FINISHED")
+    assert ("KILLED" in service.only.states) == first
+    assert heard.warnings == []
+
+
+def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
+    """Also one that reads the run since before it was broken off."""
+    key = broken_off("tensorboard", tmp_path)
+    events = EventAccumulator(str(tmp_path / PLACE), {"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("metrics/loss")] == [0, 1, 2, 3]
+    resumed("tensorboard", tmp_path, key)
+    events.Reload()
+    found = sorted((e.step, name, e.value) for name in events.Tags()["scalars"] for e in events.Scalars(name))
+    expected = sorted([*POINTS, (6, "ladder/probe/secant", 1e-12)])
+    assert [point[:2] for point in found] == [point[:2] for point in expected]
+    assert [point[2] for point in found] == pytest.approx([point[2] for point in expected], rel=FLOAT32)
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_log_that_fails_is_said_once_and_raises_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, name).fails_at = 2
+    (said,) = resumed(name, tmp_path, None).warnings
+    assert said.startswith(f"log={name} failed ")
+    assert said.endswith(" (no route to host); the run goes on without it")
+
+
+def test_a_log_that_cannot_begin_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "mlflow")
+    monkeypatch.setattr(Service, "add", lambda *_: 1 / 0)
+    with pytest.raises(WrongArgument, match=r"^log=mlflow cannot begin: division by zero$"):
+        resumed("mlflow", tmp_path, None)
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "resume"])
+def test_a_missing_package_is_missed_before_anything_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ntkexp.report.live_log.find_spec", lambda name: None)
+    assert run([command, *(["here"] if command == "resume" else []), "--log=mlflow"]) == 2
+    said = capfd.readouterr().err
+    assert said == "ntkexp: --log=mlflow needs mlflow, which is not installed: pip install 'ntkexp[mlflow]'\n"
+    assert not os.listdir(tmp_path)
+
+
+# --- The packages themselves, where they are installed.
+
+CLIENT = (
+    *("get_experiment_by_name", "create_experiment", "create_run", "update_run", "get_metric_history", "log_batch"),
+    "set_terminated",
+)
+USED = {"wandb": ("init", "Run.log", "Run.finish"), "mlflow": tuple(f"MlflowClient.{name}" for name in CLIENT)}
+
+
+def signature(package: ModuleType, path: str) -> dict[str, tuple[object, object]]:
+    """The kind and default of each argument of a function of a package, by its name."""
+    found: object = package
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert callable(found)
+    return {name: (each.kind, each.default) for name, each in inspect.signature(found).parameters.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in USED.items() for path in paths])
+@pytest.mark.filterwarnings("ignore")
+def test_stand_ins_take_what_packages_take(name: str, path: str) -> None:
+    package = pytest.importorskip(name)
+    imitation = STAND_INS[name](Service())[name]
+    assert signature(imitation, path).items() <= signature(package, path).items()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_itself_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    key = broken_off("mlflow", tmp_path)
+    assert resumed("mlflow", tmp_path, key).warnings == []
+    client = mlflow.MlflowClient()
+    of_run = client.get_run(key)
+    assert (of_run.info.status, of_run.info.run_name) == ("FINISHED", tmp_path.name)
+    assert of_run.data.params == {"model.width": "8", "seed": "0"}
+    histories = {name: client.get_metric_history(key, name) for name in of_run.data.metrics}
+    found = [(at.step, name, at.value) for name, history in histories.items() for at in history]
+    assert sorted(found) == sorted([*POINTS, (6, "ladder/probe/secant", 1e-12)])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_itself_takes_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, where it has no runs to continue: its summary has the last of each number."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    finished = list[dict[str, object]]()
+    monkeypatch.setattr(wandb.Run, "finish", lambda self, exit_code: finished.append(dict(self.summary)))
+    assert resumed("wandb", tmp_path, None).warnings == []
+    (summary,) = finished
+    last = {name: value for _, name, value in POINTS}
+    assert {name: summary[name] for name in summary if not name.startswith("_")} == last | {
+        "ladder/probe/secant": 1e-12
+    }
+
+
+# --- Runs.
+
+WORDS = ("data.train=4", "data.probe=2", "data.test=2", "model.width=4", "model.depth=1", "steps=3", "threads=1")
+LEFT = ("path.rule=[left]", "ladder.machine=[left]", "checkpoint_seconds=0")
+
+
+class BrokenOff(Silent):
+    """Progress that is interrupted after the second step, whose numbers are logged and which no checkpoint has."""
+
+    def step(self, step: int, loss: float | None, drift: float | None) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_logs_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, words = stand_in(monkeypatch, "wandb"), [*WORDS, *LEFT]
+    experiment = small(*words)
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, words, tmp_path, False, BrokenOff(), pictures=False, log="wandb")
+    folder = execute(experiment, words, tmp_path, False, Silent(), pictures=False, log="wandb")
+    assert folder == only_run(tmp_path)
+    assert {step for step, _, _ in service.only.points} == {0, 1, 2, 3}
+    assert sorted(service.only.points) == points(read_rows(folder / "metrics.csv"))
+    errors = {ladder_name(r.split, r.machine): r.relative_error for r in read_results(folder / "results.csv")}
+    assert service.only.results == {name: error for name, error in errors.items() if error is not None}
+    assert service.only.states == ["KILLED", "FINISHED"]
