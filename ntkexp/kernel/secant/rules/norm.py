@@ -44,7 +44,7 @@ def mean_shares(call: Call) -> Tensor:
         return torch.where(z == -inf, z, z.log_softmax(dim))
 
     if call.is_point:  # the mean of equal ends
-        return call.slope(value, lambda z, _: logarithms(z).exp_())
+        return call.slope(value, lambda z, _: logarithms(z).exp())
     return call.slope(value, lambda z0, z1: log_mean(logarithms(z0), logarithms(z1)))
 
 
