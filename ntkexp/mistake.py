@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
+from math import inf, nan
+from operator import index
 from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
 
@@ -91,6 +93,43 @@ def first_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+def checked_number(name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False) -> float:
+    """A number from `least` on, or only `above` it, up to `most`; anything else is refused by the name it has.
+
+    >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
+    (0.5, inf)
+    >>> checked_number("memory_gb", "much", above=True)
+    Traceback (most recent call last):
+    ntkexp.mistake.WrongArgument: memory_gb='much': it takes a number > 0
+    """
+    try:
+        number = nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]  # refused below
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of tensors
+        number = nan
+    if not least <= number <= most or (above and number == least):
+        end = f" and ≤ {most:g}" if number > most or number == inf else ""
+        raise WrongArgument(f"{name}={value!r:.40}: it takes a number {'>' if above else '≥'} {least:g}{end}", name)
+    return number
+
+
+def checked_count(name: str, value: object, least: int, most: int = 10**7) -> int:
+    """A whole number in a range; anything else is refused by the name it has.
+
+    >>> checked_count("steps", 3, 0)
+    3
+    >>> checked_count("steps", 1.5, 0)
+    Traceback (most recent call last):
+    ntkexp.mistake.WrongArgument: steps=1.5: it takes a whole number from 0 to 10000000
+    """
+    try:
+        number = index(value)  # type: ignore[arg-type]  # refused below
+    except (TypeError, ValueError, RuntimeError):
+        number = least - 1
+    if not least <= number <= most:
+        raise WrongArgument(f"{name}={value!r:.40}: it takes a whole number from {least} to {most}", name)
+    return number
 
 
 def refuse_special(path: Path, given: str, largest: int) -> int:

@@ -28,7 +28,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
-from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
@@ -71,10 +71,13 @@ class Design:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.trainings < 3:
+        checked_number("leave_out", self.leave_out)
+        if checked_count("trainings", self.trainings, 0) < 3:
             raise Mistake(f"trainings={self.trainings}: ranks of fewer than 3 say nothing; take 100")
-        if self.fresh < 0:
-            raise Mistake(f"fresh={self.fresh}: it is a number of seeds for each training, or 0")
+        checked_count("fresh", self.fresh, 0)
+        checked_count("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.top is not None:
+            checked_number("top", self.top)
 
     def removals(self, examples: int) -> list[tuple[int, ...]]:
         """Who is left out of each training, drawn from the seed."""
@@ -393,6 +396,15 @@ def validate(
 
     Trainings are kept beside a run, and are not repeated.
     """
+    if isinstance(trust, str | bytes) or not all(isinstance(each, str) for each in trust):
+        raise WrongArgument(f"trust={trust!r:.40}: give a list of packages, or of files such as my_net.py", "trust")
+    if not (split is None or isinstance(split, str)):
+        raise WrongArgument(f"split={split!r:.40}: give the name of a split, such as 'probe'", "split")
+    if not (engine is None or isinstance(engine, AbstractEngine)):
+        raise WrongArgument(f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine")
+    if not (again is None or isinstance(again, str) or callable(again)):
+        raise WrongArgument(f"again= is a {type(again).__name__}; give a function, or where it lies", "again")
+    queries = checked_count("queries", queries, 1)
     design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):

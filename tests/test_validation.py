@@ -184,6 +184,9 @@ def test_a_followed_loop_is_carried_out_without_examples() -> None:
     [
         ({"leave_out": 0}, "leave_out=0 of 24 examples: it takes a share below 1, or from 1 to 23"),
         ({"leave_out": 24}, "leave_out=24 of 24"),
+        ({"leave_out": np.nan}, "leave_out=nan: it takes a number"),
+        ({"top": np.inf}, "top=inf: it takes a number"),
+        ({"queries": 0}, "queries=0: it takes a whole number"),
         ({"trainings": 2}, "trainings=2: ranks of fewer than 3 say nothing"),
         ({"fresh": -1}, "fresh=-1"),
         ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*turn it around"),

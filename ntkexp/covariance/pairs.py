@@ -96,6 +96,34 @@ class Pairs:
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
+    def places(self) -> Int[Tensor, "first second"]:
+        """Find the place of each pair of pixels among those that are stored, which have to be all."""
+        count = prod(self.pixels)
+        if self.count != count**2:
+            raise ValueError(f"these are {self.count} of {count**2} pairs")
+        place = torch.zeros((), dtype=torch.long)
+        for axis, n in enumerate(self.pixels):
+            first, second = torch.arange(n)[:, None], torch.arange(n)
+            here = (second - first) % n * n + first  # [p, q], by offset and pixel of this axis
+            axes = [(n if k == axis else 1) for k in range(len(self.pixels))]
+            place = place * n**2 + here.reshape(*axes, *axes)
+        return place.reshape(count, count)
+
+    def as_matrix(self, values: Tensor) -> Float[Tensor, "*example first second"]:
+        """Values of all pairs as a matrix.
+
+        >>> Pairs.all((2,)).as_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
+        [[1.0, 3.0], [4.0, 2.0]]
+        """
+        first = values.dim() - 2 * len(self.pixels)
+        return values.flatten(first)[..., self.places().to(values.device)]
+
+    def from_matrix(self, matrix: Float[Tensor, "*example first second"]) -> Tensor:
+        """The inverse of `as_matrix`."""
+        order = self.places().flatten().argsort().to(matrix.device)
+        stored = matrix.flatten(-2)[..., order]
+        return stored.view(*stored.shape[:-1], *(size for n in self.pixels for size in (n, n)))
+
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
         """The part of values that belongs to some of the pairs."""
         first = values.dim() - 2 * len(self.pixels)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_flatten
 
 from ntkexp.foreign_loop.calls import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
@@ -24,7 +25,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, checked_count, checked_number
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
@@ -213,6 +214,8 @@ def refuse_unusable(
         raise Mistake(f"the model is a {type(model).__name__}; give the torch.nn.Module that the loop calls")
     if not optimizers:
         raise Mistake("there is no optimizer to follow; give that of the loop, or a list of them")
+    if strange := [type(each).__name__ for each in optimizers if not isinstance(each, torch.optim.Optimizer)]:
+        raise Mistake(f"the optimizer is a {strange[0]}; give a torch.optim.Optimizer, or a list of them")
     if len({id(each) for each in optimizers}) < len(optimizers):
         raise Mistake("an optimizer stands in the list twice; give each once")
     if not (ids is None or isinstance(ids, str) or callable(ids)):
@@ -228,14 +231,13 @@ def refuse_unusable(
             f"measure= is a {type(measure).__name__}; give a function of outputs and call that gives a number for each "
             "query"
         )
-    if not (to is None or isinstance(to, str | Path)):
-        raise Mistake(f"to= is a {type(to).__name__}; give the path of a folder")
-    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
-        raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
+    if not (to is None or isinstance(to, str | Path)) or "\0" in str(to):
+        raise Mistake(f"to={to!r:.40} is a {type(to).__name__} that names no folder; give the path of one")
+    checked_number("memory_gb", memory_gb, most=MOST, above=True)
     if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
         raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")
-    if every is not None and not (isinstance(every, int) and every > 0):
-        raise Mistake(f"every={every!r}: weights are kept after so many steps; give 1 or more")
+    if every is not None:
+        checked_count("every", every, 1)
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
@@ -245,9 +247,9 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: queries=: there is none among them; give inputs at which the model is to be explained
     """
-    each = queries if isinstance(queries, tuple | list) else [queries]
-    if any(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in each):
-        raise Mistake("queries=: there is a nested tensor among them; give a plain one")
+    each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
+    if any(isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided) for leaf in each):
+        raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
     if not examples(inputs := as_inputs(queries)):
         raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}

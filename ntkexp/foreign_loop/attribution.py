@@ -10,7 +10,7 @@ that of the weights at which it was called. Each step is proved as it is gone ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
+from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
+from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
@@ -100,6 +102,8 @@ class LoopSums:
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
+    carried: Float[Tensor, "probe out"]  # what was remembered before these steps, through them
+    other_steps: Float[Tensor, "probe out"]  # what steps did that were passed over
     by_component: LoopComponents | None = None
     by_position: LoopPositions | None = None
 
@@ -129,9 +133,9 @@ class LoopSums:
         if self.by_component is not None:
             self.by_component.add(step, rows, shares, coupled)
 
-    def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None) -> NamedArrays:
-        """All of it. `casts` is there if the loop or its optimizer rounds to shorter numbers, or with BatchNorm;
-        `coupling` only if it is not credited to examples."""
+    def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None, some: bool) -> NamedArrays:
+        """All of it, of all steps of a loop or of `some`. `casts` is there if the loop or its optimizer rounds to
+        shorter numbers, or with BatchNorm; `coupling` only if it is not credited to examples."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
@@ -142,6 +146,8 @@ class LoopSums:
             "coupling": (("probe", "out"), self.coupling),
             **proofs,
         }
+        if some:
+            found |= {name: (("probe", "out"), getattr(self, name)) for name in ("carried", "other_steps")}
         if self.halves is not None:
             found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
         if self.by_component is not None:
@@ -202,6 +208,8 @@ def sums_at_zero(
         by_step=outputs.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
         halves=halves_at_zero(steps, parts) if with_halves else None,
+        carried=torch.zeros_like(outputs),
+        other_steps=torch.zeros_like(outputs),
         by_component=by_component,
         by_position=by_position,
     )
@@ -218,9 +226,25 @@ class Backwards:
     later: Tape
     places: Mapping[str, int]
     added: LoopSums
+    steps: Sequence[int]  # their numbers
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
     announced: bool = False  # what batches take that norms couple
+
+    def over(self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]) -> None:
+        """Go back over all steps, to where the loop began; the calls of each are `explained` afterwards."""
+        began = steps.count
+        for step, later in steps.backwards():
+            if step.index + 1 < began:
+                self.pass_over(later)
+            self.take(step, later, steps)
+            self.begin(step)
+            began = step.index
+            explained(step.calls)
+            del step, later  # before those that come next are replayed
+            release_memory(self.calls.called.module.parameters())
+        if began:
+            self.pass_over(steps.start(0))
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Take one step back."""
@@ -234,7 +258,9 @@ class Backwards:
         found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
         for each in calls:
             total = each.total(step.start)
-            found = {name: part + total[name] for name, part in found.items()}
+            for name in found:
+                found[name] += total[name]
+            del total
 
         # proof (a); and what the optimizer took in beside that gradient: casts, or rounding. Where gradients cancel,
         # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
@@ -243,7 +269,7 @@ class Backwards:
         beside = dict[str, Tensor]()
         if cast or divides:
             beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
-        nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()} if beside else {}
+        nothing = {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside} if beside else {}
 
         # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries, with the running
         # statistics B from before the step; f(θ₊, B₊) − f(θ₊, B) is what these did
@@ -286,11 +312,25 @@ class Backwards:
         places = [self.places[name] for call in step.calls for name in call.names]
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
         shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
-        self.added.add(step.index, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
+        place = self.steps.index(step.index)
+        self.added.add(place, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
         if self.added.by_position is not None:
             each_rows = torch.split(rows, [len(call.names) for call in step.calls])
             read = [(each.by_position, places) for each, places in zip(calls, each_rows, strict=True)]
             self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
+
+    def begin(self, step: FollowedStep) -> None:
+        """Add what the optimizer remembered before the first of some steps, −⟨βU, m⟩, which is no example's here."""
+        if step.remembered and self.sum.adjoint is not None:
+            nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+            carried = {name: self.sum.carry[name] * m for name, m in step.remembered.items()}
+            self.added.carried -= self.sum.adjoint.applied(nothing | carried)
+
+    def pass_over(self, start: Weights) -> None:
+        """Go back over steps that nobody followed, to the weights at which the first of them began; U begins anew."""
+        tape = self.reader.record(start, self.queries)
+        self.added.other_steps += self.later.outputs - tape.outputs
+        self.later, self.sum = tape, BackwardSum(components=self.sum.components)
 
     def prove(
         self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]

@@ -56,9 +56,9 @@ def checked_mode(given: str) -> BatchNormMode:
     ntkexp.mistake.Mistake: batch_norm='frozen': give 'exact' or 'constant'
     """
     for mode in MODES:
-        if given == mode:
+        if isinstance(given, str) and given == mode:
             return mode
-    raise Mistake(f"batch_norm={given!r}: give 'exact' or 'constant'")
+    raise Mistake(f"batch_norm={given!r:.40}: give 'exact' or 'constant'")
 
 
 # --- Running statistics, as they move while a loop is watched. Calls of the model move them, with gradients or without;

@@ -31,11 +31,12 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
-from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, same_values
+from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, release_memory, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.step_log import LogStep, StepLog
+from ntkexp.foreign_loop.store.chosen import ChosenStore, Steps, chosen_steps
 from ntkexp.foreign_loop.store.disk import DiskStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
@@ -67,6 +68,7 @@ def follow(
     memory_gb: float = 4.0,
     batch_norm: BatchNormMode = "exact",
     rules: Sequence[AbstractOptimizerRule] = (),
+    steps: Steps | None = None,
     log: LogStep | None = None,
 ) -> Iterator[Trace]:
     """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
@@ -96,6 +98,9 @@ def follow(
     each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
+    `steps` says which steps are explained, if not all: a number, for the last n, or the numbers of some, such as
+    range(100, 110), counted from 0. The others are passed over, and only what they did together is found.
+
     `log` is a function of numbers and a step, called after each step with what is known of it: `gradient_norm`,
     `weight_norm`, `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`. `run.log` of wandb
     and `mlflow.log_metrics` are such functions.
@@ -119,6 +124,7 @@ def follow(
     # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
     optimizers = unwrapped_optimizers(optimizer)
     checked_mode(batch_norm)
+    chosen = None if steps is None else chosen_steps(steps)
     refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules, log)
     refuse_followed(optimizers)
     known = [known_optimizer(each, rules) for each in optimizers]
@@ -134,13 +140,14 @@ def follow(
     # Where steps are stored, and what is refused of the model itself.
     processes, altered = current_processes(), altered_loop()
     store = choose_store(
-        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by
+        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by, chosen
     )
     # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
     same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
     called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
     if altered is None:
         refuse_without_rules(called, moved, inputs)
+    release_memory(module.parameters())
     with recorded_loading() if ids == DATASET else nullcontext() as loading:
         watch = Watch(
             model,
@@ -157,8 +164,8 @@ def follow(
         whole = False
         try:
             watch.begin()
-            steps, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(steps, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
+            followed, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
+            trace = Trace(followed, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
             trace.batch_norm = batch_norm
             if altered is not None:
                 altered.traces.append(trace)
@@ -187,6 +194,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     known = outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
     write(asked() if known is None else known.start)
     yield
+    watch.catch_up()
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
@@ -207,6 +215,7 @@ def choose_store(
     memory_gb: float,
     measured: MeasuredQueries | None,
     by: By | None,
+    chosen: int | frozenset[int] | None = None,
 ) -> AbstractStore:
     """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
     `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
@@ -222,6 +231,13 @@ def choose_store(
                 f"{processes.world} processes train together, and each sees a part of every batch; give a folder in "
                 "which they write side by side, to=…, the same in every process"
             )
+    if chosen is not None and altered is None:
+        if to is not None or processes.world > 1 or len(optimizers) > 1:
+            raise Mistake(
+                "steps=: some steps are held in memory, of one optimizer in one process; leave steps= out, or to= and "
+                "other optimizers"
+            )
+        return ChosenStore(known, output, every, memory_gb, chosen)
     place = to if altered is None else altered.place
     if place is None:
         return MemoryStore(known, output, every, memory_gb) if altered is None else EndpointStore(known)

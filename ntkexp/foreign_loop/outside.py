@@ -13,6 +13,7 @@ After the last step it is a part of its own, which is no example's:
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -192,6 +193,23 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return torch.equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
+
+
+# --- Memory of large models.
+
+
+LARGE = 1e8  # bytes of weights
+
+
+def release_memory(tensors: Iterable[Tensor]) -> None:
+    """Return free memory to the system before much more is needed, of a large model with these tensors.
+
+    The C library keeps what tensors below 32 MB took, and of a large model these are several times its weights.
+    """
+    trim = getattr(LIBRARY, "malloc_trim", None)  # of glibc alone
+    if trim is not None and sum(tensor.nbytes for tensor in tensors) > LARGE:
+        gc.collect()
+        trim(0)
 
 
 # --- What changed after the last step.

@@ -385,7 +385,10 @@ class CalledModule:
                 if given is not None:
                     given(outputs.detach())
                 outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
-        return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        found = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        for parameter in parameters.values():
+            parameter.grad = None
+        return found
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """The module in these modes; what it holds in short numbers, in those of this kind.

@@ -33,6 +33,7 @@ class FollowedStep:
     settings: Mapping[str, Mapping[str, Any]]
     rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
     statistics: tuple[Weights, Weights] | None = None  # the running ones after the step before, and after this one
+    remembered: Weights = field(default_factory=dict)  # m before the first of some steps, of others before them
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """This step and one of another optimizer that took in the same gradients, as one."""
@@ -75,6 +76,16 @@ class AbstractSteps(ABC):
     @abstractmethod
     def end(self) -> Weights:
         """The weights after the last step."""
+
+    @property
+    def count(self) -> int:
+        """How many steps the loop took, of which these may be some."""
+        return len(self)
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """The numbers that these have among all steps of the loop."""
+        return range(len(self))
 
     @property
     def outside(self) -> Outside:
@@ -121,11 +132,25 @@ class AbstractStore(ABC):
     """Takes in the steps that `optimizers` take, as they happen."""
 
     folder: RunFolder | None = None  # of a store on disk
+    chooses: bool = False  # whether it stores some of the steps
 
     @property
     @abstractmethod
     def count(self) -> int:
         """How many steps there are so far."""
+
+    @property
+    def takes_next(self) -> bool:
+        """Whether the next step is to be stored."""
+        return True
+
+    def pass_over(self) -> None:
+        """The loop took a step that is not to be stored."""
+        raise ValueError("every step is stored")
+
+    def go_on(self, weights: Weights) -> None:
+        """After steps that were passed over the weights are these."""
+        raise ValueError("every step is stored")
 
     @abstractmethod
     def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.arguments import NEVER_CALLED
+from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
-from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss
+from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
-from ntkexp.foreign_loop.outside import outside_sentence
+from ntkexp.foreign_loop.outside import outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
@@ -39,6 +39,7 @@ from ntkexp.foreign_loop.replayed_module import (
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
+from ntkexp.foreign_loop.store.chosen import share_sentence
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
@@ -47,7 +48,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, checked_number
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, components_of
 from ntkexp.progress import AbstractProgress, Silent
@@ -143,6 +144,8 @@ class Trace:
 
     def refuse_empty(self) -> None:
         if not len(self.steps):
+            if self.steps.count:
+                raise Mistake(f"steps=: the loop took {counted(self.steps.count, 'step')}, and none of these")
             raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
         if not self.examples:
             raise Mistake(NEVER_CALLED)
@@ -173,6 +176,10 @@ class Trace:
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
         held against trainings without some examples; it is `follow` that leaves these out.
 
+        Of a loop of which some `steps` were followed, what they did adds up with `other_steps` to f_T − f_0, and
+        `share` of the attributes says how much of that came of them. `carried` is what the optimizer remembered when
+        they began, of gradients before.
+
         Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
         example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
         `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
@@ -197,21 +204,20 @@ class Trace:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would do so for ever; let it only train"
             )
-        if mean not in MEANS:
-            raise Mistake(f"mean={mean!r} is none of {', '.join(MEANS)}")
-        if effects not in (kinds := (False, True, "one_step", "derivative")):
-            raise Mistake(f"effects={effects!r} is none of {', '.join(map(str, kinds))}")
+        refuse_arguments(effects, mean, again, decode)
         self.refresh()
         if self.rank:
             raise Mistake(
                 f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
                 "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
             )
-        if again is not None and not effects:
-            raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
-        self.memory_gb, self.by = memory_gb or self.memory_gb, self.by if by is None else by
-        self.batch_norm = checked_mode(batch_norm or self.batch_norm)
+        if memory_gb is not None:
+            self.memory_gb = checked_number("memory_gb", memory_gb, most=MOST, above=True)
+        self.by = self.by if by is None else by
+        self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
+            if len(self.steps) < self.steps.count:
+                raise Mistake("effects of examples lead through all steps, and steps= leaves some out; follow all")
             self.refuse_empty()
             self.refuse_outside()
             self.refuse_coupled()
@@ -223,7 +229,8 @@ class Trace:
         if effects:
             known = loop_effects(self, effects, mean, self.memory_gb, again)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for sentence in (rounding_sentence(found), batch_norm_sentence(found), outside_sentence(found)):
+        for said in (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence):
+            sentence = said(found)
             if self.folder is None and sentence:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
@@ -252,6 +259,7 @@ class Trace:
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
+        release_memory(self.module.parameters())
         places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
@@ -270,33 +278,41 @@ class Trace:
             last,
             self.examples,
             sums,
+            steps.indices,
             BackwardSum(components=tuple((components or {}).values())),
         )
         announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
-        for step, later in steps.backwards():
-            back.take(step, later, steps)
-            for call in step.calls:
+
+        def explained(calls: Sequence[ModelCall]) -> None:
+            for call in calls:
                 gallery.add(call.names, call.inputs)
             announced.step()
+
+        back.over(steps, explained)
         announced.stop()
+        some = len(steps) < steps.count
         back.multiplied.refuse_unexplained()
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
         began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
-        self.ends.hold(began, ended, len(steps), measured=self.measured is not None)
+        self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
 
         # f_T − f_0, of which what no step did is a part
         cast = self.called.is_cast(Circumstances(autocast=casts))
         rounding = [each.kind.__name__ for each in steps.known if each.rule.rounds]
         batch_norm = self.batch_norm if first else None
-        arrays = sums.arrays(cast=cast, rounds=bool(rounding), batch_norm=batch_norm)
+        arrays = sums.arrays(cast=cast, rounds=bool(rounding), batch_norm=batch_norm, some=some)
         change, outside = last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
         moved = float(arrays["change"][1].norm())
         facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
+        if some:
+            by_these = last.outputs - start - sums.other_steps
+            facts["taken"] = steps.count
+            facts["share"] = float((by_these * change).sum() / change.square().sum()) if moved else 0.0
         if cast:
             with torch.no_grad():
                 away = columns(self.called.under_casts, end, self.queries) - last.outputs
@@ -310,9 +326,26 @@ class Trace:
             facts[MEASURE] = self.measured.name
         return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)} | named | ({"component": list(components)} if components else {}),
+            coords={"example": list(self.examples)}
+            | named
+            | ({"step": list(steps.indices)} if some else {})
+            | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
+
+
+def refuse_arguments(effects: object, mean: object, again: object, decode: object) -> None:
+    """Refuse what `attribute` is not asked for so."""
+    if not isinstance(mean, str) or mean not in MEANS:
+        raise Mistake(f"mean={mean!r:.40} is none of {', '.join(MEANS)}")
+    kinds = (False, True, "one_step", "derivative")
+    if not isinstance(effects, bool | str) or effects not in kinds:
+        raise Mistake(f"effects={effects!r:.40} is none of {', '.join(map(str, kinds))}")
+    if again is not None and not effects:
+        raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+    for name, function in (("again", again), ("decode", decode)):
+        if not (function is None or callable(function)):
+            raise Mistake(f"{name}= is a {type(function).__name__}; give a function")
 
 
 # --- A trace that lies in a folder: its steps, for a module of the kind that was followed.

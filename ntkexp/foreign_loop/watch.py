@@ -116,6 +116,7 @@ class Watch:
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what rules need of them, before the step
     stepping: set[int] = field(default_factory=set)  # the optimizers that have begun a step, and not ended it
+    passed: bool = False  # whether the latest step was passed over
 
     # --- Begin and end
 
@@ -136,14 +137,7 @@ class Watch:
                 raise Mistake(
                     "the optimizer has taken steps already, which nobody followed; follow it from its first on"
                 )
-            rule = self.rules[id(optimizer)]
-            for group, members in self.parameters.groups(optimizer):
-                for name, weight in members.items():
-                    if not has_moved(optimizer.state.get(weight, {})):
-                        continue
-                    self.proof.moved[name] = 1
-                    if (momentum := rule.momentum(group, optimizer.state[weight])) is not None:
-                        self.proof.remember(name, momentum)
+            self.remember(optimizer)
 
         FOLLOWED.update(self.optimizers)
         for optimizer in self.optimizers:
@@ -155,10 +149,35 @@ class Watch:
             if list(layer.parameters(recurse=False)):
                 self.hooks.append(layer.register_forward_pre_hook(self.on_layer))
 
+    def remember(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over what an optimizer remembers of its steps so far."""
+        rule = self.rules[id(optimizer)]
+        for group, members in self.parameters.groups(optimizer):
+            for name, weight in members.items():
+                if not has_moved(optimizer.state.get(weight, {})):
+                    continue
+                self.proof.moved[name] = 1
+                if (momentum := rule.momentum(group, optimizer.state[weight])) is not None:
+                    self.proof.remember(name, momentum)
+
+    def catch_up(self) -> None:
+        """Take over the weights, and what the optimizers remember, after steps that were passed over."""
+        if not self.passed:
+            return
+        self.passed = False
+        self.latest.copy_in(dict(self.parameters))
+        for name, weight in self.parameters:
+            self.proof.begin(name, weight)
+        for optimizer in self.optimizers:
+            self.remember(optimizer)
+        self.calls, self.consumed_calls, self.consumed_tensors = [], [], []
+        self.store.go_on(dict(self.latest.weights))
+
     def end(self, *, whole: bool) -> None:
         """Take the hooks down, if they were put up; the loop is `whole`, or was broken off."""
         outside = Outside()
         if self.hooks:
+            self.catch_up()
             FOLLOWED.difference_update(self.optimizers)
             outside = self.changed_outside() if whole else outside
         for hook in self.hooks:
@@ -190,6 +209,8 @@ class Watch:
     def on_call_begin(self, *_: object) -> None:
         """Note where generators stand before the call, which may draw random numbers, and what kernels it may use."""
         self.under_way.append(self.count)
+        if not self.store.takes_next:
+            return
         self.statistics.begin_call(self.store.count, with_gradients=torch.is_grad_enabled())
         if torch.is_grad_enabled():
             self.generators, self.autocast, self.first_layer = generator_states(self.inner), None, True
@@ -203,13 +224,22 @@ class Watch:
 
     def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
         """Record a call that may be differentiated."""
+        within = self.under_way.pop() < self.count
+        if not self.store.takes_next:
+            return
         statistics = self.statistics.end_call()
         # a call around others is a library's, with the loop's own code in it
-        if self.under_way.pop() < self.count or not torch.is_grad_enabled():
+        if within or not torch.is_grad_enabled():
             return
         output, step = choose_output(answer, self.output), self.store.count
         if not output.requires_grad or not output.numel():  # of no examples
             return
+
+        if statistics is not None and self.store.chooses:
+            raise Mistake(
+                f"step {step}: BatchNorm in training mode moves statistics at every step, of which steps= leaves some "
+                "out; put it in eval(), or follow all steps"
+            )
 
         # the model is as the step under way began with it
         self.latest.refuse_writes(step, self.parameters)
@@ -277,6 +307,9 @@ class Watch:
     def on_step_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Check that nothing moved the weights since the last step, and that the rule knows this kind of gradient; copy
         the entries of the optimizer's state that the rule needs as they were."""
+        if not self.store.takes_next:
+            self.stepping.add(id(optimizer))
+            return
         moved = self.parameters.of(optimizer)
         for name, weight in moved.items():
             if weight.grad is not None and weight.grad.is_sparse:  # of some rows alone: rules make something else of it
@@ -296,6 +329,9 @@ class Watch:
         """Record a step that was taken, and prove that it is the optimizer's."""
         # a class that calls the step of the one that it is derived from ends it twice, and has nothing to add to it
         index, rule = self.store.count, self.rules[id(optimizer)]
+        if not self.store.takes_next:
+            self.on_passed_step(optimizer)
+            return
         if id(optimizer) not in self.stepping:
             self.latest.refuse_writes(index, self.parameters.of(optimizer).items(), closely=True)
             return
@@ -345,6 +381,16 @@ class Watch:
         self.latest.release(before)
         if self.log is not None:
             self.log.add(self.store.count - 1, followed, moved)
+
+    def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Pass over a step that was not chosen; before one that was, take over what this one left."""
+        if id(optimizer) not in self.stepping:  # of a class that calls the step of another
+            return
+        self.stepping.discard(id(optimizer))
+        self.passed = True
+        self.store.pass_over()
+        if self.store.takes_next:
+            self.catch_up()
 
     @property
     def moving(self) -> Weights:
@@ -424,8 +470,6 @@ class FirstStepProof:
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
             room = self.called.room_of(step.calls)
             factors_between(found, {name: step.gradient[name] for name in step.heard}, step.index, step.calls, room)
-            for weight in self.called.module.parameters():
-                weight.grad = None
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

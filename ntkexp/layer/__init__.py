@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ntkexp.layer.affine import Conv as Conv
     from ntkexp.layer.affine import ConvTranspose as ConvTranspose
     from ntkexp.layer.affine import Dense as Dense
+    from ntkexp.layer.attention import SelfAttention as SelfAttention
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
     from ntkexp.layer.base import Concatenation as Concatenation
     from ntkexp.layer.base import Residual as Residual

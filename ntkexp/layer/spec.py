@@ -13,12 +13,14 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from math import sqrt
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
 from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
+from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, nearest
@@ -152,6 +154,9 @@ def at_width(layers: Layers, width: int) -> Layers:
 def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
+    if isinstance(layer, SelfAttention):  # heads of more channels, and more of them
+        heads = max(1, round(layer.heads * sqrt(factor)))
+        return layer.model_copy(update={"features": max(1, round(layer.features * factor)), "heads": heads})
     if isinstance(layer, Residual):
         branch, shortcut = (
             tuple(scale_features(one, factor) for one in side) for side in (layer.branch, layer.shortcut)
@@ -164,11 +169,15 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
 
 
 def affine_layers(layers: Layers) -> Iterator[AbstractAffine]:
-    """Find the layers with weights, those of branches included."""
+    """Find the affine layers, those of branches included."""
+    return (layer for layer in every_layer(layers) if isinstance(layer, AbstractAffine))
+
+
+def every_layer(layers: Layers) -> Iterator[AbstractLayer]:
+    """The layers, and those of their branches."""
     for layer in layers:
-        if isinstance(layer, AbstractAffine):
-            yield layer
+        yield layer
         if isinstance(layer, Residual):
-            yield from affine_layers(layer.branch + layer.shortcut)
+            yield from every_layer(layer.branch + layer.shortcut)
         if isinstance(layer, Concatenation):
-            yield from affine_layers(tuple(one for branch in layer.branches for one in branch))
+            yield from every_layer(tuple(one for branch in layer.branches for one in branch))

@@ -21,11 +21,12 @@ from ntkexp.closed_form import (
     Modes,
     Posterior,
     modes_of,
-    refuse_negative,
 )
+from ntkexp.component import LONGEST
+from ntkexp.library.module import is_plain
 from ntkexp.library.tangent_object import Examples, TangentKernel
 from ntkexp.loss import Squared
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, checked_count, checked_number
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
 """(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C], blocks of outputs."""
@@ -87,18 +88,19 @@ class KernelMachine:
         classes: bool = False,
         memory_gb: float = 4.0,
     ) -> None:
-        if not callable(kernel) and kernel != PRECOMPUTED:
+        if not callable(kernel) and not (isinstance(kernel, str) and kernel == PRECOMPUTED):
             raise Mistake(f"kernel={kernel!r:.40}: give a function of (x1, x2), or 'precomputed'")
-        if kernel == PRECOMPUTED and start is not None:
+        if not (start is None or callable(start)):
+            raise Mistake(f"start={start!r:.40}: give a function of inputs, or leave it out for f_0 = 0")
+        if not callable(kernel) and start is not None:
             raise Mistake("start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y")
-        if (steps is None) != (step_size is None) or (steps is not None and time != math.inf):
+        self.kernel, self.start, self.classes = kernel, start, bool(checked_count("classes", classes, 0, 1))
+        self.ridge, self.time = checked_number("ridge", ridge), checked_number("time", time, most=math.inf)
+        if (steps is None) != (step_size is None) or (steps is not None and self.time != math.inf):
             raise Mistake("give time=, of gradient flow, or steps= with step_size=, of gradient descent")
-        if steps is not None and not (isinstance(steps, int) and steps >= 0 and step_size and step_size > 0):
-            raise Mistake(f"steps={steps!r}, step_size={step_size!r}: give a whole number ≥ 0 and a number > 0")
-        refuse_negative(ridge)
-        FlowGain(time)  # refuses what is no time
-        self.kernel, self.ridge, self.time, self.steps, self.step_size = kernel, ridge, time, steps, step_size
-        self.start, self.classes, self.memory_gb = start, classes, memory_gb
+        self.steps = None if steps is None else checked_count("steps", steps, 0, LONGEST)
+        self.step_size = None if step_size is None else checked_number("step_size", step_size, above=True)
+        self.memory_gb = checked_number("memory_gb", memory_gb, above=True)
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
@@ -153,6 +155,8 @@ class KernelMachine:
         known = self.known()
         if known.form != "matrix" or self.kernel == PRECOMPUTED:
             raise Mistake("a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP")
+        if not (nngp is None or callable(nngp)):
+            raise Mistake(f"nngp={nngp!r:.40}: give the kernel of the outputs before training, a function of (x1, x2)")
         (modes,), gain = known.modes, self.gain(len(known.targets))
         learned, width = modes.at(gain, self.ridge), known.targets.shape[1]
         _, (cross,) = self.matrices(x, known.x, width)
@@ -213,7 +217,10 @@ class KernelMachine:
         if self.start is None:
             return torch.zeros(count, width, dtype=torch.float64)
         with torch.no_grad():
-            found = torch.as_tensor(self.start(x)).detach().double().cpu()
+            given = self.start(x)
+        if not isinstance(given, Tensor | np.ndarray):
+            raise Mistake(f"start= gives a {type(given).__name__}; let it give a tensor or an array")
+        found = as_doubles(given, "start=")
         if found.shape not in {(count, width), (count,) if width == 1 else (count, width)}:
             raise Mistake(
                 f"start= gives outputs of shape {list(found.shape)} for {count} examples, and targets have {width} "
@@ -223,6 +230,8 @@ class KernelMachine:
 
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
         """The classes, if there are some, and the targets."""
+        if isinstance(y, Tensor) and not is_plain(y):
+            raise Mistake("y is nested, sparse, quantized or without numbers; give a plain tensor")
         values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         if self.classes:
             if values.ndim != 1 or values.dtype.kind not in "biuSUO":
@@ -255,7 +264,7 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
     """
     if not isinstance(kernel, Tensor | np.ndarray):
         raise Mistake(f"the kernel is a {type(kernel).__name__}; it takes a tensor or an array [n1, n2, …]")
-    values = torch.as_tensor(kernel).detach().cpu().double()
+    values = as_doubles(kernel, "the kernel")
     if not values.isfinite().all():
         raise Mistake("the kernel has entries that are not finite")
     match list(values.shape):
@@ -273,6 +282,19 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
         f"the kernel has the shape {list(values.shape)}, and y has {width} columns; give [n1, n2], [n1, n2, {width}] "
         f"or [n1, {width}, n2, {width}]"
     )
+
+
+def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
+    """The numbers of a tensor or an array in double precision; what holds none, or is no plain array, is refused."""
+    if isinstance(given, Tensor):
+        holds_numbers = is_plain(given) and not given.is_complex()
+    else:
+        holds_numbers = given.dtype.kind in "biuf"
+    if not holds_numbers:
+        raise Mistake(
+            f"{name}: it holds {given.dtype}, or is nested or sparse; give a plain tensor or array of numbers"
+        )
+    return torch.as_tensor(given).detach().cpu().double()
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:

@@ -35,7 +35,7 @@ from ntkexp.kernel.read.sketched import (
 from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
+from ntkexp.library.module import finite, is_plain, named, of_module, reader_of, refuse_unlike_outputs, warn_of
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
@@ -68,6 +68,10 @@ def listed(outputs: object) -> Any:
     >>> listed(torch.tensor([0, 3])), listed("all")
     ([0, 3], 'all')
     """
+    if isinstance(outputs, Tensor) and not is_plain(outputs):
+        raise Mistake(
+            "outputs= is nested, sparse, quantized or without numbers; give a list of outputs, such as [0, 3]"
+        )
     return outputs.tolist() if isinstance(outputs, Tensor | np.ndarray) else outputs
 
 

@@ -19,7 +19,7 @@ from ntkexp.kernel.record.casts import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
-from ntkexp.mistake import Mistake, first_line, nearest
+from ntkexp.mistake import Mistake, checked_number, first_line, nearest
 from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
@@ -28,7 +28,6 @@ Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
 Blocks = Literal["all", "trace", "diagonal"]
 RANDOM: tuple[type[Sampler[Any]], ...] = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 MOST = 2**20  # examples of a block
-MOST_GB = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +73,7 @@ class TangentKernel:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
             hint = nearest(str(self.outputs), MODES)
             raise Mistake(f"outputs={self.outputs!r} is none of {', '.join(MODES)}{hint}")
-        if not isinstance(self.memory_gb, int | float) or not 0 < self.memory_gb < MOST_GB:
-            raise Mistake(f"memory_gb={self.memory_gb!r:.40}: it takes a number > 0, and below {MOST_GB:g}")
+        checked_number("memory_gb", self.memory_gb, above=True)
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # arrays are among examples, and come first

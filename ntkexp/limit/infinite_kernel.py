@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm
-from ntkexp.layer.spec import Spec, affine_layers, parse_layers
+from ntkexp.layer.spec import Spec, every_layer, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
@@ -43,7 +43,7 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
     # What the fused engine does not do, whatever the layers are; then whether it knows the layers.
-    scales = [scale for layer in affine_layers(net.layers) for scale in (layer.W_std, layer.b_std)]
+    scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     elif x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):

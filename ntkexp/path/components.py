@@ -35,9 +35,9 @@ def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[st
     names = list(parameters)
     if isinstance(by, Mapping):
         return matched(by, names, key)
-    if by not in ("module", "parameter"):
+    if not isinstance(by, str) or by not in ("module", "parameter"):
         raise Mistake(
-            f"{key}={by!r} is none of 'module', 'parameter' and a dict of names to patterns of parameters, such as "
+            f"{key}={by!r:.40} is none of 'module', 'parameter' and a dict of names to patterns of parameters, such as "
             "{'first': ['layers.0.*'], 'rest': ['*']}"
         )
     found: dict[str, set[str]] = {}
@@ -58,7 +58,10 @@ def owner(parameter: str) -> str:
 
 def matched(by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str) -> dict[str, frozenset[str]]:
     """The components of patterns, of which exactly one has each parameter."""
-    patterns = {str(name): [each] if isinstance(each, str) else list(each) for name, each in by.items()}
+    patterns = {
+        str(name): [each] if isinstance(each, str) else list(each) if isinstance(each, list | tuple) else []
+        for name, each in by.items()
+    }
     if wrong := [name for name, each in patterns.items() if not each or not all(isinstance(p, str) for p in each)]:
         raise Mistake(f"{key}: '{wrong[0]}' has no list of patterns; give one, such as ['layers.0.*']")
     rest = [name for name, each in patterns.items() if each == ["*"]]

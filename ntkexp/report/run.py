@@ -189,8 +189,8 @@ class Run:
 
 def load_run(folder: Path | str) -> Run:
     """Load a finished run. A folder that is none is a `Mistake` that says why."""
-    if not isinstance(folder, str | Path):
-        raise Mistake(f"the folder of a run is a {type(folder).__name__}; give its path")
+    if not isinstance(folder, str | Path) or "\0" in str(folder):
+        raise Mistake(f"the folder of a run is {folder!r:.40}, a {type(folder).__name__}; give its path")
     run = load_tables(folder)
     _ = run.kernels  # what cannot be opened is better known now
     return run

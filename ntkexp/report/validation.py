@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.mistake import Mistake, WrongArgument, first_line
 from ntkexp.records.atomic import Json
 from ntkexp.records.ground_truth import GroundTruth
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
@@ -202,7 +202,10 @@ def read_scores(path: Path) -> NDArray[np.generic]:
 
 def checked_scores(found: object, shape: tuple[int, int, int], where: str) -> Scores:
     """Scores of [point, out, example], or of [point, example] where there is one output, as [query, example]."""
-    array = np.asarray(found)
+    try:
+        array = np.asarray(found)
+    except (TypeError, ValueError, RuntimeError) as error:  # of rows of several lengths, or of a tensor
+        raise Mistake(f"{where}: they are no array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":
         raise Mistake(f"{where}: it holds {array.dtype}, not numbers")

@@ -300,6 +300,8 @@ def test_examples_may_have_names() -> None:
         (lambda: followed(loop(sgd), plain, output="logits"), "output='logits'"),
         (lambda: followed(loop(sgd), plain).attribute(mean="half"), "mean='half' is none of"),  # type: ignore[arg-type]  # a slip
         (lambda: followed(loop(sgd), plain).attribute(effects="all"), "effects='all' is none of"),  # type: ignore[arg-type]  # a slip
+        (lambda: followed(loop(sgd), plain).attribute(memory_gb=float("nan")), "memory_gb=nan: it takes a number > 0"),
+        (lambda: followed(loop(sgd), plain).attribute(decode="text"), "decode= is a str"),  # type: ignore[arg-type]  # a slip
         (lambda: followed(loop(lambda model: []), plain), "there is no optimizer"),
         (lambda: followed(loop(lambda model: 2 * sgd(model)), plain), "stands in the list twice"),
         (lambda: followed(asking(torch.zeros(3, 5).double()), plain), "queries=: the model does not take them"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ntkexp
-from ntkexp import infinite_kernel, load_run, secant_kernel, tangent_kernel
+from ntkexp import KernelMachine, infinite_kernel, load_run, secant_kernel, tangent_kernel
 from ntkexp.foreign_loop.arguments import refuse_unusable
 from ntkexp.kernel.read.plan import FEW, threads_for, work
 from ntkexp.library import finite_step_kernel, reader_of
@@ -239,6 +239,7 @@ X = torch.arange(15.0, dtype=torch.float64).view(5, 3)
 NET = nn.Linear(3, 2).double()
 OWN = dict(NET.named_parameters())
 DENSE = {"layer": "Dense", "features": 1}
+SGD = torch.optim.SGD(NET.parameters())
 CHAIN = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
 
 INPUTS: dict[str, Any] = {
@@ -309,6 +310,10 @@ def test_modules_without_a_kernel_are_refused(kind: str) -> None:
         tangent_kernel(MODULES[kind], X)
 
 
+def products(x1: Tensor, x2: Tensor) -> Tensor:
+    return x1 @ x2.T
+
+
 CALLS: dict[str, Callable[[], object]] = {
     "sketch": lambda: tangent_kernel(NET, X, sketch=10**400),
     "step size": lambda: finite_step_kernel(NET, X, X, nan),
@@ -320,12 +325,19 @@ CALLS: dict[str, Callable[[], object]] = {
     "inputs whose squares are no numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
     "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**400),
     "draws of nothing": lambda: infinite_kernel(nn.Sequential(), X, method="monte_carlo"),
+    "ridge": lambda: KernelMachine(products, ridge="much"),  # type: ignore[arg-type]
+    "time": lambda: KernelMachine(products, time=-(10**400)),
+    "steps": lambda: KernelMachine(products, steps=10**400, step_size=0.1),
+    "start": lambda: KernelMachine(products, start=3.0),  # type: ignore[arg-type]
+    "labels": lambda: KernelMachine(products, classes=X.numpy()),  # type: ignore[arg-type]
+    "targets": lambda: KernelMachine(products).fit(X, X.to_sparse()),
     "memory_gb": lambda: infinite_kernel([DENSE], X, memory_gb=nan),
     "endless memory": lambda: infinite_kernel([DENSE], X, memory_gb=inf),
     "threads": lambda: infinite_kernel([DENSE], X, threads=0),
     "a run": lambda: load_run(None),  # type: ignore[arg-type]
-    "following with no memory": lambda: refuse_unusable(NET, [object()], None, None, None, None, nan),
-    "following into a number": lambda: refuse_unusable(NET, [object()], None, None, None, 3),
+    "following with no memory": lambda: refuse_unusable(NET, [SGD], None, None, None, None, nan),
+    "following into a number": lambda: refuse_unusable(NET, [SGD], None, None, None, 3),
+    "following no optimizer": lambda: refuse_unusable(NET, [NET], None, None, None),
 }
 
 

@@ -17,9 +17,10 @@ from scipy.integrate import quad
 from torch import Tensor, nn
 
 import ntkexp
-from ntkexp.covariance.covariance import Signal
-from ntkexp.covariance.pairs import Coarse, Operations, coarsen
+from ntkexp.covariance.covariance import Covariance, Signal
+from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen
 from ntkexp.layer.affine import Conv, ConvTranspose, Dense
+from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, GlobalAvgPool
 from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyReLU, ReLU
@@ -198,6 +199,14 @@ def test_transposed_convolutions_are_those_of_torch(shape: tuple[int, ...], size
     torch.testing.assert_close(flat, kernel.diagonal(dim1=1, dim2=3).mean(-1), rtol=1e-12, atol=0)
 
 
+def test_all_pairs_of_pixels_are_a_matrix() -> None:
+    x = points(2, (3, 2, 3, 4))
+    pairs = Pairs.all(x.shape[2:])
+    stored, rows = Covariance.alone(x, pairs).nngp, x.flatten(2)
+    torch.testing.assert_close(pairs.as_matrix(stored), torch.einsum("ncp,ncq->npq", rows, rows) / 3)
+    assert torch.equal(pairs.from_matrix(pairs.as_matrix(stored)), stored)
+
+
 def test_pooling_leaves_out_what_fills_no_window() -> None:
     layers = (Conv(features=3), ReLU(), AvgPool(window=(2, 3)), Conv(features=3), ReLU(), Flatten(), Dense(features=1))
     x1, x2 = points(1, (1, 4, 7)), points(1, (1, 4, 7), 1)
@@ -224,7 +233,7 @@ GIVEN: dict[str, AbstractLayer] = {
 """Layers of those kinds that take more than their name."""
 END = (Flatten(), Dense(features=1))
 LAYERS = [kind for name, kind in layer_classes().items() if kind.__module__.startswith("ntkexp.")]
-FUSED = [kind for kind in LAYERS if kind not in {Dropout, ConvTranspose}]  # these are left to torch
+FUSED = [kind for kind in LAYERS if kind not in {Dropout, ConvTranspose, SelfAttention}]  # these are left to torch
 
 
 class MyLayer(ReLU):
@@ -311,6 +320,7 @@ DENSE = {"layer": "Dense", "features": 4}
 CONV = {"layer": "Conv", "features": 4}
 RELU = {"layer": "ReLU"}
 FLATTEN = {"layer": "Flatten"}
+GAP = {"layer": "GlobalAvgPool"}
 
 
 def beside(*branches: list[dict[str, Any]]) -> dict[str, Any]:
@@ -336,6 +346,12 @@ def test_an_activation_without_a_kernel_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("spec", "x", "words"),
     [
+        ([{"layer": "SelfAttention", "features": 2}], VECTORS, r"SelfAttention takes \[channels, \*pixels\]"),
+        (
+            [{"layer": "SelfAttention", "features": 2, "linear_scaling": False}, GAP, DENSE],
+            IMAGES,
+            "linear_scaling=true",
+        ),
         ([{"layer": "Dence"}], VECTORS, r"layers\[0\]: there is no layer 'Dence'; did you mean 'Dense'\?"),
         ([{"layer": 3}], VECTORS, r"layers\[0\]: there is no layer '3'; there are Abs, AvgPool, "),
         ([{"features": 3}], VECTORS, r"layers\[0\] is no layer; write"),

@@ -16,6 +16,7 @@ from torch import Tensor
 import ntkexp
 from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense, Parametrisation
+from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
@@ -292,6 +293,30 @@ def finite(layers: Layers, shape: tuple[int, ...], x: Tensor, seed: int) -> Tens
     return ntkexp.tangent_kernel(module, x)[:, 0, :, 0]
 
 
+@pytest.mark.parametrize(
+    ("attention", "bias"),
+    [
+        (SelfAttention(features=16, heads=16, b_std=0.3, QK_std=1.2, attention="identity", linear_scaling=False), 0.0),
+        (SelfAttention(features=128, heads=2, b_std=0.3, QK_std=1.5, OV_std=1.2), 2 / 64),
+    ],
+    ids=["usual scaling", "softmax"],
+)
+def test_attention_that_is_drawn_has_this_mean(attention: SelfAttention, bias: float) -> None:
+    """By the usual scaling, the identity has it at every width; softmax up to O(1/d), of 64 channels of a head."""
+    layers, shape = (attention, GlobalAvgPool(), Dense(features=1, b_std=0.2)), (2, 3)
+    x, both = points(2, shape), list[Tensor]()
+    for seed in range(200):
+        module = build(layers, shape, torch.Generator().manual_seed(seed))
+        outputs, weights = module(x)[:, 0], list(module.parameters())
+        gradients = [torch.autograd.grad(output, weights, retain_graph=True) for output in outputs]
+        rows = torch.stack([torch.cat([one.flatten() for one in each]) for each in gradients])
+        both.append(torch.stack([torch.outer(outputs, outputs).detach(), rows @ rows.t()]))
+    drawn, limit = torch.stack(both), torch.stack(ntkexp.infinite_kernel(layers, x))
+    bars = drawn.std(0) / len(drawn) ** 0.5
+    assert bool(((drawn.mean(0) - limit).abs() < 4 * bars + bias * limit.abs().max()).all())
+    assert float((bars[1] / limit[1].abs().max()).max()) < 0.1  # so that a wrong scale is seen
+
+
 # What holds of concatenations: means over all channels, in networks of finite and of infinite width.
 
 
@@ -367,7 +392,7 @@ OFF, ON = {True: 1e-7, False: 1e-12}, {True: 1e-6, False: 1e-7}
 
 
 def test_the_cases_are_there() -> None:
-    assert len(CASES) == 38
+    assert len(CASES) == 41
 
 
 @pytest.mark.sample(12)

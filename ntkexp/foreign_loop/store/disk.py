@@ -283,6 +283,7 @@ class DiskStore(AbstractStore):
 
     def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
         """Store the weights, and the states of the optimizers; every second checkpoint goes where they are too many."""
+        self.wait()  # or there would be copies for two
         copies = {name: weight.clone() for name, weight in weights.items()}  # a thread writes them
         memories = optimizer_states(self.optimizers, self.names)
         self.write_checkpoint({"weights": copies, "memories": memories, **(more or {})})

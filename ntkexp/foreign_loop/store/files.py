@@ -5,7 +5,7 @@ once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -145,7 +145,7 @@ class TraceFolder:
         """The content of a file, which has to be as it was written."""
         if not self.whole(path):
             raise Damaged(f"{path} is missing, or not as it was written; follow anew, into another folder")
-        return read(path.read_bytes()[:-WIDTH])
+        return read_file(path)
 
     def whole(self, path: Path) -> bool:
         """Whether a file is as it was written."""
@@ -205,21 +205,41 @@ def read(content: bytes | memoryview) -> Any:
     length = int.from_bytes(view[:LENGTH], "little")
     behind = view[LENGTH + length :]
 
-    def restored(head: Any) -> Any:
-        if not isinstance(head, dict):
-            return head
-        ((kind, parts),) = head.items()
-        if kind == "tensor":
-            dtype, shape, place = getattr(torch, parts[0]), parts[1], parts[2]
-            if not (count := torch.Size(shape).numel()):
-                return torch.empty(shape, dtype=dtype)
-            return torch.frombuffer(behind, dtype=dtype, count=count, offset=place).reshape(shape)
-        if kind == "dict":
-            return {restored(key): restored(value) for key, value in parts}
-        found = [restored(part) for part in parts]
-        return tuple(found) if kind == "tuple" else found
+    def found(dtype: torch.dtype, shape: Sequence[int], place: int) -> Tensor:
+        count = torch.Size(shape).numel()
+        return torch.frombuffer(behind, dtype=dtype, count=count, offset=place).reshape(shape)
 
-    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])))
+    return restored(json.loads(bytes(view[LENGTH : LENGTH + length])), found)
+
+
+def read_file(path: Path) -> Any:
+    """The same of a file. Each tensor has memory of its own, which is free as soon as that tensor is not used: weights
+    do not hold the optimizers' states that lie beside them."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH), "little")
+        head = json.loads(file.read(length))
+
+        def found(dtype: torch.dtype, shape: Sequence[int], place: int) -> Tensor:
+            tensor = torch.empty(shape, dtype=dtype)
+            file.seek(LENGTH + length + place)
+            file.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            return tensor
+
+        return restored(head, found)
+
+
+def restored(head: Any, found: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
+    """The content that a head describes; tensors are `found` by their numbers, shapes and places."""
+    if not isinstance(head, dict):
+        return head
+    ((kind, parts),) = head.items()
+    if kind == "tensor":
+        dtype, shape = getattr(torch, parts[0]), parts[1]
+        return found(dtype, shape, parts[2]) if torch.Size(shape).numel() else torch.empty(shape, dtype=dtype)
+    if kind == "dict":
+        return {restored(key, found): restored(value, found) for key, value in parts}
+    several = [restored(part, found) for part in parts]
+    return tuple(several) if kind == "tuple" else several
 
 
 # --- Examples on disk, each once by what it holds, however often and in whatever batch the model is called with it.

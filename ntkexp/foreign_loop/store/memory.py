@@ -81,6 +81,8 @@ class MemoryStore(AbstractStore):
     output: str | int | None
     every: int | None
     memory_gb: float
+    before: int = 0  # steps of the loop, which are not here
+    held: int = 0  # bytes, elsewhere
     loop: LoopInMemory = field(default_factory=LoopInMemory)
     moved: frozenset[str] = frozenset()  # by the latest step, as far as it was taken
     latest: Weights = field(default_factory=dict)
@@ -89,7 +91,7 @@ class MemoryStore(AbstractStore):
 
     @property
     def count(self) -> int:
-        return len(self.loop.firsts)
+        return self.before + len(self.loop.firsts)
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         return ReplayedSteps(self.loop, module, self.output, self.known, same_kernels)
@@ -106,10 +108,11 @@ class MemoryStore(AbstractStore):
         event = event_of(step, index, which, self.optimizers[which], self.names, signed)
         self.loop.add({**event, "calls": step.calls, "whole": cloned(event["whole"])})
         self.latest = after
-        if self.loop.nbytes > 1e9 * self.memory_gb:
+        if self.held + self.loop.nbytes > 1e9 * self.memory_gb:
+            each = self.loop.nbytes / 1e6 / len(self.loop.firsts)
             raise Mistake(
                 f"step {index}: the steps followed so far take more than memory_gb={self.memory_gb:g}, about "
-                f"{self.loop.nbytes / 1e6 / self.count:.3g} MB each; raise it, follow fewer, or give a folder, to=…"
+                f"{each:.3g} MB each; raise it, follow fewer, or give a folder, to=…"
             )
         self.waiting.discard(which)
         if not self.waiting and self.count - self.checkpoint_at >= self.plan.every:

@@ -142,6 +142,13 @@ class ReplayedLoop:
             statistics=event.get("statistics"),
         )
 
+    def remembered(self, event: Event) -> Weights:
+        """m of each parameter before an event, of those that the optimizer remembers anything of."""
+        read, state = self.known[event["optimizer"]].rule.momentum, self.states[event["optimizer"]]
+        settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
+        found = {name: read(settings[name], state[name]) for name in settings if name in state}
+        return {name: momentum for name, momentum in found.items() if momentum is not None}
+
     def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
         """The gradient that was consumed, and zeros where there was none: as it was stored, or that of the calls, times
         the factors between its signature and the stored one."""
@@ -221,9 +228,6 @@ def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Te
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
 """Steps, each with the weights after it."""
 
-LATEST = 2
-"""How many segments are held: the latest, and one with calls that it used."""
-
 
 @dataclass
 class ReplayedSteps(AbstractSteps):
@@ -235,6 +239,7 @@ class ReplayedSteps(AbstractSteps):
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    begins: frozenset[int] = frozenset()  # the steps before which what optimizers remember is asked for
     signatures: Signatures = field(default_factory=Signatures)
 
     @cached_property
@@ -256,6 +261,11 @@ class ReplayedSteps(AbstractSteps):
 
     def __len__(self) -> int:
         return len(self.loop.firsts)
+
+    @property
+    def first(self) -> int:
+        """The number of the first step."""
+        return int(self.loop.events[0]["step"]) if self.loop.events else 0
 
     @property
     def end(self) -> Weights:
@@ -283,17 +293,18 @@ class ReplayedSteps(AbstractSteps):
         return {name: each.to(device) for name, each in before.items()}
 
     def start(self, index: int) -> Weights:
-        if index >= len(self):
+        if index >= self.first + len(self):
             return self.end
-        place = bisect_right(self.loop.checkpoints, self.loop.firsts[index]) - 1
+        place = bisect_right(self.loop.checkpoints, self.loop.firsts[index - self.first]) - 1
         return next(step.start for step, _ in self.segment(place) if step.index == index)
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         return (found for place in range(len(self.loop.checkpoints)) for found in self.segment(place))
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
-        stop = len(self) if before is None else before
-        places = range(bisect_right(self.loop.checkpoints, self.loop.firsts[stop - 1])) if stop else range(0)
+        count = len(self) if before is None else before - self.first
+        stop = self.first + count
+        places = range(bisect_right(self.loop.checkpoints, self.loop.firsts[count - 1])) if count else range(0)
         found = (each for place in reversed(places) for each in reversed(self.segment(place)))
         return (each for each in found if each[0].index < stop)
 
@@ -301,9 +312,8 @@ class ReplayedSteps(AbstractSteps):
         """The steps from one checkpoint to the next, replayed."""
         begin, stop = [*self.loop.checkpoints, len(self.loop.events)][place : place + 2]
         if (begin, stop) not in self.segments:
+            self.segments.clear()  # of a large model there is no memory for two
             self.segments[begin, stop] = self.replayed(begin, stop)
-            for oldest in list(self.segments)[:-LATEST]:
-                del self.segments[oldest]
         return self.segments[begin, stop]
 
     def replayed(self, begin: int, stop: int) -> Segment:
@@ -318,7 +328,8 @@ class ReplayedSteps(AbstractSteps):
             joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
-            step = loop.replay(event, calls, start, then if only else None)
+            remembered = loop.remembered(event) if event["step"] in self.begins else {}
+            step = replace(loop.replay(event, calls, start, then if only else None), remembered=remembered)
             steps = [*steps[:-1], steps[-1].joined(step)] if joins else [*steps, step]
         end = loop.weights
         if then is not None:
