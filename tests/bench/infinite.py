@@ -117,10 +117,10 @@ CASES = (
     Case("dense", 4, (784,), 100, 2000, "tanh"),
 )
 QUICK = (
-    *(Case("gap", 3, (1, 6, 6), 2, 4, kind) for kind in KINDS),
+    *(Case("gap", 3, (1, 6, 6), 2, 4, kind) for kind in ("circular", "stride", "pool", "residual", "concat")),
     Case("gap", 3, (1, 3, 3, 3), 2, 4),
     Case("flatten", 3, (1, 6, 6), 4, 8),
-    *(Case("dense", 3, (5,), 50, 50, kind) for kind in ("relu", "erf", "tanh")),
+    *(Case("dense", 3, (5,), 50, 50, kind) for kind in ("relu", "tanh")),
 )
 
 

@@ -211,7 +211,7 @@ Shares: TypeAlias = Mapping[str, float]
 
 def profile_of_cells(*, quick: bool) -> list[Table]:
     """A row for every cell."""
-    some, few, times = (8, 4, 1) if quick else (256, 48, 3)
+    some, few, times, enough = (8, 4, 1, 0.0) if quick else (256, 48, 3, ENOUGH)
     channels, side = (4, 6) if quick else (64, 14)
     widths = (16,) if quick else (128, 512, 1024)
     found: dict[str, Act] = {
@@ -229,7 +229,7 @@ def profile_of_cells(*, quick: bool) -> list[Table]:
         for name in NETWORKS
         for outputs in ((1,) if quick else (1, 10))
     }
-    rows = [[name, in_words(shares(act, times))] for name, act in found.items()]
+    rows = [[name, in_words(shares(act, times, enough))] for name, act in found.items()]
     return [Table(SHARES, ["cell", "operations"], rows)]
 
 
@@ -239,13 +239,13 @@ def kernel_in_double(module: nn.Module, shape: tuple[int, ...], examples: int) -
     return lambda: tangent_kernel(made, inputs)
 
 
-def shares(act: Act, times: int) -> Shares:
+def shares(act: Act, times: int, enough: float) -> Shares:
     """What part of the time each operation takes by itself; a median forgets the times at which others ran.
 
-    What is short takes more rounds, for a turn of others makes more of it.
+    What is short takes more rounds, for at most `enough` seconds, for a turn of others makes more of it.
     """
     act()
-    rounds = [once(act) for _ in range(max(times, min(MOST, int(ENOUGH / seconds(act)))))]
+    rounds = [once(act) for _ in range(max(times, min(MOST, int(enough / seconds(act)))))]
     middle = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
     return {name: value / sum(middle.values()) for name, value in middle.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 
 from jaxtyping import Float
@@ -51,9 +52,9 @@ def table(header: tuple[str, ...], measured: dict[tuple[str, float], tuple[float
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("e-0", "e-")
 
 
-def tables() -> tuple[str, str]:
+def tables(sizes: Sequence[float] = STEP_SIZES) -> tuple[str, str]:
     """Of the sums, and of the parts."""
-    places = [(net, size) for net in NETS for size in STEP_SIZES]
+    places = [(net, size) for net in NETS for size in sizes]
     return (
         table(("left", "gauss 1", "gauss 2", "secant"), {place: sums(*place) for place in places}),
         table(("1 piece", "2", "4", "its own error bar for 1"), {place: parts(*place) for place in places}),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import typer
 from ntkexp.cli.main import app
 from ntkexp.config.compose import compose
 from tests.docs.readme import ROOT
+from tests.run.commands import FORKS, Given, call_within, command, program
 
 PROGRAM = 1.0
 """Gigabytes beyond `memory_gb`: Python with torch takes 0.3 before it does anything, and work is cut by estimates."""
@@ -35,10 +38,46 @@ def printed(command: list[str], folder: Path) -> str:
 
 def install(program: Path) -> None:
     """Put the program there, each of whose processes dies where it takes more memory than it should, workers too."""
-    kilobytes = int((compose([]).room_gb + PROGRAM) * 1e9 / 1024)
     program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nulimit -d {kilobytes}\nexec "{sys.executable}" -m ntkexp "$@"\n')
+    program.write_text(f'#!/bin/sh\nulimit -d {most_bytes() // 1024}\nexec "{sys.executable}" -m ntkexp "$@"\n')
     program.chmod(0o755)
+
+
+def most_bytes() -> int:
+    """The memory that a command may take."""
+    return int((compose([]).room_gb + PROGRAM) * 1e9)
+
+
+WITH_WORKERS = re.compile(r"ntkexp (sweep|claims)(?! list)(?!.* --dry-run)")
+"""Commands whose workers are to keep to their memory too, so that a shell starts them."""
+
+
+def carried_out(line: str, folder: Path) -> str:
+    """What a line for the shell prints on stdout, in a folder."""
+    line = shortened(line)
+    if not line.startswith("ntkexp ") or WITH_WORKERS.match(line):
+        return printed(["bash", "-c", line], folder)
+    return forked(command, expanded(line, folder)[1:], folder)
+
+
+def expanded(line: str, folder: Path) -> list[str]:
+    """The words of a line, with the files that patterns stand for, as a shell has them."""
+    return [each for word in shlex.split(line) for each in sorted(glob(word, root_dir=folder)) or [word]]
+
+
+def forked(act: Callable[[Given], None], given: Given, folder: Path) -> str:
+    """What a function prints on stdout, in a folder and a process.
+
+    It is forked from one in which the package is loaded, as to load it takes longer than most of what is documented.
+    """
+    out, err = folder / ".out.txt", folder / ".err.txt"
+    process = FORKS.Process(target=call_within, args=(act, given, folder, (out, err), most_bytes()))
+    process.start()
+    process.join()
+    errors = err.read_text("utf-8")
+    assert process.exitcode == 0, (given, errors)
+    assert "arning" not in errors, (given, errors)
+    return out.read_text("utf-8")
 
 
 # The commands as the app itself has them, each with its arguments, its options and what help says of them.
@@ -99,16 +138,30 @@ def default(value: object) -> str:
 #     sh                                            each line runs in a shell
 #     text                                          is shown only
 #
-# Sweeps that come with the package would take minutes: they are given `SHORTER` as well.
+# What would take long is given `SHORTER` as well.
 
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # which has its own test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
-SMALL = "data.train=12 data.probe=6 data.test=6 steps=20 threads=1"
+FEW = "data.train=12 data.probe=6 data.test=6"
+SMALL = f"{FEW} steps=20 threads=1"
 SHORTER = {
     "ntkexp sweep width": f"model.width=8,16,32 seed=0..1 {SMALL}",
     "ntkexp sweep bottleneck": f"model.narrow=2,4 seed=0 {SMALL}",
+    "ntkexp sweep model.width=16,32": "steps=2",
+    "ntkexp train data=digits model.activation=tanh optimizer=sgd": f"{FEW} steps=5",
+    "ntkexp train data=modular_addition": f"{FEW} steps=2",
+    "ntkexp train data=pictures": f"{FEW} steps=2",
+    "ntkexp train data.classes=all": f"{FEW} steps=2",
+    "ntkexp train kernel.sketch": "steps=5",
+    "ntkexp train model=module": "steps=5",
+    "ntkexp train path.every=snapshots": FEW,
+    "ntkexp train path.kernels": f"{FEW} steps=2",
+    "ntkexp train path.pieces": "steps=5",
+    "ntkexp train path.rule": FEW,
+    "ntkexp kernel ensemble": "--networks=2",
+    "ntkexp kernel limit": FEW,
 }
 
 
@@ -134,7 +187,11 @@ class Block:
     def run(self, folder: Path) -> None:
         """A program prints what is shown below it."""
         if self.language == "python" and not self.file:
-            assert printed([sys.executable, "-c", self.text], folder) == self.below
+            if "multiprocessing" in self.text:  # processes that it spawns import it again
+                output = printed([sys.executable, "-c", self.text], folder)
+            else:
+                output = forked(program, self.text, folder)
+            assert output == self.below
 
 
 @dataclass(frozen=True)
@@ -174,10 +231,10 @@ class Page:
         self.files(folder)
         for block in self.blocks:
             for line in block.commands:
-                printed(["bash", "-c", shortened(line)], folder)
+                carried_out(line, folder)
             block.run(folder)
 
 
 def shortened(line: str) -> str:
-    """The same command for less time."""
+    """The same command in less time."""
     return " ".join([line, *(words for start, words in SHORTER.items() if line.startswith(start))])

@@ -48,10 +48,16 @@ def same_parts(one: Trace, other: Trace) -> None:
     assert float(theirs["closure"].max()) < 1e-9  # relative to steps, of which the last are small
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("optimizers", "body"), LOOPS, ids=lambda part: getattr(part, "__name__", None))
-def test_a_trace_on_disk_tells_the_same(optimizers: Maker, body: Body, every: int, tmp_path: Path) -> None:
-    trace = followed(loop(optimizers), body, to=tmp_path / "run", every=every)
+def test_a_trace_on_disk_tells_the_same(optimizers: Maker, body: Body, tmp_path: Path) -> None:
+    trace = followed(loop(optimizers), body, to=tmp_path / "run", every=3)
+    same_parts(followed(loop(optimizers), body), trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizers", "body"), QUICK)
+def test_so_does_one_with_the_weights_of_every_step(optimizers: Maker, body: Body, tmp_path: Path) -> None:
+    trace = followed(loop(optimizers), body, to=tmp_path / "run", every=1)
     same_parts(followed(loop(optimizers), body), trace)
 
 

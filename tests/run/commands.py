@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import TypeVar
 
 from ntkexp.cli.main import run
 from ntkexp.records.atomic import read_object
@@ -34,9 +37,37 @@ def obey(arguments: list[str], said: Path) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for name, descriptor in ((os.devnull, 1), (said, 2)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+    print_into(os.devnull, said)
+    command(arguments)
+
+
+def print_into(*files: str | Path) -> None:
+    """Write stdout and stderr into these files from now on."""
+    for descriptor, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+
+
+def command(arguments: Sequence[str]) -> None:
     raise SystemExit(run(arguments))
+
+
+def program(text: str) -> None:
+    """Run Python as `python -c` does."""
+    sys.path.insert(0, "")
+    exec(text, {"__name__": "__main__"})
+
+
+Given = TypeVar("Given")
+
+
+def call_within(
+    act: Callable[[Given], None], given: Given, folder: Path, files: tuple[Path, Path], most_bytes: int
+) -> None:
+    """Call a function in a folder, which prints into two files and dies where it takes more memory than this."""
+    resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+    os.chdir(folder)
+    print_into(*files)
+    act(given)
 
 
 def started(

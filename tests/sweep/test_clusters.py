@@ -79,37 +79,34 @@ def dask_cluster(place: Path) -> Iterator[Cluster]:
 
 
 FOUR = ("model.width=8,9", "seed=0..1", *TINY)
+TWO = ("model.width=8,9", *TINY)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with dask_cluster(tmp_path) as found:
-        yield found
+def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    """Wait until `count` runs are under way."""
+    while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, cluster: Cluster) -> None:
-    process = begun(tmp_path / "out", *FOUR, "steps=500", cluster.engine)
-    while process.poll() is None and not list(tmp_path.glob("out/runs/*/progress.json")):
-        time.sleep(0.01)
-    os.killpg(cluster.workers[0].pid, signal.SIGKILL)
-    found = ended(process)
-    assert found.status == 0, found
-    assert states(tmp_path / "out") == ["done"] * 4
-    assert sorted(journal(tmp_path / "out", "done")) == sorted(
-        run["folder"] for run in record(tmp_path / "out")["runs"]
-    )
-
-
-@pytest.mark.slow
-def test_an_interrupt_reaches_the_workers(tmp_path: Path, cluster: Cluster) -> None:
-    process = begun(tmp_path / "out", *FOUR, "steps=100000", "checkpoint_seconds=1000", cluster.engine)
-    while process.poll() is None and len(list(tmp_path.glob("out/runs/*/progress.json"))) < 2:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    found = ended(process)
-    assert found.status == 130, found
-    assert len(list(tmp_path.glob("out/runs/*/checkpoint.pt"))) == 2
+def test_an_interrupt_reaches_the_workers_and_a_worker_that_is_killed_costs_nothing(tmp_path: Path) -> None:
+    """One after the other on the same cluster, the start of which takes longer than the sweeps."""
+    with dask_cluster(tmp_path) as cluster:
+        out = tmp_path / "interrupted"
+        process = begun(out, *TWO, "steps=100000", "checkpoint_seconds=1000", cluster.engine)
+        until_stepping(process, out, 2)
+        process.send_signal(signal.SIGINT)
+        found = ended(process)
+        assert found.status == 130, found
+        assert len(list(out.glob("runs/*/checkpoint.pt"))) == 2
+        out = tmp_path / "killed"
+        process = begun(out, *TWO, "steps=60", cluster.engine)
+        until_stepping(process, out, 2)
+        os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+        found = ended(process)
+        assert found.status == 0, found
+        assert states(out) == ["done"] * 2
+        assert sorted(journal(out, "done")) == sorted(run["folder"] for run in record(out)["runs"])
 
 
 def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

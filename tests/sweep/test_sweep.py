@@ -123,14 +123,14 @@ def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> Non
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_one_run(tmp_path: Path) -> None:
-    process = begun(tmp_path, *THREE, "steps=300", "--workers=2")
+    process = begun(tmp_path, *THREE, "steps=100", "--workers=2")
     until_stepping(process, tmp_path, 1)
     os.kill(workers(process.pid)[0], signal.SIGKILL)
     found = ended(process)
     assert found.status == 1
     assert "its process was killed" in found.err
     assert sorted(states(tmp_path)) == ["done", "done", "unfinished"]
-    assert swept(tmp_path, *THREE, "steps=300").status == 0
+    assert swept(tmp_path, *THREE, "steps=100").status == 0
     assert sorted(journal(tmp_path, "done")) == sorted(run["folder"] for run in record(tmp_path)["runs"])
 
 
@@ -174,7 +174,7 @@ def test_workers_die_with_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_sweeps_at_once_share_the_work(tmp_path: Path) -> None:
-    sweeps = [begun(tmp_path, *THREE, "steps=300"), begun(tmp_path, *THREE, "steps=300")]
+    sweeps = [begun(tmp_path, *THREE, "steps=100") for _ in range(2)]
     found = [ended(process) for process in sweeps]
     assert [one.status for one in found] == [0, 0], found
     assert sorted(journal(tmp_path, "done")) == sorted(run["folder"] for run in record(tmp_path)["runs"])

@@ -1,4 +1,4 @@
-"""A sample of the torture: every kind, a few cases of each."""
+"""A sample of the torture: a case of every kind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COMMAND = [sys.executable, "-m", "tests.torture"]
 
 
 @pytest.mark.slow
-def test_a_few_cases_of_every_kind() -> None:
-    ended = subprocess.run([*COMMAND, "--count=3", "--seed=1"], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_a_case_of_every_kind() -> None:
+    ended = subprocess.run([*COMMAND, "--count=1", "--seed=1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -37,7 +37,7 @@ def test_the_same_number_is_the_same_case() -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch, about what is planted
 def test_what_is_planted_is_recorded_truly_or_refused() -> None:
     said: list[str] = []
-    planted, plain = search(0, 60, said.append)
+    planted, plain = search(0, 30, said.append)
     assert not planted["wrong"], said
     assert not plain["wrong"], said
     assert 20 * plain["refused"] <= plain.total(), said  # one number, under a scale of 1000, that is not clipped once
