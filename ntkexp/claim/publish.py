@@ -3,7 +3,7 @@
 docs/claims/README.md               a line for each claim
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH], "control": {…},
                                       "second": {…}, "entry": DIGEST, …}, …]
-            <name>/<look>.csv       the judged table of a look: the columns that decide, every digit
+            <name>/<look>.csv       the judged table of a look: rows and columns that decide, every digit
             <name>/picture.svg      its picture
 
 `publish` writes what stands in the register and was judged at default size; `check` judges the tables again.
@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh_control
 from ntkexp.claim.read import claim_names, read_claim
 from ntkexp.config.build import Builder
@@ -57,12 +58,13 @@ def publish(
         make_folder(folder / record.name)
         for name, look in claim.looks.items():
             table = read_table(record.path / f"{name}.csv")
-            table = table[[column for column in table if column in {*ALWAYS, *columns_of(look)}]]
+            rows = sorted({row for part in look.expectation for row in select_rows(table, part.where).index})
+            table = table.loc[rows, [column for column in table if column in {*ALWAYS, *columns_of(look)}]]
             write_atomically(folder / record.name / f"{name}.csv", format_csv(table))
         if (record.path / PICTURE).is_file():
             shutil.copyfile(record.path / PICTURE, folder / record.name / PICTURE)
-    rows: list[Json] = [verdict_fields(record, standing[record.name]) for record in found]
-    write_atomically(folder / VERDICTS, to_text(rows))
+    verdicts: list[Json] = [verdict_fields(record, standing[record.name]) for record in found]
+    write_atomically(folder / VERDICTS, to_text(verdicts))
     write_atomically(folder / PAGE, page(found, len(standing)))
     return [record.name for record in found]
 
@@ -97,7 +99,7 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
     table = format_markdown(tabulate_claims(records, registered).select(*columns))
     links = [f"- [{record.name}]({record.name}): {record.statement}" for record in records]
     unjudged = registered - len(records)
-    missing = f" {unjudged} claims of the register are not judged here." if unjudged else ""
+    missing = f" The other {unjudged} claims of the register were not judged for this page." if unjudged else ""
     summary = summarise_claims(records, registered)
     return (
         "# Claims, as they were judged\n\n"

@@ -13,6 +13,7 @@ import pytest
 from ntkexp.claim.conduct import circumstances, register_claim
 from ntkexp.claim.publish import VERDICTS, check, publish
 from ntkexp.cli.claims import registered
+from ntkexp.config.compose import composer
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import claim_records
 from tests.claim.subject import OF_LINES, judged, planned
@@ -65,3 +66,9 @@ def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Pa
     change(folder)
     with pytest.raises(Mistake, match=reason):
         check(folder, made.builder, entries)
+
+
+def test_verdicts_of_the_project_are_those_of_their_tables() -> None:
+    builder = composer(None, []).builder
+    folder = Path(__file__).parents[2] / "docs" / "claims"
+    assert check(folder, builder, registered(builder.choices, folder))
