@@ -267,18 +267,29 @@ class Taps(AbstractPixelMap):
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|,   k being the weights whose pixels are both in the image
 
-    >>> Taps.transposed(2, window=3, stride=2, crop=1, extra=1).members
+    >>> Taps.convolution(4, window=3, stride=2, padding=1, dilation=1).members
+    ((-1, 0, 1), (1, 2, 3))
+    >>> Taps.transposed(2, window=3, stride=2, padding=1, dilation=1, output_padding=1).members
     ((-1, 0, -1), (1, -1, 0), (-1, 1, -1), (-1, -1, 1))
     """
 
     members: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def transposed(cls, pixels: int, window: int, stride: int, crop: int, extra: int) -> Taps:
-        """Pixel p after a transposed convolution meets weight k where p + crop − k is `stride` times a pixel."""
+    def convolution(cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int) -> Taps:
+        """Pixel p after a convolution meets, by weight k, p · stride + k · dilation − padding."""
+        count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+        rows = ([p * stride + k * dilation - padding for k in range(window)] for p in range(count))
+        return cls(tuple(tuple(place if 0 <= place < pixels else -1 for place in row) for row in rows))
+
+    @classmethod
+    def transposed(
+        cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int, output_padding: int
+    ) -> Taps:
+        """Pixel p after a transposed convolution meets, by weight k, (p + padding − k · dilation)/stride."""
         rows = list[tuple[int, ...]]()
-        for p in range((pixels - 1) * stride + window - 2 * crop + extra):
-            places = (divmod(p + crop - k, stride) for k in range(window))
+        for p in range((pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding):
+            places = (divmod(p + padding - k * dilation, stride) for k in range(window))
             rows.append(tuple(place if rest == 0 and 0 <= place < pixels else -1 for place, rest in places))
         return cls(tuple(rows))
 
@@ -310,7 +321,7 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     """The mean over the weights of a window, axis by axis.
 
     >>> pairs = Pairs.all((2,))
-    >>> tap_mean(torch.ones(2, 2), pairs, [Taps.transposed(2, window=2, stride=1, crop=0, extra=0)]) * 2
+    >>> tap_mean(torch.ones(2, 2), pairs, [Taps.convolution(2, window=2, stride=1, padding=1, dilation=1)]) * 2
     tensor([[1., 2., 1.],
             [1., 1., 0.],
             [0., 1., 1.]])

@@ -6,9 +6,11 @@ from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.layer.affine import AbstractAffine as AbstractAffine
+    from ntkexp.layer.affine import AbstractTapped as AbstractTapped
     from ntkexp.layer.affine import Conv as Conv
     from ntkexp.layer.affine import ConvTranspose as ConvTranspose
     from ntkexp.layer.affine import Dense as Dense
+    from ntkexp.layer.affine import PaddedConv as PaddedConv
     from ntkexp.layer.attention import SelfAttention as SelfAttention
     from ntkexp.layer.base import AbstractLayer as AbstractLayer
     from ntkexp.layer.base import Concatenation as Concatenation

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ntkexp.layer.affine import Conv, ConvTranspose, Dense, Parametrisation
+from ntkexp.layer.affine import Conv, ConvTranspose, Dense, PaddedConv, Parametrisation
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, LayerNorm
 from ntkexp.layer.pointwise import GELU, LeakyReLU, ReLU
@@ -109,34 +109,30 @@ def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> li
 def read_convolution(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], scales: Scales
 ) -> list[AbstractLayer]:
-    """Convolutions by odd windows, that keep the size of the image or do not look beyond its borders."""
-    windows, stride = tuple(module.kernel_size), set(module.stride)
+    """Convolutions; by odd windows, with padding of half a window or none, as the faster `Conv`."""
+    windows, spread = tuple(module.kernel_size), tuple(module.dilation)
     if len(shape) != len(windows) + 1 or shape[0] != module.in_channels:
         raise Mistake(
             f"it takes {module.in_channels} channels of {len(windows)} axes of pixels, and is given {list(shape)}"
         )
-    padding = module.padding
+    padding, odd = module.padding, all(w % 2 for w in windows)
     if isinstance(padding, str):
-        padding = tuple(w // 2 if padding == "same" else 0 for w in windows)
-    same, valid = padding == tuple(w // 2 for w in windows), not any(padding)
-    mode = module.padding_mode
-    if any(w % 2 == 0 for w in windows) or not (same or valid) or len(stride) > 1:
-        raise Mistake(
-            f"window {list(windows)}, padding {list(padding)} and stride {list(module.stride)} are not read: windows "
-            f"are odd, padding is half of them or none, strides are equal{ADVICE}"
-        )
-    if set(module.dilation) != {1} or module.groups != 1 or (mode not in {"zeros", "circular"} and not valid):
-        raise Mistake(f"dilation, groups, and padding other than by zeros or circular are not read{ADVICE}")
-    return [
-        Conv(
-            features=module.out_channels,
-            window=windows,
-            stride=stride.pop(),
-            circular=mode == "circular" and not valid,
-            valid=valid and not same,
-            **scales.of(module, module.in_channels * prod(windows)),
-        )
-    ]
+        reach = tuple(d * (w - 1) for d, w in zip(spread, windows, strict=True))
+        if padding == "same" and any(each % 2 for each in reach):
+            raise Mistake(f"padding='same' of an even window has two unequal ends, which are not read{ADVICE}")
+        padding = tuple(each // 2 if padding == "same" else 0 for each in reach)
+    same, valid, mode = padding == tuple(w // 2 for w in windows), not any(padding), module.padding_mode
+    plain = odd and (same or valid) and set(spread) == {1} and len(set(module.stride)) == 1
+    circular = mode == "circular" and not valid
+    if module.groups != 1 or (mode not in {"zeros", "circular"} and not valid) or (circular and not plain):
+        raise Mistake(f"groups, and padding other than by zeros or circular by half a window, are not read{ADVICE}")
+    drawn = scales.of(module, module.in_channels * prod(windows))
+    if not plain:
+        options = {"window": windows, "stride": tuple(module.stride), "padding": padding, "dilation": spread}
+        return [PaddedConv(features=module.out_channels, **options, **drawn)]
+    step = module.stride[0]
+    only = valid and not same
+    return [Conv(features=module.out_channels, window=windows, stride=step, circular=circular, valid=only, **drawn)]
 
 
 def read_transposed(
@@ -148,8 +144,8 @@ def read_transposed(
         raise Mistake(
             f"it takes {module.in_channels} channels of {len(windows)} axes of pixels, and is given {list(shape)}"
         )
-    if set(module.dilation) != {1} or module.groups != 1:
-        raise Mistake(f"dilation and groups are not read{ADVICE}")
+    if module.groups != 1:
+        raise Mistake(f"groups are not read{ADVICE}")
     count = prod(windows)
     return [
         ConvTranspose(
@@ -157,6 +153,7 @@ def read_transposed(
             window=windows,
             stride=tuple(module.stride),
             padding=tuple(module.padding),
+            dilation=tuple(module.dilation),
             output_padding=tuple(module.output_padding),
             **scales.of(module, module.in_channels * count, module.out_channels * count),
         )

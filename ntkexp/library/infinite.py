@@ -58,11 +58,11 @@ def infinite_kernel(
     tuple (nngp, ntk).
 
     `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
-    Dense, Conv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite,
-    AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without x2 the examples
-    are paired with themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std` and
-    `b_std` of layers may be tensors: both kernels are differentiable by them and by the inputs. Beside its result, a
-    call takes up to `memory_gb`.
+    Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial,
+    Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without x2 the
+    examples are paired with themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std`
+    and `b_std` of layers may be tensors: both kernels are differentiable by them and by the inputs. Beside its result,
+    a call takes up to `memory_gb`.
 
     Or `spec` is an `nn.Sequential`, of which the form is read, not the numbers in its weights. These are drawn as torch
     draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation, so that

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import ntkexp
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen
-from ntkexp.layer.affine import Conv, ConvTranspose, Dense
+from ntkexp.layer.affine import AbstractTapped, Conv, ConvTranspose, Dense, PaddedConv
 from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, GlobalAvgPool
@@ -179,24 +179,40 @@ def test_windows_strides_and_borders(stride: int, head: AbstractLayer, shape: tu
 
 
 @pytest.mark.parametrize(
-    ("shape", "sizes"),
+    ("kind", "shape", "options"),
     [
-        ((2, 4), {"window": 2, "stride": 3, "output_padding": 2}),
-        ((2, 3, 4), {"window": (3, 4), "stride": (1, 2), "padding": (1, 0)}),
-        ((2, 2, 3), {"window": (5, 1), "stride": 2, "padding": (3, 0), "output_padding": (1, 0)}),
-        ((1, 2, 1, 2), {"window": (2, 3, 1), "stride": (2, 1, 2), "padding": (0, 1, 0)}),
+        (ConvTranspose, (2, 4), {"window": 2, "stride": 3, "output_padding": 2}),
+        (ConvTranspose, (2, 3, 4), {"window": (3, 4), "stride": (1, 2), "padding": (1, 0)}),
+        (ConvTranspose, (2, 2, 3), {"window": (5, 2), "stride": 2, "padding": (3, 0), "dilation": (1, 3)}),
+        (ConvTranspose, (1, 2, 1, 2), {"window": (2, 3, 1), "stride": (2, 1, 2), "padding": (0, 1, 0)}),
+        (PaddedConv, (2, 7), {"window": 4, "stride": 3, "padding": 5}),
+        (PaddedConv, (2, 5, 4), {"window": (2, 3), "stride": (1, 2), "padding": (0, 2), "dilation": (3, 1)}),
+        (PaddedConv, (1, 3, 2, 4), {"window": 2, "padding": 1}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_transposed_convolutions_are_those_of_torch(shape: tuple[int, ...], sizes: dict[str, Any]) -> None:
+def test_convolutions_by_any_window_are_those_of_torch(
+    kind: type[AbstractTapped], shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
     """Outputs are linear in weights that are N(0, 1), so that their covariance is the tangent kernel of any draw."""
-    layer, x = ConvTranspose(features=1, W_std=1.3, b_std=0.4, **sizes), points(3, shape)
+    layer, x = kind(features=1, W_std=1.3, b_std=0.4, **options), points(3, shape)
     drawn = build((layer,), shape, torch.Generator().manual_seed(0))
     kernel = ntkexp.tangent_kernel(drawn.append(nn.Flatten()), x)  # [example, pixel, example, pixel]
     assert tuple(drawn[0](x).shape[1:]) == layer.shape(shape)
     pooled, flat = (ntkexp.infinite_kernel((layer, end), x).nngp for end in (GlobalAvgPool(), Flatten()))
     torch.testing.assert_close(pooled, kernel.mean((1, 3)), rtol=1e-12, atol=0)
     torch.testing.assert_close(flat, kernel.diagonal(dim1=1, dim2=3).mean(-1), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("stride", "head"), [(1, Flatten()), (2, GlobalAvgPool())])
+def test_padding_by_half_a_window_is_the_usual_convolution(stride: int, head: AbstractLayer) -> None:
+    scales, x = {"features": 3, "W_std": 1.3, "b_std": 0.2, "param": "standard"}, points(3, (2, 5, 6))
+    usual = Conv(window=(3, 5), stride=stride, **scales)
+    padded = PaddedConv(window=(3, 5), stride=stride, padding=(1, 2), **scales)
+    one, two = (
+        ntkexp.infinite_kernel((layer, ReLU(), layer, ReLU(), head, Dense(features=1)), x) for layer in (usual, padded)
+    )
+    agree(one, two)
 
 
 def test_all_pairs_of_pixels_are_a_matrix() -> None:
@@ -233,7 +249,9 @@ GIVEN: dict[str, AbstractLayer] = {
 """Layers of those kinds that take more than their name."""
 END = (Flatten(), Dense(features=1))
 LAYERS = [kind for name, kind in layer_classes().items() if kind.__module__.startswith("ntkexp.")]
-FUSED = [kind for kind in LAYERS if kind not in {Dropout, ConvTranspose, SelfAttention}]  # these are left to torch
+FUSED = [
+    kind for kind in LAYERS if kind not in {Dropout, PaddedConv, ConvTranspose, SelfAttention}
+]  # these are left to torch
 
 
 class MyLayer(ReLU):
