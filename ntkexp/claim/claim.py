@@ -1,6 +1,7 @@
 """A claim: what decides it, said before anything is measured.
 
-Look        runs or a trial with these seeds; what is measured of them; what is expected of that, with its margin
+Look        runs or a trial with these seeds; what is measured of them; what is expected of that, with its margin, and
+            the null, which the margin excludes; and how often it is judged
 Protocol    the three looks that decide: the claim's own; a control, which must not come out supported; and a second
             look, with seeds of another family, mostly on other data
 Claim       the protocol, with the statement, its source, and what would refute it, in words
@@ -56,6 +57,7 @@ class Look:
     seeds: tuple[int, ...]
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
+    nulls: tuple[float | None, ...] = ()  # by parts of the expectation, what is found where the claim does not hold
     planned: tuple[int, ...] = ()  # with how many seeds it is judged, each time it is; none: once, with all of them
     stage: int = -1  # which of these it is now
 
@@ -114,6 +116,7 @@ class Look:
             "trial": None if self.trial is None else without_files(self.trial.fields()),
             "seeds": list(self.seeds),
             **({"planned": list(self.planned)} if self.planned else {}),
+            **({"null": list(self.nulls)} if self.nulls else {}),
             "quantity": without_files(self.quantity.fields()),
             "expectation": [part.fields() for part in self.expectation],
         }

@@ -67,6 +67,13 @@ class AbstractExpectation(Component, ABC):
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
         """What rows that all have a number say of what is expected."""
 
+    null: ClassVar[float | None] = None
+    """What is found where the claim does not hold, if the rule alone says that; a claim names its own (`null:`)."""
+
+    @abstractmethod
+    def contains(self, figure: float) -> bool:
+        """Whether a figure lies within what is expected, and not at an edge of it."""
+
     @property
     @abstractmethod
     def words(self) -> str:
@@ -135,7 +142,11 @@ class Identity(AbstractExpectation):
     (0, 2)
     """
 
+    null: ClassVar[float | None] = math.inf
     tolerance: float = Field(1e-12, gt=0)
+
+    def contains(self, figure: float) -> bool:
+        return abs(figure) < self.tolerance
 
     @property
     def words(self) -> str:
@@ -191,6 +202,11 @@ class AbstractAverage(AbstractExpectation):
     @abstractmethod
     def expected(self) -> Expected:
         """The range that is expected, on the scale."""
+
+    def contains(self, figure: float) -> bool:
+        if self.scale == "log" and figure <= 0:
+            return self.expected.low == -math.inf
+        return self.expected.low < self.scaled(figure) < self.expected.high
 
     def figures(self, table: pd.DataFrame) -> list[float]:
         return self.per_seed(table).tolist()
@@ -322,6 +338,8 @@ class Order(AbstractAverage):
     above: Any
     below: Any
 
+    null: ClassVar[float | None] = 0.0  # with logarithms, no ratio is so far from what is expected
+
     @property
     def expected(self) -> Expected:
         return Expected(self.reach, 0.0, "lower")
@@ -370,10 +388,14 @@ class Slope(AbstractExpectation):
     'supported'
     """
 
+    null: ClassVar[float | None] = 0.0
     along: str
     value: float
     margin: float = Field(gt=0)
     bound: Literal["upper", "lower"] | None = None
+
+    def contains(self, figure: float) -> bool:
+        return self.expected.low < figure < self.expected.high
 
     @property
     def expected(self) -> Expected:
@@ -463,6 +485,9 @@ class Location(AbstractExpectation):
     value: float = Field(gt=0)
     margin: float = Field(gt=0)
     extreme: Literal["largest", "least"] = "largest"
+
+    def contains(self, figure: float) -> bool:
+        return figure > 0 and self.expected.low < math.log(figure) < self.expected.high
 
     @property
     def expected(self) -> Expected:

@@ -52,6 +52,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
 from ntkexp.records.claim import pair_verdict
 from ntkexp.report.analysis.estimate import CHANCE, LEVEL, MOST, compare
+from ntkexp.text import short
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
@@ -193,10 +194,29 @@ def judge_protocol(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
     """Judge all looks at a claim: the tables that were judged, and what was found, by the names of the looks."""
     judged = {name: judge_look(look, measured[name]) for name, look in protocol.looks.items()}
-    findings = {name: finding for name, (_, finding) in judged.items()}
-    if findings[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
-        findings[MAIN] = findings[MAIN].doubted("the control comes out supported too, so this look decides nothing")
+    findings = weigh_control({name: finding for name, (_, finding) in judged.items()}, protocol)
     return {name: table for name, (table, _) in judged.items()}, findings
+
+
+def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
+    """Withhold the verdict of the claim's own look where the control is supported, and say where it is off the null."""
+    weighed = {**findings, CONTROL: say_if_off_null(findings[CONTROL], protocol)}
+    if findings[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
+        weighed[MAIN] = findings[MAIN].doubted("the control comes out supported too, so this look decides nothing")
+    return weighed
+
+
+def say_if_off_null(control: Finding, protocol: Protocol) -> Finding:
+    """Say of a control that it does not lie at the null; one with other parts than the claim has none."""
+    nulls = protocol.main.nulls
+    if len(nulls) != len(protocol.control.expectation) or math.isnan(control.low):
+        return control
+    null = nulls[control.part]
+    exact = isinstance(protocol.control.expectation[control.part], Identity)  # where any error will do
+    if null is None or exact or control.low <= null <= control.high:
+        return control
+    note = f"it does not lie at the null, {short(null)}"
+    return replace(control, note="; ".join(filter(None, [control.note, note])))
 
 
 # --- The judge is tried: rules judge invented tables whose truth is known, inside, outside and at the edge.
@@ -334,7 +354,7 @@ def try_design(design: JudgingDesign, tables: int = TRIALS, seed: int = 0) -> Tr
         return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
 
     wrong = [share(edges, inside, "supported", "refuted"), share(edge, inside, "supported", "refuted")]
-    wrong += [share(inside, edge, "supported"), share(outside, outside, "supported")]
+    wrong += [share(inside, edge, "supported")] if design.pair else []
     return Tried(
         rule=design.name,
         tables=tables,

@@ -11,7 +11,8 @@ quantity: drift                            a column of the runs, or a component
 expectation:                               or a list of them, all of which must hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
 refutes: A slope above −0.4.
-control: {expectation: {value: -2.0}}      what is otherwise, as below; it must not be supported
+null: 0                                    what is found where the claim does not hold; a list, of several rules
+control: {base: [init=mean_field]}         what is otherwise, as below; it is at the null, and must not be supported
 second: {base: [data=teacher], seeds: 20}  20 seeds of another family, or as many as the claim, and other data
 quick: {seeds: 3}                          and `full`: other sizes, of all looks
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
@@ -52,8 +53,8 @@ Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-KEYS = ("base", "runs", "trial", "looks", *NEEDED, "quick", "full", "picture")
-CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "trial")
+KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "picture")
+CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 FAMILY = 1000  # seeds of the second look begin so much later
 
@@ -81,6 +82,7 @@ def read_sizes(name: str, builder: Builder) -> dict[str, Claim]:
 
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
+    tree = with_null(tree)
     for key in tree:
         if key not in KEYS:
             raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")
@@ -127,6 +129,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     """
     if not isinstance(change, Mapping):
         raise Mistake(f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
+    change = with_null(change)
     for key in change:
         if key not in CHANGES:
             keys = ", ".join(CHANGES)
@@ -135,8 +138,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
         changed.pop("looks", None)  # which are planned for other seeds
-    if "looks" in change:
-        changed["looks"] = change["looks"]
+    changed |= {key: change[key] for key in ("looks", "null") if key in change}
     for key in ("quantity", "trial"):
         if key in change:
             changed[key] = merge_fields(changed.get(key), change[key])
@@ -147,6 +149,11 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
             [merge_fields(part, after) for part in before or ()] if several else merge_fields(before, after)
         )
     return changed
+
+
+def with_null(tree: Tree) -> dict[str, Any]:
+    """Name the key `null:`, which YAML reads as nothing, by its letters."""
+    return {"null" if key is None else key: value for key, value in tree.items()}
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
@@ -196,7 +203,33 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
             raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
         rules = given if isinstance(given, list) else [given]
         expectation = tuple(build_part(builder, part, AbstractExpectation, "expectation") for part in rules)
-        return Look(runs, trial, seeds, quantity, expectation, planned_sizes(tree.get("looks"), len(seeds)))
+        nulls = () if name == CONTROL else named_nulls(tree.get("null"), expectation)
+        return Look(runs, trial, seeds, quantity, expectation, nulls, planned_sizes(tree.get("looks"), len(seeds)))
+
+
+def named_nulls(given: object, expectation: Sequence[AbstractExpectation]) -> tuple[float | None, ...]:
+    """Read the figure of each part that is found where the claim does not hold; no part may expect it.
+
+    >>> from ntkexp.claim.expectation import Slope
+    >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
+    (0.0,)
+    """
+    nulls: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
+    if len(nulls) != len(expectation) or not all(isinstance(null, float | int | None) for null in nulls):
+        raise Mistake(f"null={spell_value(given)}: it takes a number, or one for each of the {len(expectation)} rules")
+    for part, named in zip(expectation, nulls, strict=True):
+        null = part.null if named is None else float(named)
+        if null is None:
+            raise Mistake(
+                f"null is missing: name the figure that is found where the claim does not hold, which `{part.words}` "
+                "must exclude"
+            )
+        if part.contains(null):
+            raise Mistake(
+                f"expectation: {part.words} holds at {spell_value(null)} too, which is found where the claim does not "
+                "hold; narrow the margin, or name what is found then by null:"
+            )
+    return () if given is None else tuple(None if null is None else float(null) for null in nulls)
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from ntkexp.cli.options import (
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.folder import command
 from ntkexp.report.tables import Column, Table, format_text
-from ntkexp.text import rate, short
+from ntkexp.text import counted, rate, short
 
 if TYPE_CHECKING:
     from ntkexp.claim.conduct import Workshop
@@ -46,10 +46,11 @@ def claims(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[list|judge|register|NAME]...",
+            metavar="[list|judge|register|publish|check|NAME]...",
             help=(
                 "Claims by name, all if none is given; list: show them; judge: try the rules of judging; "
-                "register NAME: enter what a claim says now, before it is run."
+                "register NAME: enter what a claim says now, before it is run; publish FOLDER: write the judged tables "
+                "and verdicts; check FOLDER: judge such tables again."
             ),
             autocompletion=offer_claims,
             show_default=False,
@@ -86,6 +87,9 @@ def claims(
         return
     if names == ["list"]:
         show_list(config_dir, as_json=as_json)
+        return
+    if names[:1] in (["publish"], ["check"]):
+        publish_or_check(names, config_dir, trust, place)
         return
     if names[:1] == ["register"]:
         register(names[1:], config_dir, trust, place, reason)
@@ -176,6 +180,24 @@ def register(names: Sequence[str], config_dir: Path | None, trust: list[str], ou
         log = register_claim(name, builder, out, reason)
         if (entry := log.standing(name)) is not None:
             sys.stdout.write(f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n")
+
+
+def publish_or_check(names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path) -> None:
+    """Write the judged tables and verdicts into a folder, or judge those of a folder again."""
+    from ntkexp.claim.publish import check, publish
+    from ntkexp.config.compose import composer
+    from ntkexp.records.claim import claim_records
+
+    if len(names) != 2:
+        raise Mistake(f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`")
+    folder, builder = Path(names[1]).expanduser(), composer(config_dir, trust).builder
+    entries = registered(builder.choices, out)
+    if names[0] == "publish":
+        found = publish(folder, builder, claim_records(out), entries)
+        sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n")
+    else:
+        found = check(folder, builder, entries)
+        sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n")
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:

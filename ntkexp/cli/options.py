@@ -79,7 +79,11 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
         names = choices_of(context).options("claim")
     except Mistake:
         return []
-    return [name for name in [*names, "list", "judge", "register"] if name.startswith(incomplete) and name not in given]
+    return [
+        name
+        for name in [*names, "list", "judge", "register", "publish", "check"]
+        if name.startswith(incomplete) and name not in given
+    ]
 
 
 # --- Arguments and options.

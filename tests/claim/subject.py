@@ -28,6 +28,7 @@ CLAIM: dict[str, Any] = {
     "seeds": 2,
     "quantity": "weights_moved",
     "expectation": SLOPE,
+    "null": 10,
     "refutes": "another slope",
     "control": {"expectation": {"value": 50.0}},
     "second": {"base": ["data=sphere"]},

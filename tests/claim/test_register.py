@@ -24,7 +24,7 @@ from tests.kernel_file.subjects import Here
 TINY = OF_LINES | {"quick": {"seeds": 2}}
 
 
-def written(folder: Path, tree: dict[str, Any]) -> Any:
+def written(folder: Path, tree: dict[Any, Any]) -> Any:
     """The claim in a folder of a user's own, and what builds it."""
     (folder / "claim").mkdir(exist_ok=True)
     (folder / "claim" / "tiny.yaml").write_text(yaml.safe_dump(tree))
@@ -91,6 +91,39 @@ def test_looks_that_cannot_be_planned_are_refused(tmp_path: Path, looks: Any) ->
     made = written(tmp_path, TINY | {"seeds": 6, "looks": looks})
     with pytest.raises(Mistake, match=r"looks=.*the last of which is all 6, such as \[2, 6\]"):
         read_claim("tiny", made.builder)
+
+
+RULES = "ntkexp.claim.expectation."
+SLOPE = {"_target_": f"{RULES}Slope", "along": "width", "value": 0.0, "margin": 5.0}
+BOUND = {"_target_": f"{RULES}Bound", "limit": 0.5, "side": "upper", "margin": 0.1}
+RATIO = {"_target_": f"{RULES}Equality", "value": 2.0, "margin": 0.5, "scale": "log"}
+IDENTITY = {"_target_": f"{RULES}Identity", "tolerance": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("expectation", "null", "reason"),
+    [
+        (SLOPE, None, r"slope 0 ± 5 holds at 0\.0 too"),
+        (SLOPE, -4, r"slope 0 ± 5 holds at -4\.0 too"),
+        (BOUND, None, "null is missing"),
+        (BOUND, 0.55, "holds at 0.55 too"),
+        (RATIO, 2.9, "holds at 2.9 too"),
+        (IDENTITY, 0.01, "holds at 0.01 too"),
+        ([SLOPE, BOUND], [-6], "a number, or one for each of the 2 rules"),
+    ],
+)
+def test_a_claim_that_holds_at_its_null_is_refused(tmp_path: Path, expectation: Any, null: Any, reason: str) -> None:
+    made = written(tmp_path, TINY | {"expectation": expectation, None: null, "control": {}})  # YAML reads null: so
+    with pytest.raises(Mistake, match=reason):
+        read_claim("tiny", made.builder)
+
+
+@pytest.mark.parametrize(("expectation", "null"), [(SLOPE, 5), (BOUND, 0.6), (RATIO, 3.1), (RATIO, 0), (IDENTITY, 0.1)])
+def test_a_claim_that_excludes_its_null_is_read(tmp_path: Path, expectation: Any, null: float) -> None:
+    made = written(tmp_path, TINY | {"expectation": expectation, None: null, "control": {}})
+    claim = read_claim("tiny", made.builder)
+    assert [look.nulls for look in claim.looks.values()] == [(null,), (), (null,)]
+    assert claim.fields["looks"]["main"]["null"] == [null]
 
 
 def test_other_seeds_are_judged_once(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Published verdicts are judged again from their tables, and what was changed in either is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from ntkexp.claim.conduct import circumstances, register_claim
+from ntkexp.claim.publish import VERDICTS, check, publish
+from ntkexp.cli.claims import registered
+from ntkexp.config.compose import composer
+from ntkexp.mistake import Mistake
+from ntkexp.records.claim import claim_records
+from tests.claim.subject import OF_LINES, judged, planned
+from tests.claim.test_register import written
+
+TREE = OF_LINES | {"null": 0, "control": {"trial": {"slope": 0.0}}}
+
+
+def change_table(folder: Path) -> None:
+    table = pd.read_csv(folder / "tiny" / "second.csv")
+    table.assign(value=table["value"] ** 2).to_csv(folder / "tiny" / "second.csv", index=False)
+
+
+def leave_out_a_seed(folder: Path) -> None:
+    table = pd.read_csv(folder / "tiny" / "main.csv")
+    table[table["seed"] > 0].to_csv(folder / "tiny" / "main.csv", index=False)
+
+
+def change_rows(**fields: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (row,) = json.loads((folder / VERDICTS).read_text())
+        (folder / VERDICTS).write_text(json.dumps([row | fields]))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (change_table, "verdict is supported, and the tables say not replicated"),
+        (leave_out_a_seed, "main.csv has seeds that the claim did not plan"),
+        (change_rows(verdict="refuted"), "verdict is refuted, and the tables say supported"),
+        (change_rows(entry="0" * 8), "was judged as 00000000, and stands as"),
+        (change_rows(name="other"), "other is no claim of the register"),
+    ],
+)
+def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Path], None], reason: str) -> None:
+    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
+    register = register_claim("tiny", made.builder, out)
+    register.record(judged(planned(TREE, out, made=made)), circumstances())
+    entries = registered(made.builder.choices, out)
+    mine = {"tiny": entries["tiny"]}  # without those of the project
+    assert publish(folder, made.builder, claim_records(out), mine) == ["tiny"]
+    (row,) = json.loads((folder / VERDICTS).read_text())
+    words = (row["name"], row["verdict"], row["control"]["verdict"], row["second"]["verdict"], row["entry"])
+    assert words == ("tiny", "supported", "refuted", "supported", entries["tiny"][-1].digest)
+    assert [*pd.read_csv(folder / "tiny" / "main.csv")] == ["runs", "width", "seed", "value"]
+    assert "1 claim: 1 supported." in (folder / "README.md").read_text()
+    assert check(folder, made.builder, entries) == ["tiny"]
+    change(folder)
+    with pytest.raises(Mistake, match=reason):
+        check(folder, made.builder, entries)
+
+
+def test_verdicts_of_the_project_are_those_of_their_tables() -> None:
+    builder = composer(None, []).builder
+    folder = Path(__file__).parents[2] / "docs" / "claims"
+    assert check(folder, builder, registered(builder.choices, folder))
