@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import frexp, sqrt
+from math import frexp, hypot, sqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,11 +30,6 @@ from ntkexp.text import counted
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.calls import ModelCall
 
-if TYPE_CHECKING:
-    from ntkexp.foreign_loop.calls import ModelCall
-
-AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
-OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
 OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
@@ -66,8 +61,7 @@ def factors_between(
     bound = bound_of(consumed, room)
 
     # one factor for all parameters, or else one for each
-    ours, theirs = (torch.cat([each[name].flatten() for name in consumed]) for each in (found, consumed))
-    factor, missed = factor_between(ours, theirs)
+    factor, missed = factor_of_parts([(found[name].flatten(), part.flatten()) for name, part in consumed.items()])
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
     each = {name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed}
@@ -88,13 +82,19 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
     (0.5, 0.0)
     """
-    size = float(theirs.norm())
-    if theirs.numel() and min(size, float(ours.norm())) ** 2 < torch.finfo(theirs.dtype).tiny / theirs.numel():
-        ours, theirs = ours.double(), theirs.double()
-        size = float(theirs.norm())
-    square = float(ours @ ours)
-    factor = float(ours @ theirs) / square if square else 0.0
-    return factor, float((factor * ours - theirs).norm()) / size if size else 0.0
+    return factor_of_parts([(ours, theirs)])
+
+
+def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """The same of gradients in parts, which are never copied as a whole: of a large model that takes gigabytes."""
+    sizes = [hypot(*(float(pair[side].norm()) for pair in pairs)) for side in (0, 1)]
+    count, numbers = sum(theirs.numel() for _, theirs in pairs), torch.finfo(pairs[0][1].dtype)
+    if count and min(sizes) ** 2 < numbers.tiny / count and pairs[0][1].dtype != torch.float64:
+        return factor_of_parts([(ours.double(), theirs.double()) for ours, theirs in pairs])
+    square = sum(float(ours @ ours) for ours, _ in pairs)
+    factor = sum(float(ours @ theirs) for ours, theirs in pairs) / square if square else 0.0
+    missed = hypot(*(float((factor * ours - theirs).norm()) for ours, theirs in pairs))
+    return factor, missed / sizes[1] if sizes[1] else 0.0
 
 
 def bound_of(consumed: Weights, room: float) -> float:

@@ -177,8 +177,8 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
     """
-    ours, theirs = (torch.cat([each[name] for name in other]) for each in (one, other))
-    size, missed = float(theirs.norm()), float((ours - theirs).norm())
+    size = hypot(*(float(theirs.norm()) for theirs in other.values()))
+    missed = hypot(*(float((one[name] - theirs).norm()) for name, theirs in other.items()))
     return missed / size if size else missed
 
 

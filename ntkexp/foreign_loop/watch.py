@@ -56,7 +56,7 @@ from ntkexp.foreign_loop.calls import (
 )
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
-from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors
+from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
@@ -378,6 +378,7 @@ class Watch:
         first, self.first = self.first, None
         if first is not None:
             first.prove(followed)
+            release_memory(moved.values())
         self.latest.release(before)
         if self.log is not None:
             self.log.add(self.store.count - 1, followed, moved)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_names import digests
-from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
 from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of, written
@@ -284,6 +284,7 @@ class DiskStore(AbstractStore):
     def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
         """Store the weights, and the states of the optimizers; every second checkpoint goes where they are too many."""
         self.wait()  # or there would be copies for two
+        release_memory(weights.values())
         copies = {name: weight.clone() for name, weight in weights.items()}  # a thread writes them
         memories = optimizer_states(self.optimizers, self.names)
         self.write_checkpoint({"weights": copies, "memories": memories, **(more or {})})

@@ -162,7 +162,8 @@ class ReplayedLoop:
         factors, _ = factors_between(ours, signature, event["step"], calls, self.called.room_of(calls))
         if all(torch.equal(ours[name], signature[name]) for name in signature):
             factors = dict.fromkeys(signature, 1.0)
-        return zeros | stored | {name: factors[name] * found[name] for name in signature}
+        multiplied = {n: found[n] if factors[n] == 1.0 else factors[n] * found[n] for n in signature}
+        return zeros | stored | multiplied
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
@@ -181,8 +182,7 @@ class ReplayedLoop:
 
     def meet(self, step: int, then: Any) -> float:
         """Hold weights and states against the checkpoint that follows; how far the weights are off."""
-        ours, theirs = ({n: w.flatten() for n, w in each.items()} for each in (self.weights, then["weights"]))
-        error = distance(ours, theirs)
+        error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(self.known, self.states, then["memories"] or (), strict=False):
             read = known.rule.momentum
