@@ -19,7 +19,9 @@ from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, counts_of
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import AbstractRetraining
+from ntkexp.report.progress import Announced
 from ntkexp.text import counted, short
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ class LoopAgain(AbstractRetraining):
     again: Again
     trace: Trace
     mean: MeanName
+    progress: AbstractProgress = field(default_factory=Silent)
 
     @property
     def everyone(self) -> Float[Tensor, " example"]:
@@ -161,9 +164,13 @@ class LoopAgain(AbstractRetraining):
     def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
         """One training after another, but the one with all examples, which is known."""
         names = list(self.trace.examples)
+        announced = Announced("ntkexp: training without examples", len(weights), self.progress)
         for row in weights:
             altered = {names[k]: float(row[k]) for k in (row != 1).nonzero().flatten().tolist()}
-            yield self.end_with(altered) if altered else self.whole_end
+            end = self.end_with(altered) if altered else self.whole_end
+            announced.step()
+            yield end
+        announced.stop()
 
     def end_with(self, weights: Mapping[str, float]) -> Float[Tensor, " weight"]:
         """Where the loop leads with these weights of some examples, by their names."""

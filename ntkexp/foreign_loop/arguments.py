@@ -294,7 +294,7 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     reader = Reader(without_casts(called.outputs), frozenset(weights))
     tape = reader.record(weights, part(queries, slice(FEW)))
     try:
-        reader.secant(tape, tape, (0,))
+        reader.checks.faithful_owners(tape)
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

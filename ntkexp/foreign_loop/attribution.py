@@ -26,6 +26,7 @@ from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
@@ -48,6 +49,16 @@ LONG = 10.0
 
 SAID_GB = 0.5
 """What contributions by components take is said beforehand from here on."""
+
+PRODUCTS = 5
+"""Arrays of the products ⟨U, J⟩ of a step that are held at once: of a parameter, their sum, its multiple, its negative,
+and one on the way."""
+
+PARTS = 6
+"""Parts of gradients in the processor's cache that are held at once."""
+
+MANY = 2e10
+"""Weights of all passes, from which on the cost is said before the first step: some ten seconds of a processor."""
 
 NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 """Arrays with the names of their axes."""
@@ -164,6 +175,46 @@ class LoopSums:
         return {name: each for name, each in found.items() if name not in left_out}
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """What taking a step back costs at most."""
+
+    tape: Tape  # of the queries
+    rows: int  # the most examples of a step
+    parameters: int  # that are moved
+    adjoints: int  # U, and V and N ⊙ J̄ where these are formed
+
+    @property
+    def outputs(self) -> int:
+        return self.tape.outputs.numel()
+
+    @property
+    def products(self) -> float:
+        """Bytes of ⟨U, J⟩ between the outputs and the examples of a step."""
+        return float(PRODUCTS * self.outputs * self.rows * self.tape.outputs.element_size())
+
+    @property
+    def held(self) -> float:
+        """Bytes of U of each output, of what is recorded and differentiated at the queries and the examples, and of
+        gradients that are multiplied out a part at a time."""
+        points, outputs = self.tape.outputs.shape
+        recorded = self.tape.bytes_per_example * (points * (3 + 2 * outputs) + self.rows * (2 + outputs))
+        numbers = self.adjoints * self.outputs * self.parameters + min(MULTIPLIED_OUT, self.rows * self.parameters)
+        numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
+        return numbers * self.tape.outputs.element_size() + recorded
+
+    def sentence(self, steps: int) -> str:
+        """What attribution takes, before the first step; nothing, if that is little."""
+        if steps * (self.outputs + self.rows) * self.parameters < MANY:
+            return ""
+        return (
+            f"attribution: back over {counted(steps, 'step')}, each by the gradients of "
+            f"{counted(self.outputs, 'output')} of the queries and of up to {counted(self.rows, 'example')} in "
+            f"{self.parameters:.3g} weights, which takes {(self.products + self.held) / 1e9:.2g} GB beside the sums; "
+            "how long that takes is said after the first step"
+        )
+
+
 def sums_at_zero(
     outputs: Float[Tensor, "probe out"],
     examples: int,
@@ -171,15 +222,17 @@ def sums_at_zero(
     memory_gb: float,
     components: Components | None = None,
     positions: Positions | None = None,
+    cost: StepCost | None = None,
 ) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
     size = outputs.element_size()
     parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
-    needed = parts_gb + outputs.numel() * steps * size / 1e9
+    needed = parts_gb + (outputs.numel() * steps * size + (0.0 if cost is None else cost.products)) / 1e9
     by, fewer = "", "ask at fewer queries"
     if components is not None:
         needed *= 1 + len(components)
         by, fewer = f" by {counted(len(components), 'component')}", f"{fewer}, by fewer components"
+    needed += 0.0 if cost is None else cost.held / 1e9
     if needed > memory_gb:
         raise Mistake(
             f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries{by} "

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,9 @@ from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept, groups
+from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class FollowedSweep:
     training: FollowedTraining
     sweep: ChunkedSweep
     files: TraceFolder | None
+    progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "probe out example"]:
         """Sweep back what is left; now and then keep how far that has come."""
@@ -60,11 +63,16 @@ class FollowedSweep:
             if state["of"] == self.of:
                 self.sweep.restore(state["sweeps"])
                 self.training.norm = state["norm"]
-        kept_at = time.monotonic()
-        for _ in self.sweep.steps_back():
+        kept_at, announced = time.monotonic(), None
+        for done, whole in self.sweep.steps_back():
+            # a sweep that goes on has some steps behind it, which tell nothing of how long the others take
+            announced = announced or Announced("ntkexp: the sweep for effects", 1 + whole - done, self.progress)
+            announced.step()
             if time.monotonic() - kept_at >= SECONDS:
                 self.keep()
                 kept_at = time.monotonic()
+        if announced is not None:
+            announced.stop()
         self.keep()
         return self.sweep.effects
 
@@ -85,7 +93,12 @@ class FollowedSweep:
 
 
 def sweep_over(
-    trace: Trace, training: FollowedTraining, plan: SweepPlan, kind: Effects, mean: MeanName
+    trace: Trace,
+    training: FollowedTraining,
+    plan: SweepPlan,
+    kind: Effects,
+    mean: MeanName,
+    progress: AbstractProgress,
 ) -> FollowedSweep:
     """The sweeps for all outputs at the queries of a trace."""
     flat, end = training.flat, training.end
@@ -114,7 +127,7 @@ def sweep_over(
         effects=end.new_zeros(plan.points, plan.outputs, training.examples),
     )
     files = None if trace.folder is None else TraceFolder(trace.folder)
-    return FollowedSweep(training=training, sweep=sweep, files=files)
+    return FollowedSweep(training=training, sweep=sweep, files=files, progress=progress)
 
 
 # --- What a followed loop says of its effects: by sweeps back, or by carrying it out again without each example, which
@@ -131,8 +144,16 @@ OUTPUTS = 2
 UNCHECKED = "effects were not held against trainings without examples; give again=, a function that trains anew"
 
 
-def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: float, again: Again | None) -> EffectsFound:
+def loop_effects(
+    trace: Trace,
+    effects: Effects,
+    mean: MeanName,
+    memory_gb: float,
+    again: Again | None,
+    progress: AbstractProgress | None = None,
+) -> EffectsFound:
     """Sweep back over the loop, and carry it out again without examples where somebody says how."""
+    progress = progress or Silent()
     training = FollowedTraining(
         steps=trace.steps,
         called=trace.called,
@@ -143,7 +164,7 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
-    loop, probe = None if again is None else LoopAgain(again, trace, mean), range(plan.points)
+    loop, probe = None if again is None else LoopAgain(again, trace, mean, progress), range(plan.points)
     if loop is not None and effects is True and OUTPUTS * plan.train <= plan.points * plan.outputs:
         LOG.warning("ntkexp: %s", plan.spared())
         for index in reversed(range(training.length)):
@@ -154,7 +175,7 @@ def loop_effects(trace: Trace, effects: Effects, mean: MeanName, memory_gb: floa
         times = len(groups(torch.zeros(plan.train), SEED)) + 3
         then = f"; then the loop is carried out {times} times again, without some of its examples"
     LOG.warning("ntkexp: %s%s", plan.sentence, then)
-    sweep = sweep_over(trace, training, plan, effects, mean)
+    sweep = sweep_over(trace, training, plan, effects, mean, progress)
     values = sweep.effects()
     caveats = Caveats(growth=sweep.sweep.growth, kinks=kinks(tape), eps=eps_of(last))
     return effects_swept(values, effects, mean, caveats, loop, probe, unchecked=UNCHECKED)

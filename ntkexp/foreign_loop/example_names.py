@@ -62,7 +62,16 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
     """
     columns = [tensor.detach().cpu()[:, None].flatten(1).contiguous() for tensor in tensors(inputs)]
     rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
-    return tuple(sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:16] for row in rows)
+    return tuple(sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:DIGITS] for row in rows)
+
+
+def is_digest(name: str) -> bool:
+    """Whether a name is what `digests` gives.
+
+    >>> is_digest(digests(torch.ones(1, 2))[0]), is_digest("17")
+    (True, False)
+    """
+    return len(name) == DIGITS and set(name) <= set("0123456789abcdef")
 
 
 def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
@@ -98,6 +107,7 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
 # order.
 
 
+DIGITS = 16  # of a digest, which is a name
 DATASET = "dataset"  # the value of `ids=`
 RECENT = 256  # batches among which the rows of a call are looked for: a loop may gather some before it calls the model
 

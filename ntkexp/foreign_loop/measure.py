@@ -12,6 +12,7 @@ each query, in place of one for each output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bound_to
 from hashlib import sha256
@@ -29,7 +30,7 @@ from ntkexp.foreign_loop.example_names import DATASET, Ids, SeenCall, names_of
 from ntkexp.kernel.read.checks import UNFAITHFUL
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.independence import CHANGING, COUPLED
-from ntkexp.kernel.record.tape import as_inputs, digest, examples, part
+from ntkexp.kernel.record.tape import Tape, as_inputs, digest, examples, part
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import MEASURE
@@ -163,27 +164,41 @@ class MeasuredQueries:
                 )
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
-    def refuse_unexplained(self, outputs: Tensor, queries: Inputs, *, closely: bool = False) -> None:
-        """Refuse a measure that no secant leads through, or that mixes queries: g by itself, at these outputs times a
-        weight of 1. It is asked again with other queries beside each, of which `closely` are many."""
-
-        def alone(weights: Weights, inputs: Inputs) -> Tensor:
-            assert isinstance(inputs, tuple)
-            given, asked = inputs
-            return self.values(given * weights["one"], asked)  # type: ignore[operator,arg-type]  # as they are put below
-
+    def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
+        """Refuse a measure that no secant leads through, or that mixes queries: g by itself, at these outputs."""
         with torch.enable_grad():
             if not self.values(outputs.detach().requires_grad_(), queries).requires_grad:
                 raise Mistake(
                     "measure=: its numbers have no gradient in the outputs (a constant, a count, detach(), numpy?), so "
                     "no example adds to them; let them follow from `outputs` by operations of torch that have one"
                 )
+        with self.rewording():
+            reader, tape = self.by_itself(outputs, queries)
+            reader.findings.independent.keep(tape.operations, True)
+            reader.checks.faithful_owners(tape)
+
+    def refuse_mixed(self, outputs: Tensor, queries: Inputs) -> None:
+        """Refuse a measure that mixes queries: g by itself is computed with many other queries in a query's company."""
+        with self.rewording():
+            reader, tape = self.by_itself(outputs, queries)
+            reader.checks.refuse_dependence(tape)
+
+    def by_itself(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
+        """g as a function of one weight, which is 1 and multiplies these outputs; and what it does with them."""
+
+        def alone(weights: Weights, inputs: Inputs) -> Tensor:
+            assert isinstance(inputs, tuple)
+            given, asked = inputs
+            return self.values(given * weights["one"], asked)  # type: ignore[operator,arg-type]  # as they are put below
+
         reader = Reader(alone, frozenset({"one"}), whole=True)
+        return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))
+
+    @contextmanager
+    def rewording(self) -> Iterator[None]:
+        """Say of the measure what is refused of a function."""
         try:
-            tape = reader.record({"one": outputs.new_ones(())}, (outputs, queries))
-            if not closely:
-                reader.findings.independent.keep(tape.operations, True)
-            reader.secant(tape, tape, (0,))
+            yield
         except Mistake as error:
             raise Mistake(f"measure=: {self.reworded(str(error))}") from error
 

@@ -305,7 +305,7 @@ class CalledModule:
         with torch.no_grad(), plain_kernels():
             outputs = self.outputs(weights, queries)
         names = self.measured.out_names(outputs, queries)
-        self.measured.refuse_unexplained(outputs, queries, closely=True)
+        self.measured.refuse_mixed(outputs, queries)
         few = record(self.outputs, weights, part(queries, slice(FEW)))
         refuse_dependence(self.outputs, few)
         reader.findings.independent.keep(tape.operations, True)

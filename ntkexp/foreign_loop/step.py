@@ -119,6 +119,10 @@ class AbstractSteps(ABC):
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
         """The calls of each step, none of which is taken again for that."""
 
+    def most_examples(self) -> int:
+        """The most examples of a step."""
+        return max((sum(len(call.names) for call in calls) for calls in self.calls()), default=0)
+
     @abstractmethod
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         """Each step, and the weights after it."""

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
-from ntkexp.foreign_loop.attribution import Backwards, sums_at_zero
+from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
+from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import outside_sentence, release_memory
-from ntkexp.foreign_loop.positions import positions_of
+from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
     CallReaders,
@@ -46,11 +47,11 @@ from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import examples
+from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake, checked_number
 from ntkexp.path.backward_sum import BackwardSum
-from ntkexp.path.components import By, components_of
+from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
@@ -85,12 +86,13 @@ class Trace:
 
     def __repr__(self) -> str:
         self.refresh()
-        seen, queries = len(set(self.steps.names())), examples(self.queries)
+        names, queries = set(self.steps.names()), examples(self.queries)
+        seen = counted(len(names), "example")
+        if names and all(map(is_digest, names)):
+            seen += " (named by digests of what they hold; ids='dataset' names them by their places in a Dataset)"
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
         of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
-        return (
-            f"Trace of {of}, {counted(seen, 'example')}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
-        )
+        return f"Trace of {of}, {seen}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
 
     def refresh(self) -> None:
         """Read again what is stored: the loop may have gone on."""
@@ -224,10 +226,11 @@ class Trace:
         gallery = Gallery()
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)
-        found = self.contributions(gallery, in_place(quiet), positions=positions)
+        progress = in_place(quiet)
+        found = self.contributions(gallery, progress, positions=positions)
         known = None
         if effects:
-            known = loop_effects(self, effects, mean, self.memory_gb, again)
+            known = loop_effects(self, effects, mean, self.memory_gb, again, progress)
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
         for said in (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence):
             sentence = said(found)
@@ -252,6 +255,18 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
+    def sums_at_zero(
+        self, tape: Tape, components: Components | None, places: Positions | None, progress: AbstractProgress
+    ) -> LoopSums:
+        """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
+        forms = any(not each.rule.has_effects for each in self.steps.known)  # of SGD and Adam, V is U
+        parameters = sum(weight.numel() for weight in self.steps.end.values())
+        cost, steps = StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1), len(self.steps)
+        found = sums_at_zero(tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost)
+        if said := cost.sentence(steps):
+            progress.say(f"ntkexp: {said}")
+        return found
+
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
     ) -> Attribution:
@@ -270,7 +285,7 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = sums_at_zero(last.outputs, len(self.examples), len(steps), self.memory_gb, components, places)
+        sums = self.sums_at_zero(last, components, places, progress or Silent())
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),

@@ -53,6 +53,11 @@ def test_extras_that_dev_leaves_out_have_stand_ins() -> None:
     assert EXTRAS.keys() - {"dev"} - everything.extras == STOOD_IN == set(STAND_INS)
 
 
+def test_the_guide_has_every_extra() -> None:
+    table = GUIDE.partition("## Extras")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(EXTRAS)
+
+
 def test_what_is_pinned_is_tested() -> None:
     installed = {name: version(name).partition("+")[0] for name in OF_DEV}
     assert installed == OF_DEV
@@ -144,6 +149,18 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_the_configs_are_in_it(installed: Path) -> None:
     assert files(installed / "ntkexp" / "configs") == files(ROOT / "configs")
+
+
+@pytest.mark.slow
+def test_nothing_else_is_in_it(installed: Path) -> None:
+    """Of what lies in the checkout, the package and its configs, without what git ignores there."""
+    found = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
+    others = {name for name in found if "__pycache__" in name or name.startswith(("bin/", "ntkexp-"))}
+    tracked = subprocess.run(
+        ["git", "ls-files", "ntkexp", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = {re.sub("^configs/", "ntkexp/configs/", name) for name in tracked.stdout.splitlines()}
+    assert found - others == names
 
 
 @pytest.mark.slow

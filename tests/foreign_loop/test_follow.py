@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 import ntkexp
 from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
@@ -524,18 +530,66 @@ def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
 
     kept: list[Trace] = []
     trace = followed(given, looked_at, kept, to=tmp_path / "run")
-    assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples, 3 queries, in {tmp_path / 'run'}"
-    assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples, 3 queries, in {tmp_path / 'run'}", 1)
+    names = "(named by digests of what they hold; ids='dataset' names them by their places in a Dataset)"
+    assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples {names}, 3 queries, in {tmp_path / 'run'}"
+    assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples {names}, 3 queries, in {tmp_path / 'run'}", 1)
     assert trace.attribute().sizes["step"] == loops.STEPS
+
+
+def needed(trace: Trace) -> float:
+    """What attribution says that it takes, in GB."""
+    with pytest.raises(Mistake, match=r"memory_gb=1e-06: what \d+ examples add to .* takes") as refusal:
+        trace.attribute(memory_gb=1e-6)
+    found = re.search(r"takes ([\d.e-]+) GB", str(refusal.value))
+    assert found is not None
+    return float(found.group(1))
 
 
 def test_sums_keep_to_the_memory_or_say_what_they_take(caplog: pytest.LogCaptureFixture) -> None:
     trace = followed(loop(sgd), plain, memory_gb=0.1)
-    with pytest.raises(Mistake, match=r"memory_gb=1e-06: what 18 examples add to 9 outputs .* takes 3\.2e-06 GB"):
-        trace.attribute(memory_gb=1e-6)
-    assert "half_by" not in trace.attribute(memory_gb=1e-5)
+    assert "half_by" not in trace.attribute(memory_gb=1.1 * needed(trace))
     assert "`half_by` is left out" in caplog.text
     assert "half_by" in trace.attribute(memory_gb=0.1)
+
+
+class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is untyped
+    """The most bytes that results of operations held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes, self.most, self.known = 0, 0, set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in (each for each in tree_iter(found) if isinstance(each, torch.Tensor)):
+            memory = tensor.untyped_storage()
+            if memory._cdata not in self.known:
+                self.known.add(memory._cdata)
+                self.bytes += memory.nbytes()
+                weakref.finalize(memory, self.forget, memory._cdata, memory.nbytes())
+        self.most = max(self.most, self.bytes)
+        return found
+
+    def forget(self, place: int, nbytes: int) -> None:
+        self.known.discard(place)
+        self.bytes -= nbytes
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.NAdam])
+def test_attribution_takes_no_more_than_it_says(kind: Any) -> None:
+    """Of whole batches, many queries, and of more weights than either, where U is what takes the memory."""
+    for examples, queries, width in ((300, 200, 4), (8, 60, 300)):
+        draw = torch.Generator().manual_seed(0)
+        x, at = (torch.randn(count, 4, generator=draw).double() for count in (examples, queries))
+        model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3)).double()
+        given = Loop(model, [kind(model.parameters(), lr=0.01)], x, torch.arange(examples) % 3, at)
+        with follow(given.model, given.optimizers, queries=at) as trace:
+            for _ in range(2):
+                plain(given, torch.arange(examples))
+        room = 1.1 * needed(trace)
+        with LiveTensors() as live:
+            trace.attribute(memory_gb=room, quiet=True)
+        assert live.most < room * 1e9
 
 
 class SAM(torch.optim.SGD):

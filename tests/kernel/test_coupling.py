@@ -15,7 +15,7 @@ from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.record.independence import Trial
 from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.secant.ownership import owner, owners
+from ntkexp.kernel.secant.ownership import BLOCK, owner, owner_of_rows, owners
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -243,6 +243,21 @@ def test_what_norms_cancel_is_no_coupling() -> None:
     assert owner(3 * below + torch.tensor([0.0, 3e-12]), below).tolist() == [2, 2]
     with pytest.raises(Mistake, match="couples the examples"):
         owner(3 * below + torch.tensor([0.0, 3e-8]), below)
+
+
+def test_an_element_of_a_row_that_another_example_reaches_is_found_in_any_block() -> None:
+    """Rows are looked at a few at a time; each has one owner, or is refused, and so is what is no whole number."""
+    below = torch.rand(2 * BLOCK // 100, 100, dtype=torch.float64) + 1
+    whose = torch.arange(len(below)) % 7
+    above = (whose[:, None] + 1) * below
+    below[:, 3], above[:, 3] = 0.0, 0.0  # which reaches no output
+    assert torch.equal(owner_of_rows(above, below), whose)
+    assert torch.equal(owner(above, below)[:, [0, 3]], torch.stack((whose, torch.full_like(whose, -1)), 1))
+    for times, mistake in ((9.0, NoRule), (9.5, Mistake)):
+        spoiled = above.clone()
+        spoiled[-1, 5] = times * below[-1, 5]
+        with pytest.raises(mistake, match="several examples" if mistake is NoRule else "couples the examples"):
+            owner_of_rows(spoiled, below)
 
 
 def test_what_a_zero_keeps_out_is_no_coupling() -> None:

@@ -279,6 +279,10 @@ class ReplayedSteps(AbstractSteps):
         device = next(self.module.parameters()).device
         return (self.loop.calls(self.loop.events[first], device) for first in self.loop.firsts)
 
+    def most_examples(self) -> int:
+        steps = (self.loop.names_and_casts(self.loop.events[first]) for first in self.loop.firsts)
+        return max((sum(len(names) for names, _ in calls) for calls in steps), default=0)
+
     @property
     def autocast(self) -> Autocast | None:
         found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))

@@ -69,12 +69,13 @@ class Matrix:
         (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
         if not left_first_is_cheaper(self.total, right):
             return self.kernel_multiplied_out(right)
-        found, shifted, beta = [], right.shifted.flatten(0, 1), right.outputs.reshape(train, outputs, -1).mT
+        shifted, beta = right.shifted.flatten(0, 1), right.outputs.reshape(train, outputs, -1).mT
+        found = self.total.new_empty(probe, out, train, outputs)  # parts that are kept would lie between those let go
         for part in turns(probe, out * train * uses * features):
             products = shifted @ self.total[part].flatten(0, 1)  # [probe·out, train·use, features]
             rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
-            found.append((rows @ beta).transpose(0, 1).reshape(-1, out, train, outputs))
-        return torch.cat(found)
+            found[part] = (rows @ beta).transpose(0, 1).reshape(-1, out, train, outputs)
+        return found
 
     def kernel_multiplied_out(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
         """The same from ∂f/∂W of the examples, multiplied out: a few columns of W at a time where W is large, as one
@@ -205,25 +206,31 @@ class Adjoint:
 
     def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
-        found, blocks, parts = list[Tensor](), dict(zip(right.keys, right.blocks, strict=True)), dict(self.parts)
+        blocks, parts = dict(zip(right.keys, right.blocks, strict=True)), dict(self.parts)
+        total: Tensor | None = None  # added up as it comes, so that no more than three such arrays are held at once
+
+        def added(product: Tensor) -> Tensor:
+            return product if total is None else total + product
+
         # what has another form here than there, as where torch computed a few examples in another way than many
         apart = {name for key in parts.keys() ^ blocks.keys() for name in names_in(key)}
         # in the order of the blocks: a set of keys has another one in every process, and the sum other bits
         for key in [key for key in blocks if key in parts and apart.isdisjoint(names_in(key))]:
             match parts.pop(key), blocks.pop(key):
                 case Matrix() as matrix, Factored() as factored:
-                    found.append(matrix.kernel(factored))
+                    total = added(matrix.kernel(factored))
                 case Vector() as vector, Rows() as rows:
-                    found.append(vector.kernel(rows))
+                    total = added(vector.kernel(rows))
                 case Vector() as vector, Copies() as copies:
-                    found.append(vector.kernel_of_copies(copies))
+                    total = added(vector.kernel_of_copies(copies))
         ones = [vector for part in parts.values() for vector in part.by_name()]
         for other in (rows for block in blocks.values() for rows in block.by_name()):
-            found += [one.kernel(other) for one in ones if one.name == other.name]
-        if not found:  # no parameter is used on both sides
+            for one in (one for one in ones if one.name == other.name):
+                total = added(one.kernel(other))
+        if total is None:  # no parameter is used on both sides
             like = next(iter(self.parts.values())).total
             return like.new_zeros(*like.shape[:2], right.examples, right.outputs)
-        return sum(found[1:], start=found[0])
+        return total
 
 
 def zero_adjoint(jacobian: Jacobian) -> Adjoint:

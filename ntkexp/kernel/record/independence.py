@@ -13,7 +13,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from math import isfinite
 
 import torch
 from jaxtyping import Float
@@ -160,22 +161,29 @@ class Trial:
         """Whether examples give apart from the others what they give among them, to some roundings of the terms
         that outputs are added up from; or to what a noise of eps does, if that leaves half of the digits.
         """
-        apart_by = torch.where((apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs())
-        if not bool(apart_by.any()):
+        if not apart.numel():
             return True
-        tape, eps, farthest = self.tape, self.tape.eps, float(apart_by.nan_to_num(torch.inf).max())
-        size = max(float(outputs.abs().nan_to_num(0.0, 0.0).max()) for outputs in (tape.outputs, among, usual))
-        # where outputs are differences of larger numbers, as of a network and its start, those are what rounds
-        reached = {tape.output}
-        for entry in reversed(tape.entries):
+        farthest = float(torch.sub(apart, among).abs_().max())
+        if not isfinite(farthest):  # somewhere a number is none, or infinite; the same is so on both sides, or is not
+            apart_by = torch.where((apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs())
+            farthest = float(apart_by.nan_to_num(torch.inf).max())
+        if farthest == 0 or farthest <= (rounding := ROUNDINGS * self.tape.eps * self.largest_term):
+            return True
+        outputs = (self.tape.outputs, among, usual)
+        size = max(float(each.abs().nan_to_num(0.0, 0.0).max()) for each in outputs)
+        allowed = self.tape.eps**0.5 * size + rounding
+        return farthest <= allowed and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
+
+    @cached_property
+    def largest_term(self) -> float:
+        """The largest number of what outputs are added up from: where they are differences of larger numbers, as of a
+        network and its start, those are what rounds."""
+        reached = {self.tape.output}
+        for entry in reversed(self.tape.entries):
             if entry.name in SUMS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
-        terms = [tape[slot].detach() for slot in reached]
-        largest = max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
-        rounding = ROUNDINGS * eps * largest
-        if farthest <= rounding:
-            return True
-        return farthest <= eps**0.5 * size + rounding and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
+        terms = [self.tape[slot].detach() for slot in reached]
+        return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
 
     def moved_by_noise(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
         """By how much a relative noise of eps in weights and inputs moves the usual outputs."""

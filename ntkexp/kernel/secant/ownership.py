@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +35,7 @@ WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or
 SUMS = 1000  # times eps of a row's largest element: what sums on the way back make of it
 LOOKUPS, BY_FREQUENCY = ("embedding", "_embedding_bag"), "scale_grad_by_freq"
 ROUNDING = 10**6  # times eps of the largest element: what norms centre cancels, layer after layer
+BLOCK = 2**16  # elements whose owners are found at once, in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,21 +86,16 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
     weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))
     below, above = replay.pullback(draw, again=True), replay.pullback(weighted)
-    found = [owner(a, b) for a, b in zip(above, below, strict=True)]
     kept = []
-    for use, each in zip(replay.uses, found, strict=True):
+    for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(use, Element):  # the numbers are kept once along every axis on which they do not change
-            once = each
+            each = once = owner(a, b)
             for axis in range(each.dim()):
                 first = once.narrow(axis, 0, min(1, once.shape[axis]))
                 once = first if torch.equal(first.expand_as(once), once) else once
             kept.append(once.clone().expand_as(each))
         else:  # one for each row of a product
-            rows = rows_of(each, batch=0)
-            of_row = rows.amax(1)
-            if ((rows != of_row[:, None]) & (rows >= 0)).any():
-                raise NoRule("a row of a matrix product belongs to several examples")
-            kept.append(of_row)
+            kept.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
     return Owners(tuple(kept), constants)
 
 
@@ -136,15 +133,42 @@ def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Ow
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
     """The whole numbers above/below − 1; −1 for an element that reaches no output."""
-    if not (above.isfinite().all() and below.isfinite().all()):
+    found, rounding = torch.empty(above.shape, dtype=torch.long, device=above.device), rounding_of(above, below)
+    whole, above, below = found.view(-1), above.reshape(-1), below.reshape(-1)
+    for begun in range(0, len(whole), BLOCK):
+        block = slice(begun, begun + BLOCK)
+        whole[block] = whole_ratio(above[block], below[block], rounding)
+    return found.sub_(1)
+
+
+def owner_of_rows(above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]) -> Int[Tensor, " row"]:
+    """The same, one number for each row: that of all its elements that reach an output."""
+    found, rounding = above.new_empty(len(above)), rounding_of(above, below)
+    count = max(1, BLOCK // max(1, above.shape[1]))
+    for begun in range(0, len(above), count):
+        rows = slice(begun, begun + count)
+        whole = whole_ratio(above[rows], below[rows], rounding)
+        found[rows] = whole.amax(1)
+        if ((whole != found[rows, None]) & (whole > 0)).any():
+            raise NoRule("a row of a matrix product belongs to several examples")
+    return found.long() - 1
+
+
+def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
+    """By how much rounding may move an element of the larger sums, which are finite."""
+    largest = [max(map(abs, map(float, each.aminmax()))) if each.numel() else 0.0 for each in (above, below)]
+    if not all(map(isfinite, largest)):
         raise NoRule("numbers overflow where it is asked which example owns which element")
-    reached = below != 0
-    ratio = torch.where(reached, above / torch.where(reached, below, 1.0), 0.0)
-    whole = ratio.round()
-    rounding = ROUNDING * torch.finfo(above.dtype).eps * above.abs().amax() if above.numel() else 0.0
-    if ((above - whole * below).abs() > WHOLE * whole.clamp(min=1) * below.abs() + rounding).any():
+    return ROUNDING * torch.finfo(above.dtype).eps * largest[0]
+
+
+def whole_ratio(above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float) -> Float[Tensor, "..."]:
+    """above/below, which is whole; 0 for an element that reaches no output."""
+    whole = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+    missed = torch.addcmul(above, whole, below, value=-1).abs_()
+    if (missed > whole.clamp(min=1).mul_(below).abs_().mul_(WHOLE).add_(rounding)).any():
         raise Mistake(COUPLED)
-    return whole.long() - 1
+    return whole
 
 
 def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

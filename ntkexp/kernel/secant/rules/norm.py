@@ -39,9 +39,13 @@ from ntkexp.kernel.secant.rules.elementwise import absolute, log_mean, quotient,
 def mean_shares(call: Call) -> Tensor:
     """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
     value, dim = call.args[:2]
-    return call.slope(
-        value, lambda z0, z1: log_mean(*(torch.where(z == -inf, z, z.log_softmax(dim)) for z in (z0, z1)))
-    )
+
+    def logarithms(z: Tensor) -> Tensor:
+        return torch.where(z == -inf, z, z.log_softmax(dim))
+
+    if call.is_point:  # the mean of equal ends
+        return call.slope(value, lambda z, _: logarithms(z).exp())
+    return call.slope(value, lambda z0, z1: log_mean(logarithms(z0), logarithms(z1)))
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
