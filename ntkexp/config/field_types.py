@@ -127,6 +127,8 @@ def is_list(kind: Any) -> bool:
 def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]) -> Mistake:
     """The first thing that is wrong with a component."""
     first = error.errors()[0]
+    if first["type"] == "missing":  # perhaps it is there, and misspelled
+        first = next((other for other in error.errors() if other["type"] == "extra_forbidden"), first)
     reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
     if not first["loc"]:
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys

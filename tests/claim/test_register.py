@@ -126,6 +126,15 @@ def test_a_claim_that_excludes_its_null_is_read(tmp_path: Path, expectation: Any
     assert claim.fields["looks"]["main"]["null"] == [null]
 
 
+def test_a_key_that_is_misspelled_is_named_rather_than_the_one_that_is_missing(tmp_path: Path) -> None:
+    tree = TINY | {"expectation": {key: value for key, value in SLOPE.items() if key != "margin"} | {"margni": 0.1}}
+    made = written(tmp_path, tree)
+    with pytest.raises(
+        Mistake, match=r"expectation\.margni: Slope has no such key.*did you mean 'expectation\.margin'"
+    ):
+        read_claim("tiny", made.builder)
+
+
 def test_other_seeds_are_judged_once(tmp_path: Path) -> None:
     made = written(tmp_path, TINY | {"seeds": 6, "looks": [3, 6], "second": {"seeds": 12}, "quick": {"seeds": 2}})
     assert {name: look.sizes for name, look in read_claim("tiny", made.builder).looks.items()} == {
