@@ -212,8 +212,8 @@ class Register:
                 parts = [*changed, *removed] or [f"size {size}" for size in sizes if sizes[size] != before.sizes[size]]
                 what = ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
                 raise Mistake(
-                    f"{name} is not what was registered on {before.date[:10]} as {before.digest}: {what} changed; say "
-                    f"why in a sentence, `ntkexp claims register {name} --reason='…'`, or put it back"
+                    f"{name} is not what was registered on {before.date[:10]} as {before.digest}: {what} changed; "
+                    f"give `ntkexp claims register {name}` a reason of at least {SHORTEST} words, or put it back"
                 )
             if before is not None and before.looks:
                 refuse_spent_seeds(name, {key: now.get(key) for key in [*changed, *removed]}, then)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import ntkexp
+from ntkexp.foreign_loop.attribution import sums_at_zero
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
 from ntkexp.report.components import tabulate_components
@@ -148,11 +149,12 @@ def test_other_components_are_refused_before_training(said: str, by: By) -> None
 
 
 def test_what_they_take_is_refused_beyond_the_memory() -> None:
-    trace = followed(loop(momentum), plain)
+    outputs, sizes = torch.zeros(3, 3, dtype=torch.float64), (loops.EXAMPLES, loops.STEPS)
     least = 9 * (2 * loops.EXAMPLES + loops.STEPS) * 8 / 1e9  # of 9 outputs, without components
-    assert "by_component" not in trace.attribute(memory_gb=1.5 * least)
+    components = {name: frozenset({f"{name}.weight"}) for name in ("first", "second", "third")}
+    assert sums_at_zero(outputs, *sizes, 1.5 * least).by_component is None
     with pytest.raises(Mistake, match=r"by 3 components takes .* by fewer components, or attribute"):
-        trace.attribute(by="module", memory_gb=1.5 * least)
+        sums_at_zero(outputs, *sizes, 1.5 * least, components)
 
 
 def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:

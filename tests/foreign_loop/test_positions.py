@@ -17,7 +17,7 @@ from torch.nn import functional
 import ntkexp
 from ntkexp.foreign_loop import run_folder
 from ntkexp.foreign_loop.calls import ModelCall
-from ntkexp.foreign_loop.positions import Positions, positions_of
+from ntkexp.foreign_loop.positions import LoopPositions, Positions, positions_of
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.foreign_loop.trace import Trace
@@ -233,11 +233,11 @@ def test_what_has_no_positions_is_refused() -> None:
     with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"):
         followed(loop(sgd), plain).attribute(positions=True, quiet=True)
 
-    trace, outputs, examples, steps = trained(), 2, 7, 2
-    least = (2 * examples + steps) * outputs * 8 / 1e9  # without positions
-    rows = examples * LONGEST + 4 * LONGEST  # in all, and in the larger step
+    parts, places = torch.zeros(2, 1, 7, dtype=torch.float64), Positions(axis=1, longest=LONGEST, rows=4 * LONGEST)
+    numbers = 2 * (7 * LONGEST + 4 * LONGEST)  # of two outputs: in all, and in the larger step
+    assert LoopPositions.at_zero(places, parts, numbers * 8 / 1e9, 1.0).parts.shape == (2, 1, 7, LONGEST)
     with pytest.raises(Mistake, match=r"5 positions of 7 examples add to 2 outputs .* GB"):
-        trace.attribute(positions=True, memory_gb=least + (outputs * rows - 1) * 8 / 1e9, quiet=True)
+        LoopPositions.at_zero(places, parts, (numbers - 1) * 8 / 1e9, 1.0)
 
     model, x = nn.Sequential(nn.Embedding(WORDS, 6), nn.BatchNorm1d(LONGEST), nn.Linear(6, WORDS)).double(), texts()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -352,7 +352,7 @@ def stepped(to: Path) -> None:
         (stepped, "has taken steps already"),
         (lambda to: followed(loop(loops.sgd), loops.plain, to=to.parent), "holds files that no run wrote"),
         (
-            lambda to: followed(loop(loops.sgd), loops.plain, to=to / "new", every=10**9),
+            lambda to: followed(loop(loops.sgd), loops.plain, to=to / "new", every=10**7),
             "to replay so many steps",
         ),
     ],
@@ -408,6 +408,6 @@ def test_steps_up_to_what_memory_holds_are_explained() -> None:
     kept: list[Trace] = []
     with pytest.raises(Mistake, match="step 5: the steps followed so far take more than memory_gb"):
         followed(loop(loops.momentum), loops.plain, kept, memory_gb=1.2e-5)
-    found = kept[0].attribute()
+    found = kept[0].attribute(memory_gb=1.0)
     assert found.sizes["step"] == 6
     assert found["closure"].max() < 1e-9  # to rounding, as for a loop that came to its end

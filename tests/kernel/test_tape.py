@@ -394,7 +394,7 @@ def test_outputs_that_cannot_be_read_are_refused_in_one_line(
     [
         ((TOKENS, MASK[:3]), ("[4, 3], [3, 3]", "same examples")),
         ({"tokens": TOKENS, "mask": torch.tensor(1.0)}, ("[4, 3], []",)),
-        ((1, 2), ("no tensor at all",)),
+        ((1, 2), ("hold no tensor",)),
         ("text", ("the inputs are a str", "dict of keyword arguments")),
     ],
 )

@@ -249,7 +249,7 @@ def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
     setting = prepare(small(*CHOSEN, *overrides))
     points = setting.points
     cut = replace(points, block=block, keep=keep, cache=[])
-    descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut)
+    descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut, explained=cut)
     return run(replace(setting, descent=descent, domain=domain), Memory())
 
 
