@@ -136,7 +136,7 @@ def default(value: object) -> str:
 #     python, yaml with a name in its first line    is written to a file of this name
 #     python                                        runs; where a text follows, it is what was printed
 #     sh                                            each line runs in a shell
-#     text                                          is shown only
+#     text, py                                      is shown only
 #
 # What would take long is given `SHORTER` as well.
 
@@ -154,6 +154,7 @@ SHORTER = {
     "ntkexp train data=modular_addition": f"{FEW} steps=2",
     "ntkexp train data=pictures": f"{FEW} steps=2",
     "ntkexp train data.classes=all": f"{FEW} steps=2",
+    "ntkexp train loss=cross_entropy data.classes": f"{FEW} steps=2",
     "ntkexp train kernel.sketch": "steps=5",
     "ntkexp train model=module": "steps=5",
     "ntkexp train path.every=snapshots": FEW,
