@@ -162,6 +162,7 @@ def _stretches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(integrals, "FEWEST", 4)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "at"), TABLE)
 def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str, at: int) -> None:
     listener = Leaving()

@@ -35,6 +35,7 @@ THREE = ("model.width=8..10", *TINY)
 LONG = ("model.width=8..9", *TINY, "steps=100000", "checkpoint_seconds=1000")
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_not_finished_and_a_second_call_nothing(tmp_path: Path) -> None:
     run(["train", *TINY, "model.width=9", f"--out={tmp_path}", "--quiet"])
     first = swept(tmp_path, *THREE)
