@@ -122,7 +122,8 @@ def affine(layer: AbstractAffine, state: State) -> State:
 
 def window_mean(layer: Conv, values: Values, shape: tuple[int, ...]) -> Values:
     windows, sizes = layer.windows(shape), shape[1:]
-    moves = list(product(*(range(-(w // 2), w // 2 + 1) for w in windows)))
+    # about a pixel, where what lies outside counts as zeros; or from it on, and nothing lies outside
+    moves = list(product(*(range(w) if layer.valid else range(-(w // 2), w // 2 + 1) for w in windows)))
     found: Values = {}
     for p, q in product(pixels(layer.shape(shape)), repeat=2):
         total = 0.0
