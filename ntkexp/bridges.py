@@ -110,11 +110,13 @@ class FollowedScores:
             raise Mistake("queries= holds a row twice, and measure= may differ between the two; leave one of them out")
         return [self.query_places[row][0] for row in wanted]
 
-    def training_names(self, rows: Sequence[str]) -> list[str]:
-        """The names of the examples of a data set, given digests of its rows."""
-        names = list(rows) if self.examples is None else [str(name) for name in self.examples]
-        if len(names) != len(rows):
-            raise Mistake(f"examples=: these are {len(names)} names for a data set of {len(rows)}; give one for each")
+    def training_names(self, dataset: Any) -> list[str]:
+        """The names of the examples of a data set, in its order: those given, or digests of what is read of it."""
+        names = read_in_order(dataset) if self.examples is None else [str(name) for name in self.examples]
+        if len(names) != len(dataset):
+            raise Mistake(
+                f"examples=: these are {len(names)} names for a data set of {len(dataset)}; give one for each"
+            )
         if len(set(names)) < len(names):
             raise Mistake(
                 "several rows of the data set go by one name, and their scores cannot be told apart; follow with "
@@ -186,9 +188,7 @@ class QuandaExplainer:
     def __post_init__(self) -> None:
         if self.scores is None:
             raise Mistake("scores=: give those of the followed training, scores=FollowedScores(found, queries=…)")
-        read = self.scores.examples is None
-        digested = read_in_order(self.train_dataset) if read else [""] * len(self.train_dataset)
-        self.names = self.scores.training_names(digested)
+        self.names = self.scores.training_names(self.train_dataset)
 
     def explain(self, test_data: Tensor, targets: Sequence[int] | Tensor) -> Float[Tensor, "test train"]:
         """Scores of all training examples at some queries."""
@@ -228,10 +228,7 @@ class DattriAttributor:
             in_order = isinstance(loader.sampler, SequentialSampler) and type(loader.batch_sampler) is BatchSampler
             if not in_order or loader.drop_last:
                 raise Mistake("a DataLoader gives its data set in another order, or in part; load without shuffle=")
-        read = self.scores.examples is None
-        count = len(train_dataloader.dataset)  # type: ignore[arg-type]
-        digested = read_in_order(train_dataloader.dataset) if read else [""] * count
-        names, rows = self.scores.training_names(digested), list[Tensor]()
+        names, rows = self.scores.training_names(train_dataloader.dataset), list[Tensor]()
         for batch in test_dataloader:
             parts = batch if isinstance(batch, tuple | list) else (batch,)
             rows.append(self.scores.rows(parts[0], parts[1] if len(parts) > 1 else None, names))

@@ -76,7 +76,7 @@ class Look:
         and however the times depend on each other. O'Brien and Fleming's bounds would spend 5 % more exactly, for sums
         of normal numbers whose variance is known; here it is estimated from few seeds, and several parts are joined.
 
-        >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))  # type: ignore[arg-type]
+        >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
         >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
         [0.01, 0.04]
         """

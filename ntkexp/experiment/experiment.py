@@ -23,7 +23,6 @@ from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.loss import AbstractLoss
 from ntkexp.machine.ladder import Ladder
-from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.naming import is_in_this_package
@@ -93,7 +92,7 @@ class Experiment(Component):
                 f"stop_at_loss={self.stop_at_loss:g}: data={self.data.option} takes its steps in phases, and the loss "
                 "of one would end them all; leave it out, and give data.steps"
             )
-        if self.path.measure != Output():
+        if not self.path.explains_outputs:
             raise Mistake(
                 f"path.measure={self.path.measure.option}: what tasks of data={self.data.option} do to one another is "
                 "known of outputs; use path.measure=output"
@@ -139,7 +138,7 @@ class Experiment(Component):
                 "few trainings, or one of ntkexp's optimizers"
             )
 
-        if self.path.measure != Output() and self.kernel.sketch is not None:
+        if not self.path.explains_outputs and self.kernel.sketch is not None:
             raise Mistake(
                 f"path.measure={self.path.measure.option}: sketches are of gradients of outputs; leave out "
                 f"kernel.sketch={self.kernel.sketch}, or use path.measure=output"

@@ -18,7 +18,6 @@ from typing import Any
 
 from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.measure import Output
 from ntkexp.mistake import Mistake, refuse_special
 from ntkexp.path.settings import Kernel
 from ntkexp.records.folder import CIRCUMSTANCES, results_version
@@ -36,7 +35,7 @@ def identity(experiment: Experiment) -> str:
         del fields["kernel"]  # runs were identified before there was a choice
     if experiment.path.keeps_kernels:
         del fields["path"]["kernels"]
-    if experiment.path.measure == Output():
+    if experiment.path.explains_outputs:
         del fields["path"]["measure"]
     if experiment.path.by is None:
         del fields["path"]["by"]

@@ -255,7 +255,7 @@ class Trace:
                 found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
         return tuple(found)
 
-    def sums_at_zero(
+    def begin_sums(
         self, tape: Tape, components: Components | None, places: Positions | None, progress: AbstractProgress
     ) -> LoopSums:
         """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
@@ -285,7 +285,7 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.sums_at_zero(last, components, places, progress or Silent())
+        sums = self.begin_sums(last, components, places, progress or Silent())
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
@@ -350,7 +350,7 @@ class Trace:
 
 
 def refuse_arguments(effects: object, mean: object, again: object, decode: object) -> None:
-    """Refuse what `attribute` is not asked for so."""
+    """Refuse arguments that are of no use, by themselves or together."""
     if not isinstance(mean, str) or mean not in MEANS:
         raise Mistake(f"mean={mean!r:.40} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")

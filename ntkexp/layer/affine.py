@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod, sqrt
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -314,6 +314,9 @@ class AbstractTapped(AbstractAffine):
     padding: Border | tuple[Border, ...] = 0
     dilation: Depth | tuple[Depth, ...] = 1
 
+    functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = CONVOLUTIONS
+    """Torch's, by the number of axes of pixels."""
+
     @abstractmethod
     def taps_of(self, pixels: int, **options: int) -> Taps:
         """The pixel that each weight meets, along one axis of pixels with these options."""
@@ -353,6 +356,12 @@ class AbstractTapped(AbstractAffine):
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.features, shape[0], *self.options(len(shape) - 1)["window"])
 
+    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+        axes, shift = weight.dim() - 2, 1.0 if bias is None else shift
+        options = self.options(axes)
+        del options["window"]
+        return ConvolutionOfTorch(self.functions[axes], weight, bias, gain, shift, options)
+
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         return tap_mean(values, pairs, self.taps(pairs.pixels))
 
@@ -377,12 +386,6 @@ class PaddedConv(AbstractTapped):
     def taps_of(self, pixels: int, **options: int) -> Taps:
         return Taps.convolution(pixels, **options)
 
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        axes, shift = weight.dim() - 2, 1.0 if bias is None else shift
-        options = self.options(axes)
-        del options["window"]
-        return ConvolutionOfTorch(CONVOLUTIONS[axes], weight, bias, gain, shift, options)
-
 
 class ConvTranspose(AbstractTapped):
     """A transposed convolution, which makes images larger: each pixel adds the window to those from `stride` times its
@@ -394,6 +397,8 @@ class ConvTranspose(AbstractTapped):
     """
 
     output_padding: Border | tuple[Border, ...] = 0
+
+    functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = TRANSPOSED
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         after, options = super().shape(shape), self.options(len(shape) - 1)
@@ -408,7 +413,4 @@ class ConvTranspose(AbstractTapped):
         return Taps.transposed(pixels, **options)
 
     def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        axes, shift = weight.dim() - 2, 1.0 if bias is None else shift
-        options = self.options(axes)
-        del options["window"]
-        return ConvolutionOfTorch(TRANSPOSED[axes], weight.transpose(0, 1).contiguous(), bias, gain, shift, options)
+        return super().assembled(weight.transpose(0, 1).contiguous(), bias, gain, shift)  # as torch has it

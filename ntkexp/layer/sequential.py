@@ -106,15 +106,18 @@ def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> li
     return [Dense(features=module.out_features, **scales.of(module, module.in_features))]
 
 
+def refuse_other_images(module: Any, shape: tuple[int, ...]) -> None:
+    axes = len(module.kernel_size)
+    if len(shape) != axes + 1 or shape[0] != module.in_channels:
+        raise Mistake(f"it takes {module.in_channels} channels of {axes} axes of pixels, and is given {list(shape)}")
+
+
 def read_convolution(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], scales: Scales
 ) -> list[AbstractLayer]:
     """Convolutions; by odd windows, with padding of half a window or none, as the faster `Conv`."""
     windows, spread = tuple(module.kernel_size), tuple(module.dilation)
-    if len(shape) != len(windows) + 1 or shape[0] != module.in_channels:
-        raise Mistake(
-            f"it takes {module.in_channels} channels of {len(windows)} axes of pixels, and is given {list(shape)}"
-        )
+    refuse_other_images(module, shape)
     padding, odd = module.padding, all(w % 2 for w in windows)
     if isinstance(padding, str):
         reach = tuple(d * (w - 1) for d, w in zip(spread, windows, strict=True))
@@ -140,10 +143,7 @@ def read_transposed(
 ) -> list[AbstractLayer]:
     """Transposed convolutions; torch draws their weights by the number of units, in place of that of inputs."""
     windows = tuple(module.kernel_size)
-    if len(shape) != len(windows) + 1 or shape[0] != module.in_channels:
-        raise Mistake(
-            f"it takes {module.in_channels} channels of {len(windows)} axes of pixels, and is given {list(shape)}"
-        )
+    refuse_other_images(module, shape)
     if module.groups != 1:
         raise Mistake(f"groups are not read{ADVICE}")
     count = prod(windows)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ntkexp.optimizer.descent import GD as GD
     from ntkexp.optimizer.descent import SGD as SGD
     from ntkexp.optimizer.descent import AbstractAdam as AbstractAdam
+    from ntkexp.optimizer.descent import AbstractAdaptive as AbstractAdaptive
     from ntkexp.optimizer.descent import Adam as Adam
     from ntkexp.optimizer.descent import AdamW as AdamW
     from ntkexp.optimizer.descent import Momentum as Momentum

@@ -98,22 +98,30 @@ class Nesterov(AbstractBatched, AbstractStable):
         return {name: LinearStep(size, size, self.momentum, self.momentum) for name, size in sizes.items()}
 
 
-class Rmsprop(AbstractBatched):
-    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v + ε).
-
-    S = η/(√v + ε): along a recorded run a number for every weight and step, as with Adam.
+class AbstractAdaptive(AbstractBatched):
+    """Steps that are divided, weight by weight, by the root of a mean of squared gradients, 1/D. Along a recorded run D
+    is a number for every weight and step, so steps are linear in past gradients, and their sum, backwards, is exact.
     """
 
-    step_size: PositiveFloat = 1e-2
-    smoothing: float = Field(0.99, ge=0, lt=1)
-    eps: PositiveFloat = 1e-8
+    step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True  # no sum forwards takes another size for every weight
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
     def chosen_step(self, largest_stable: float) -> float:
         return self.step_size
+
+
+class Rmsprop(AbstractAdaptive):
+    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v + ε).
+
+    S = η D,  D = 1/(√v + ε).
+    """
+
+    step_size: PositiveFloat = 1e-2
+    smoothing: float = Field(0.99, ge=0, lt=1)
+    eps: PositiveFloat = 1e-8
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
@@ -143,24 +151,16 @@ class Rmsprop(AbstractBatched):
 #
 #     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   θ ← θ − η/(1 − β₁ˢ⁺¹) · D ⊙ m,   D = 1/(√(v/(1 − β₂ˢ⁺¹)) + ε)
 #
-# AMSGrad takes the largest v so far. Along a recorded run D is a number for every weight and step, so steps are
-# linear in past gradients, and their sum is exact.
+# AMSGrad takes the largest v so far.
 
 
-class AbstractAdam(AbstractBatched):
+class AbstractAdam(AbstractAdaptive):
     """S = η/(1 − β₁ˢ⁺¹) D,  β = β₁,  α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     amsgrad: bool = False
-
-    remembers: ClassVar[bool] = True
-    records: ClassVar[tuple[str, ...]] = ("square",)
-    elementwise: ClassVar[bool] = True
-
-    def chosen_step(self, largest_stable: float) -> float:
-        return self.step_size
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.backward_sum import TwoPasses
@@ -96,7 +95,7 @@ class Snapshots(AbstractIntegration):
     path: Path
 
     def __post_init__(self) -> None:
-        if self.path.measure != Output():
+        if not self.path.explains_outputs:
             raise Mistake(
                 f"path.measure={self.path.measure.option}: between snapshots kernels of outputs are interpolated, not "
                 "those of a measure; use path.every=1"

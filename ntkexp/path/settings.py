@@ -180,12 +180,12 @@ class Path(Component):
                 "path.kernels=all"
             )
         given = f"path.measure={self.measure.option}"
-        if self.measure != Output() and self.outputs != "all":
+        if not self.explains_outputs and self.outputs != "all":
             raise Mistake(
                 f"{given}: it is a number of all outputs, so path.outputs={list(self.outputs)} chooses none; leave "
                 "one of both out"
             )
-        if self.measure != Output() and self.effects:
+        if not self.explains_outputs and self.effects:
             raise Mistake(f"{given}: effects of runs are on outputs; leave out path.effects")
         for rule in self.rule:
             self.quadrature(rule)
@@ -194,6 +194,11 @@ class Path(Component):
     def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
         """How this rule reads a step under these settings."""
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
+
+    @property
+    def explains_outputs(self) -> bool:
+        """Whether the outputs themselves are explained, and no measure of them."""
+        return self.measure == Output()
 
     @property
     def keeps_kernels(self) -> bool:
@@ -249,7 +254,7 @@ class Path(Component):
         >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
         ((0, 1, 2), (0, 2))
         """
-        if self.measure != Output():
+        if not self.explains_outputs:
             return (0,)  # the measure is the one output
         if self.outputs == "all":
             return tuple(range(count))

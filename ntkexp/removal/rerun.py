@@ -29,7 +29,6 @@ from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.loss import AbstractLoss
-from ntkexp.measure import Output
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
@@ -279,7 +278,7 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
             f"data={experiment.data.option} is learned in phases, and nobody knows how to train again without some "
             "examples of one; its contributions are known by phase: load_run(RUN).contributions.by_phase"
         )
-    if experiment.path.measure != Output():
+    if not experiment.path.explains_outputs:
         raise Mistake(
             f"path.measure={experiment.path.measure.option}: trainings without examples are compared by their outputs; "
             "run it with path.measure=output"

@@ -205,21 +205,18 @@ LOGS: Mapping[str, type[AbstractLog]] = {"wandb": Wandb, "mlflow": Mlflow, "tens
 """The logs by the packages that they need, which are extras of these names."""
 
 
-def check_log(name: str | None) -> str | None:
+def check_log(name: str) -> None:
     """Refuse a log that there is not, or whose package is not installed, before anything runs.
 
     >>> check_log("wadnb")
     Traceback (most recent call last):
     ntkexp.mistake.WrongArgument: log=wadnb: it takes wandb, mlflow or tensorboard; did you mean 'wandb'?
     """
-    if name is None:
-        return None
     if name not in LOGS:
         *most, last = LOGS
         raise WrongArgument(f"log={name}: it takes {', '.join(most)} or {last}{nearest(name, LOGS)}", "log")
     if find_spec(name) is None:
         raise WrongArgument(f"log={name} needs {name}, which is not installed: pip install 'ntkexp[{name}]'", "log")
-    return name
 
 
 @dataclass

@@ -19,7 +19,6 @@ from ntkexp.effects.plan import Caveats
 from ntkexp.kernel.secant.segment import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung, ladder_rows
-from ntkexp.measure import AbstractMeasure, MeasuredPoints
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
@@ -27,7 +26,7 @@ from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
-from ntkexp.run.setting import Setting
+from ntkexp.run.setting import Setting, measured_points
 from ntkexp.run.state import RunState
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
@@ -266,15 +265,8 @@ def evidence_of(
         limit=setting.start.limit,
         training=summarise_training(state),
         measured=setting.measured,
-        measure=partial(measure_of_points, setting),
+        measure=partial(measured_points, setting.experiment.loss, setting.problem),
     )
-
-
-def measure_of_points(setting: Setting, measure: AbstractMeasure) -> MeasuredPoints | None:
-    """A measure at all points, or why there is none under this loss."""
-    problem = setting.problem
-    found = measure.of_run(setting.experiment.loss, problem.targets, len(problem.data.classes))
-    return None if found is None else MeasuredPoints(found, problem.targets)
 
 
 def kernel_of_pairs(

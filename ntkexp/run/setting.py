@@ -23,7 +23,7 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
-from ntkexp.measure import MeasuredOutputs, MeasuredPoints
+from ntkexp.measure import AbstractMeasure, MeasuredPoints, Objective
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
@@ -76,7 +76,7 @@ class Survey:
     problem: Problem
     points: Points
     explained: Points  # the same, as a measure of their outputs where one is explained
-    measured: MeasuredOutputs | None
+    measured: MeasuredPoints | None
     budget: Budget
     tape: Tape
     explained_tape: Tape  # of two of the points read so
@@ -104,12 +104,12 @@ def survey(experiment: Experiment) -> Survey:
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     try:
-        measured = experiment.path.measure.of_run(experiment.loss, problem.targets, len(problem.data.classes))
+        measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
         raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
     explained_reader, explained_tape = reader, tape
     if measured is not None:
-        explained_reader = Reader(measured.of(function), reader.trained, programs=ProgramCache())
+        explained_reader = Reader(measured.measured.of(function), reader.trained, programs=ProgramCache())
         explained_tape = explained_reader.record(problem.weights, (problem.inputs[:2], problem.targets[:2]))
     read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
     budget, outputs = budget_of(experiment, problem, read), experiment.path.chosen_outputs(problem.outputs)
@@ -139,6 +139,12 @@ def survey(experiment: Experiment) -> Survey:
         tape=tape,
         explained_tape=explained_tape,
     )
+
+
+def measured_points(loss: Objective, problem: Problem, measure: AbstractMeasure) -> MeasuredPoints | None:
+    """A measure at all points, none if it is the outputs themselves; refused where there is none under this loss."""
+    found = measure.of_run(loss, problem.targets, len(problem.data.classes))
+    return None if found is None else MeasuredPoints(found, problem.targets)
 
 
 def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Budget:
@@ -322,16 +328,15 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         phases=phases,
     )
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
-    measured = None if survey.measured is None else MeasuredPoints(survey.measured, problem.targets)
-    if measured is not None:
-        sizes = sizes * measured.slopes(start.outputs)[domain.attributed].max()
+    if survey.measured is not None:
+        sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
     return Setting(
         experiment=experiment,
         problem=problem,
         start=start,
         descent=descent,
         domain=domain,
-        measured=measured,
+        measured=survey.measured,
         sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
         remarks=setting_remarks(experiment, survey, start),
