@@ -340,7 +340,7 @@ class Backwards:
             factor=factors,
             beside=nothing | beside,
         )
-        taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved))])
+        taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved, as_copies=True))])
         taken, by_position = apart_from_positions(taken, step, calls)
         change = moved.outputs - tape.outputs
         closure, statistics = (taken.pushed - change).norm(), self.later.outputs - moved.outputs

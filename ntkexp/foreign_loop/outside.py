@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -199,6 +201,31 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 LARGE = 1e8  # bytes of weights
+KEPT = 2**28  # bytes of an allocation that stays with the process
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt; where glibc's own rule takes them at most:
+USUAL = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
+
+
+@contextmanager
+def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Let the C library keep what large tensors took for those that come next: to fill fresh pages may take longer than
+    to compute what is written there. Not for a large model with these tensors, nor where the user has said how."""
+    set_option = getattr(LIBRARY, "mallopt", None)  # of glibc alone
+    if set_option is None or is_large(tensors) or {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():
+        yield
+        return
+    set_option(MMAP_THRESHOLD, KEPT)
+    set_option(TRIM_THRESHOLD, 4 * KEPT)
+    try:
+        yield
+    finally:
+        for option, value in USUAL.items():
+            set_option(option, value)
+        LIBRARY.malloc_trim(0)
+
+
+def is_large(tensors: Iterable[Tensor]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors) > LARGE
 
 
 def release_memory(tensors: Iterable[Tensor]) -> None:
@@ -207,7 +234,7 @@ def release_memory(tensors: Iterable[Tensor]) -> None:
     The C library keeps what tensors below 32 MB took, and of a large model these are several times its weights.
     """
     trim = getattr(LIBRARY, "malloc_trim", None)  # of glibc alone
-    if trim is not None and sum(tensor.nbytes for tensor in tensors) > LARGE:
+    if trim is not None and is_large(tensors):
         gc.collect()
         trim(0)
 

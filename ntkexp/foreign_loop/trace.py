@@ -28,7 +28,7 @@ from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
-from ntkexp.foreign_loop.outside import outside_sentence, release_memory
+from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.replayed_module import (
     CalledModule,
@@ -227,10 +227,10 @@ class Trace:
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)
         progress = in_place(quiet)
-        found = self.contributions(gallery, progress, positions=positions)
-        known = None
-        if effects:
-            known = loop_effects(self, effects, mean, self.memory_gb, again, progress)
+        with memory_kept(self.module.parameters()):
+            found = self.contributions(gallery, progress, positions=positions)
+            known = loop_effects(self, effects, mean, self.memory_gb, again, progress) if effects else None
+        if known is not None:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
         for said in (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence):
             sentence = said(found)

@@ -127,14 +127,14 @@ class BackwardSum:
         kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
         for weight, whole in pieces:
             jacobian = whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
-            self.adjoint = self.adjoint or self.begun(jacobian)
+            self.adjoint = self.adjoint or self.begun(jacobian, step.start)
             self.adjoint.accumulate(
                 jacobian, {name: weight * each for name, each in scale.items()}, 1.0 if carry is None else carry
             )
             carry = 1.0
             pushed = torch.add(pushed, whole.applied(step.difference), alpha=weight)
             if forms_v:
-                straight = straight or zero_adjoint(jacobian)
+                straight = straight or zero_adjoint(jacobian, step.start)
                 each_ahead = ((name, spread(each, step.start[name])) for name, each in ahead.items())
                 straight.accumulate(jacobian, {name: weight * each for name, each in each_ahead}, 1.0)
             for k, (names, some) in enumerate((names, whole.of(names)) for names in parts):
@@ -172,9 +172,9 @@ class BackwardSum:
             self.mixed |= names
             self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
 
-    def begun(self, jacobian: Jacobian) -> Adjoint:
+    def begun(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
-        adjoint = zero_adjoint(jacobian)
+        adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
             part.total.copy_(total)
         self.saved = ()

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
 from ntkexp.foreign_loop.store.files import TraceFolder
@@ -143,6 +145,7 @@ def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from tests.foreign_loop import loops
 given = loops.loop(loops.momentum)
@@ -411,3 +414,22 @@ def test_steps_up_to_what_memory_holds_are_explained() -> None:
     found = kept[0].attribute(memory_gb=1.0)
     assert found.sizes["step"] == 6
     assert found["closure"].max() < 1e-9  # to rounding, as for a loop that came to its end
+
+
+TUNED = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
+
+
+@pytest.mark.parametrize(("weights", "said"), [(10, {}), (2 * 10**7, {}), (10, TUNED)])
+def test_free_memory_is_kept_for_small_models_and_as_before_afterwards(
+    weights: int, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: given.append(option), malloc_trim=lambda pad: None)
+    monkeypatch.setattr(outside, "LIBRARY", library)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    kept = weights == 10 and not said
+    with outside.memory_kept([torch.empty(weights, dtype=torch.float64)]):
+        assert bool(given) == kept
+    assert dict(given) == (outside.USUAL if kept else {})

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from ntkexp.kernel.read import checks
 from ntkexp.kernel.secant.call import Call, Result
 from ntkexp.kernel.secant.ownership import Owners, owners
-from ntkexp.kernel.secant.rules import RULES
+from ntkexp.kernel.secant.rules import RULES, norm
 from ntkexp.kernel.secant.rules.linear import warn_of_padding
 from ntkexp.kernel.secant.segment import closure
 from ntkexp.library import reader_of, secant_kernel
@@ -170,6 +170,15 @@ def test_a_push_that_leaves_something_out_does_not_close(name: str) -> None:
     """A thousandth of a millionth of a step of ordinary size is more than rounding."""
     step = known(name).step(0.3)
     assert not closure((1 - 1e-9) * step.reading.push, step.start, step.end).holds
+
+
+@pytest.mark.parametrize("name", ["softmax", "attention"])
+def test_shares_of_many_numbers_are_found_a_few_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = known(name).step(0.3)
+    monkeypatch.setattr(norm, "CACHED", 5)
+    reader, tapes = known(name).reader, (whole.start, whole.end)
+    for each, expected in zip(reader.secant(*tapes).jacobian.blocks, whole.reading.jacobian.blocks, strict=True):
+        agree(each.numbers, expected.numbers, 10 * EPS)
 
 
 def test_what_is_no_number_does_not_close() -> None:

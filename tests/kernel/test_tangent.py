@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features import adjoint as chapter
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
-from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.features.jacobian import Jacobian, gathered, in_few_uses
 from ntkexp.kernel.record.tape import Tape
@@ -265,7 +265,7 @@ def dense(found: Jacobian, own: Weights) -> dict[str, Tensor]:
 def filled(name: str, times: int) -> tuple[Adjoint, dict[str, Tensor], Jacobian, Weights]:
     """An adjoint that took in a Jacobian so many times, the same by dense vectors, the features and the weights."""
     found, own = features(name, slice(0, 3))
-    made, rows = zero_adjoint(found), dense(found, own)
+    made, rows = zero_adjoint(found, own), dense(found, own)
     total = {name: torch.zeros_like(part) for name, part in rows.items()}
     generator = torch.Generator().manual_seed(2)
     for _ in range(times):
@@ -290,6 +290,26 @@ def test_an_adjoint_is_its_dense_vector(name: str, cheaper: bool, cached: int, m
     agree(made.applied(own), torch.as_tensor(applied), 100 * EPS)
 
 
+def test_an_adjoint_takes_in_what_was_read_of_a_table() -> None:
+    """Once more and once less often than before, beside rows of all of it."""
+    draw = torch.Generator().manual_seed(3)
+    own = {"table": torch.zeros(7, 2, dtype=torch.float64)}
+    total = torch.zeros(3, 2, 14, dtype=torch.float64)
+    made: Adjoint | None = None
+    for read in (4, 6, 1, 0):
+        values, rows = (torch.randn(3, 2, n, generator=draw, dtype=torch.float64) for n in (max(read, 1), 14))
+        copies = Copies(values, torch.randint(14, (3, max(read, 1)), generator=draw), "table")
+        block = copies if read else Rows(rows, "table")
+        scale = torch.rand(7, 2, generator=draw, dtype=torch.float64)
+        made = made or zero_adjoint(Jacobian((block,), 3, 2), own)
+        made.accumulate(Jacobian((block,), 3, 2), {"table": scale}, 0.5)
+        (full,) = block.by_name()
+        total = 0.5 * total
+        total[..., : full.size] += scale.flatten()[: full.size] * full.rows
+    assert made is not None
+    agree(next(iter(made.parts.values())).total, total, 10 * EPS)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_features_of_other_keys_meet_parameter_by_parameter(name: str) -> None:
     made, _, found, _ = filled(name, times=1)
@@ -304,7 +324,7 @@ def test_parts_are_added_up_in_the_order_of_the_features() -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(5, 5), nn.Tanh())]
     reader, own = reader_of(nn.Sequential(*layers).double())
     found = reader.tangent(reader.record(own, torch.rand(4, 5, dtype=torch.float64)))
-    made = zero_adjoint(found)
+    made = zero_adjoint(found, own)
     made.accumulate(found, {name: torch.ones_like(w) for name, w in own.items()}, 1.0)
     first, *rest = (
         Adjoint({block.key: made.parts[block.key]}).kernel(Jacobian((block,), found.examples, found.outputs))

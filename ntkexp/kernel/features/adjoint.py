@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows, split_bias
+from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows, split_bias, times_vector
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
@@ -36,8 +36,16 @@ class Matrix:
     biases: int
 
     def accumulate(self, block: Factored, scale: Weights, carry: float) -> None:
-        """U ← scale ⊙ J + carry · U, a few probes at a time."""
-        ordered = self.in_order(scale)
+        """U ← scale ⊙ J + carry · U, a few probes at a time; a few columns of W where it is large, as one for each word
+        is."""
+        ordered, features = self.in_order(scale), self.total.shape[3]
+        if self.total[0].numel() > CACHED:
+            left, width = block.shifted.mT[:, None], max(1, CACHED // block.rows)
+            for at in range(0, features, width):
+                for probe, total in enumerate(self.total[..., at : at + width]):
+                    gradients = left[probe] @ block.outputs[probe, ..., at : at + width]
+                    torch.add(gradients.mul_(ordered[:, at : at + width]), total, alpha=carry, out=total)
+            return
         for part in turns(len(self.total), self.total[0].numel()):
             some = Factored(block.inputs[part], block.outputs[part], block.weight, block.bias, block.shift)
             total = self.total[part]
@@ -52,7 +60,7 @@ class Matrix:
         return replace(self, total=self.total * self.in_order(factors))
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
-        return self.total.flatten(2) @ self.in_order(weights).flatten()
+        return times_vector(self.total.flatten(2), self.in_order(weights).flatten())
 
     def in_order(self, weights: Weights) -> Float[Tensor, "in_ features"]:
         """What `weights` holds for the weight and its bias, in the order of U."""
@@ -61,7 +69,7 @@ class Matrix:
             rows.append(self.bias.of(weights[self.bias.name].contiguous()).reshape(1, -1))
         if self.weight is not None:
             rows.append(self.weight.of(weights[self.weight.name].contiguous()))
-        return torch.cat(rows)
+        return torch.cat(rows) if rows[1:] else rows[0]
 
     def kernel(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
@@ -116,8 +124,13 @@ class Vector:
     total: Float[Tensor, "probe out size"]
     name: str
 
-    def accumulate(self, block: Rows, scale: Weights, carry: float) -> None:
-        self.total.mul_(carry).addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+    def accumulate(self, block: Rows | Copies, scale: Weights, carry: float) -> None:
+        self.total.mul_(carry)
+        if isinstance(block, Rows):
+            self.total[..., : block.size].addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+        else:  # of a table, what was read of it
+            values = block.values * scale[self.name].reshape(-1)[block.places][:, None]
+            self.total.scatter_add_(2, block.places[:, None].expand_as(values), values)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
         self.total.mul_(factors[self.name])
@@ -126,7 +139,7 @@ class Vector:
         return replace(self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]])
 
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
-        return self.total @ weights[self.name].reshape(-1)[: self.total.shape[2]]
+        return times_vector(self.total, weights[self.name].reshape(-1)[: self.total.shape[2]])
 
     def kernel(self, right: Rows) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩, where elements that one side lacks count as zero."""
@@ -164,7 +177,7 @@ class Adjoint:
             match self.parts[block.key], block:
                 case Matrix() as matrix, Factored():
                     matrix.accumulate(block, scale, carry)
-                case Vector() as vector, Rows():
+                case Vector() as vector, Rows() | Copies():
                     vector.accumulate(block, scale, carry)
 
     def with_rows(self, names: Collection[str], weights: Weights) -> Adjoint:
@@ -233,18 +246,17 @@ class Adjoint:
         return total
 
 
-def zero_adjoint(jacobian: Jacobian) -> Adjoint:
-    """U = 0, for Jacobians like this one."""
+def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
+    """U = 0, for Jacobians like this one of these weights."""
     parts: dict[Key, Part] = {}
     for block in jacobian.blocks:
         match block:
             case Factored():
                 zeros = block.outputs.new_zeros(*block.gradients, block.rows, block.outputs.shape[3])
                 parts[block.key] = Matrix(zeros, block.weight, block.bias, block.biases)
-            case Rows():
-                parts[block.key] = Vector(torch.zeros_like(block.rows), block.name)
-            case Copies():
-                raise TypeError("an adjoint is of an assembled Jacobian, not of one that is kept use by use")
+            case Rows() | Copies():
+                size = weights[block.name].numel()
+                parts[block.key] = Vector(block.numbers.new_zeros(*block.gradients, size), block.name)
     return Adjoint(parts)
 
 

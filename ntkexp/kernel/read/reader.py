@@ -131,11 +131,14 @@ class Reader:
 
     # --- The secant, J̄(x), between two tapes.
 
-    def along(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """J̄(x) of a segment, by a program where there are programs."""
+    def along(
+        self, start: Tape, end: Tape, chosen: Sequence[int] | None = None, *, as_copies: bool = False
+    ) -> Jacobian:
+        """J̄(x) of a segment, by a program where there are programs. With `as_copies` a large network's tables may keep
+        the places where they were read."""
         if self.programs is None:
             return self.secant(start, end, chosen).jacobian
-        return self.by_program(start, end, Mixtures.of(start, chosen))
+        return self.by_program(start, end, Mixtures.of(start, chosen), as_copies=as_copies)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """J̄(x) of a segment by the difference rules, and J̄Δθ."""

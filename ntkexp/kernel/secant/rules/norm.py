@@ -15,6 +15,7 @@ A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so that Δl = 2 Σ x̄Δx
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isinf, prod
 
@@ -25,6 +26,8 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, in
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
 from ntkexp.kernel.secant.rules.elementwise import absolute, log_mean, quotient, real_power, softplus_slope
+
+CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
 
 # --- Softmax and its relatives, by logarithmic means.
 #
@@ -38,22 +41,53 @@ from ntkexp.kernel.secant.rules.elementwise import absolute, log_mean, quotient,
 
 def mean_shares(call: Call) -> Tensor:
     """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
-    value, dim = call.args[:2]
+    value, axis = call.args[0], counted_back(call)
 
     def logarithms(z: Tensor) -> Tensor:
-        return torch.where(z == -inf, z, z.log_softmax(dim))
+        return torch.where(z == -inf, z, z.log_softmax(axis))
 
-    if call.is_point:  # the mean of equal ends
-        return call.slope(value, lambda z, _: logarithms(z).exp())
-    return call.slope(value, lambda z0, z1: log_mean(logarithms(z0), logarithms(z1)))
+    def mean(z0: Tensor, z1: Tensor) -> Tensor:
+        return logarithms(z0).exp() if call.is_point else log_mean(logarithms(z0), logarithms(z1))
+
+    return call.slope(value, lambda *ends: row_by_row(mean, axis, *ends))
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     """Δz_i − Σ_j w_j Δz_j; where a mask hides everything there are no weights."""
+    delta, axis = call.delta(call.args[0]), counted_back(call)
+    if not delta.dim():  # a single number less itself
+        return delta * 0.0
+    mean = mean_shares(call) if mean is None else mean
+    # −w: their sign costs less here than in the sum
+    minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
+
+    def there(v: Tensor) -> Tensor:
+        return v + (minus * v).sum(axis, keepdim=True)
+
+    def back(w: Tensor) -> Tensor:
+        return torch.addcmul(w, minus, w.sum(axis, keepdim=True))
+
+    return passed(delta, there, back, delta.shape if call.chord.pullback_only else None)
+
+
+def counted_back(call: Call) -> int:
+    """The axis that an operation names second, from the last."""
     value, dim = call.args[:2]
-    mean, delta = mean_shares(call) if mean is None else mean, call.delta(value)
-    weights = quotient(mean, -mean.sum(dim, keepdim=True), 0.0)  # their sign costs less here than in the sum
-    return delta + (weights * delta).sum(dim, keepdim=True)
+    axes: int = max(value.start.dim(), 1)
+    return int(dim) % axes - axes
+
+
+def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
+    """A function of numbers, or of their rows along the axis: where it is the last, of many numbers a few rows at a
+    time, so that what is made on the way stays in the cache."""
+    first = arrays[0]
+    if first.numel() <= CACHED or axis != -1:
+        return function(*arrays)
+    rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
+    found, step = torch.empty_like(rows[0]), max(1, CACHED // first.shape[-1])
+    for at in range(0, len(found), step):
+        found[at : at + step] = function(*(array[at : at + step] for array in rows))
+    return found.view(first.shape)
 
 
 def softmax(call: Call) -> Tensor:
