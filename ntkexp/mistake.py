@@ -72,7 +72,7 @@ class NoPlace(Mistake):
 
 
 class Useless(Mistake):
-    """An earlier result is damaged, or of something else; the message ends by asking to compute it anew."""
+    """An earlier result is damaged, or of something else; the message ends by asking to compute it again."""
 
 
 class HydraSetting(Mistake):

@@ -123,7 +123,7 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
     "these are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
         model, Subset(DATA, range(3)), scores=known
     ),
-    "several rows of the data set go by one name": lambda model, known: QuandaExplainer(
+    "several rows of the data set have the same name": lambda model, known: QuandaExplainer(
         model, Subset(DATA, [0, 1, 0]), scores=replace(known, examples=None)
     ),
     "load without shuffle=": lambda model, known: shuffled(known),

@@ -226,7 +226,7 @@ MOST = 64  # cotangents at a time: more are no faster
 
 @dataclass
 class TermGradients(Sequence[Jacobian]):
-    """gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩ of the examples of a call, a group at a time, made when it is asked for; where all
+    """gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩ of the examples of a call, a group at a time, made when it runs for; where all
     fit into the memory they are made once. `graph_bytes` is what autograd holds of the call."""
 
     outputs: Tensor
@@ -398,4 +398,4 @@ def batch_norm_sentence(found: xr.Dataset) -> str:
             "batch_norm='exact' splits over them; where that is more than the change, as under Adam where a bias comes "
             "before a norm, parts say little"
         )
-    return said + ("" if "coupling" in found else ", which is no example's")
+    return said + ("" if "coupling" in found else ", which belongs to no example")

@@ -365,14 +365,14 @@ def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object],
     'T'
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tahn")
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
+    ntkexp.mistake.Mistake: there is no activation 'tahn'; choose from relu, tanh; did you mean 'tanh'?
     """
 
     def layer(name: object) -> object:
         if not isinstance(name, str):
             return name
         if name not in known:
-            raise Mistake(f"'{name}' is no {kind}; choose from {', '.join(known)}{nearest(name, known)}")
+            raise Mistake(f"there is no {kind} '{name}'; choose from {', '.join(known)}{nearest(name, known)}")
         return known[name]
 
     return layer

@@ -161,7 +161,7 @@ class TangentKernel:
         samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
         if any(isinstance(each, RANDOM) for each in samplers):
             raise Mistake(
-                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an order that nobody knows; give "
+                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown order; give "
                 "shuffle=False"
             )
         batches, held = list[Inputs](), 0

@@ -200,7 +200,7 @@ def load_tables(folder: Path | str) -> Run:
     """Load a finished run; its kernels are opened when they are first used."""
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
-        raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
+        raise Mistake(f"{path} is not a run folder: it lacks config.json and DONE.json")
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"
         advice = f"; {REDO}" if (path / DONE).is_file() else ""
@@ -319,7 +319,7 @@ def describe(quantity: str) -> str:
     if machine and split in SPLITS:
         return f"error of {spoken(machine)} ({split})"
     raise Mistake(
-        f"'{quantity}' is no number of a run{nearest(quantity, MEASURES)}; "
+        f"'{quantity}' is not a number of a run{nearest(quantity, MEASURES)}; "
         f"there are {', '.join(MEASURES)}, and MACHINE.SPLIT such as left.test"
     )
 

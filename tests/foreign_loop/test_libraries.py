@@ -118,7 +118,7 @@ def test_lightning_with_names_of_its_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
 def test_lightning_with_short_weights_is_refused(precision: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, to whose rounding nothing can be proved"):
+    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, too coarse for any proof"):
         by_lightning(tmp_path, torch.float32, precision=precision)
 
 

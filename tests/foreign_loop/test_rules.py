@@ -365,9 +365,9 @@ def test_a_rule_from_a_file_is_held_against_every_step_and_asked_for_later(
     # in a later process, which knows neither module nor rule
     known = ["attribute", "run", "--model=scaled_steps.py:build", "--trust=scaled_steps.py"]
     assert command(known) == 2
-    assert "the trace has steps of Scaled by ScaledRule, whose rule is needed again" in capfd.readouterr().err
+    assert "the trace has steps of Scaled by ScaledRule, whose rule has to be given again" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:build"]) == 2
-    assert "it is no rule of an optimizer" in capfd.readouterr().err
+    assert "it is not a rule of an optimizer" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:ScaledRule"]) == 0
 
 

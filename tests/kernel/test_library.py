@@ -322,7 +322,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "W_std of a module": lambda: infinite_kernel(CHAIN, X, W_std=1e200),
     "b_std of a module": lambda: infinite_kernel(CHAIN, X, b_std=nan),
     "W_std that is a word": lambda: infinite_kernel([DENSE | {"W_std": "wide"}], X),
-    "inputs whose squares are no numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
+    "inputs whose squares are not numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
     "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**400),
     "draws of nothing": lambda: infinite_kernel(nn.Sequential(), X, method="monte_carlo"),
     "ridge": lambda: KernelMachine(products, ridge="much"),  # type: ignore[arg-type]

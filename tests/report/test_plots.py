@@ -163,7 +163,7 @@ NAN = math.nan
             run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
             "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
         ),
-        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is no number"),
+        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is not a number"),
     ],
 )
 def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:

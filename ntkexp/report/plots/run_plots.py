@@ -115,7 +115,7 @@ def render(figure: Figure, kind: str) -> bytes:
 # --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all
 # runs.
 #
-# What is no number has no dot: it is counted beside the row.
+# What is not a number has no dot: it is counted beside the row.
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:

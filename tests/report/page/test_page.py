@@ -209,9 +209,9 @@ def material_names(material: Material) -> set[str]:
     ],
 )
 def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(f"<svg>{content}</svg>", "x", "title")
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(content, "x", "title")
 
 
@@ -219,7 +219,7 @@ def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
     "attribute", ['viewBox="0>1"', "viewBox='\" onload=alert(1)'", 'style="position: fixed"', "x='\\'"]
 )
 def test_the_first_tag_cannot_be_broken_open(attribute: str) -> None:
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(f"<svg {attribute}></svg>", "x", "title")
 
 
@@ -227,7 +227,7 @@ def test_a_long_value_is_judged_at_once() -> None:
     """Trying every way to part it would take as long as the square of its length."""
     blanks = " " * 10**6
     for attribute in (f"style='fill: {blanks}!'", f"d='{blanks}!'", f"fill='{blanks}!'"):
-        with pytest.raises(Mistake, match="no plain picture"):
+        with pytest.raises(Mistake, match="not a plain picture"):
             inline(f"<svg><path {attribute}/></svg>", "x", "title")
 
 
@@ -276,9 +276,9 @@ def test_fresh_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) ->
     write_claim(asked)
     for uncounted in ({}, {"runs": Seconds(wall=90.0)}):  # as those that were kept before processor time was counted
         write_timings(asked.path / TIMINGS, uncounted)
-        assert outlook(asked) == "7 fresh seeds would probably decide"
+        assert outlook(asked) == "7 fresh seeds would probably settle it"
     write_timings(asked.path / TIMINGS, {"runs": Seconds(wall=4000.0, processor=90.0)})
-    told = "7 fresh seeds, about 3.5 CPU minutes, would probably decide"
+    told = "7 fresh seeds, about 3.5 CPU minutes, would probably settle it"
     assert asked.json_fields["cpu_minutes"] == 1.5
     assert told in line(asked)
     assert told in notes([asked])
@@ -294,8 +294,8 @@ def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
     asked = replace(found, looks={**found.looks, **open_})
     write_claim(asked)
     write_timings(asked.path / TIMINGS, {"runs": Seconds(90.0, 90.0), "second": Seconds(30.0, 30.0)})
-    told = "7 fresh seeds, about 1.2 CPU minutes, would probably decide"
-    assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
+    told = "7 fresh seeds, about 1.2 CPU minutes, would probably settle it"
+    assert notes([asked]).count("would probably settle it") == notes([asked]).count(told) == 1
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
     assert page.read_text(encoding="utf-8").count(f"second look: {told}") == 1
     assert asked.cpu_minutes == 1.5
