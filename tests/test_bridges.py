@@ -1,6 +1,6 @@
 """Scores in the shapes of other libraries: rows and columns are theirs, numbers are those that were found.
 
-The last test runs quanda and dattri themselves; tests/bridges.txt says how to install them.
+The last test runs quanda and dattri themselves; tests/others.txt says how to install them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_what_is_not_known_is_refused(said: str, followed: tuple[nn.Module, Attr
     assert said in str(refused.value)
 
 
-@pytest.mark.bridges
+@pytest.mark.others
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_quanda_and_dattri_take_them(followed: tuple[nn.Module, Attribution], tmp_path: Path) -> None:
     """A benchmark of quanda, and metrics of both, with the libraries as they are."""
