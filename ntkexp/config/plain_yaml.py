@@ -6,7 +6,7 @@ Whatever else a text may hold is a YAML error with its line. A date is a text, a
 {'a': [1, '2020-13-45']}
 >>> parsed("a: !!int 1x")
 Traceback (most recent call last):
-yaml.constructor.ConstructorError: '1x' is no int
+yaml.constructor.ConstructorError: '1x' is not a valid int
   in "<unicode string>", line 1, column 4:
     a: !!int 1x
        ^

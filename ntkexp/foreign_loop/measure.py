@@ -207,7 +207,7 @@ class MeasuredQueries:
         """What is said of a module, of a measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
-        'the number of a query depends on others '
+        'the number of a query depends on other q'
         """
         if reason.startswith("measure=: "):
             return reason.removeprefix("measure=: ")

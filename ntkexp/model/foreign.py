@@ -274,7 +274,7 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
 
     >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; ...
+    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read files elsewhere, which is never done; ...
     """
     for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)

@@ -290,7 +290,7 @@ def test_a_class_that_changes_no_step_goes_by_the_one_that_it_is_derived_from(ki
 
 
 def test_and_one_that_does_more_is_refused_after_its_first_step() -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something else)"):
+    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something other)"):
         followed(loop(of(Decaying, lr=0.01)), plain)
 
 
