@@ -20,7 +20,8 @@ A run that diverged has no numbers: what it ends in says where it was stopped.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -341,6 +342,59 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
         rows.append(row | {each.machine: each.relative_error for each in here})
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
     return table.assign(outcome=[run.outcome for run in runs])
+
+
+CHOICES = ("data", "model", "optimizer", "loss")
+"""The parts of an experiment by whose options runs are grouped."""
+FOREMOST = ("model.", "steps", "seed")
+"""The settings that are named before others."""
+LONGEST = 60  # letters of what sets a run apart
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that chose the same parts: which, as far as others chose otherwise, and a row for each run, errors first."""
+
+    title: str
+    runs: tuple[Run, ...]
+    table: pd.DataFrame
+
+
+def grouped(runs: Sequence[Run]) -> list[RunGroup]:
+    """Group runs by their parts, in the order in which these first stand; runs that are alone in that make the last
+    group."""
+    configs = {run.path: flatten_config(run.config) for run in runs}
+    chosen = [key for key in differing(list(configs.values())) if key in CHOICES]
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(configs[run.path].get(key) for key in chosen), []).append(run)
+    alone = [run for group in groups.values() if len(group) == 1 for run in group]
+    found = []
+    for parts, group in groups.items():
+        if len(group) > 1:
+            found.append((" ".join(f"{key}={part}" for key, part in zip(chosen, parts, strict=True)), group))
+    if alone:
+        found.append(("unlike any other" if found else "", alone))
+    return [RunGroup(title, tuple(group), errors_first(group)) for title, group in found]
+
+
+def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
+    """Tabulate what sets each run apart from the others, in a few letters, its relative errors, and its outcome."""
+    configs = [flatten_config(run.config) for run in runs]
+    keys = sorted(differing(configs), key=lambda key: (key not in CHOICES, not key.startswith(FOREMOST)))
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names = {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+    rows = []
+    for run, config in zip(runs, configs, strict=True):
+        words = " ".join(f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None)
+        split = main_split(run.ladder)
+        errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
+        rows.append({"run": textwrap.shorten(words, LONGEST, placeholder=" …") or run.name, "split": split} | errors)
+    table = pd.DataFrame(rows).dropna(axis=1, how="all")
+    longest = max(runs, key=lambda run: len(run.ladder))  # in whose order machines stand, before those of others
+    machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
+    chosen = ["run", *(name for name in machines if name in table), "split"]
+    return table[chosen].assign(outcome=[run.outcome for run in runs])
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
