@@ -34,11 +34,11 @@ MOST = 2**20  # examples of a block
 class TangentKernel:
     """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2), where x2 is x1 if it is not given.
 
-    | `outputs` | gives | shape |
-    |---|---|---|
-    | "all" | K[x, c, x′, c′] | [n1, C, n2, C] |
-    | "trace" | Σ_c K[x, c, x′, c], one matrix | [n1, n2] |
-    | "diagonal" | K[x, c, x′, c] for each output c | [n1, n2, C] |
+    By `outputs` it gives::
+
+        "all"         K[x, c, x′, c′]                    [n1, C, n2, C]
+        "trace"       Σ_c K[x, c, x′, c], one matrix     [n1, n2]
+        "diagonal"    K[x, c, x′, c] for each output c   [n1, n2, C]
 
     Examples are what `tangent_kernel` takes, or a NumPy array, whose floating numbers become those of the module's
     weights; or a DataLoader, whose rows are taken in order. Of a batch (inputs, targets, …) the inputs are taken, or
