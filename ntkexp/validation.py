@@ -28,7 +28,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
-from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number
+from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number, in_short
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
@@ -396,10 +396,11 @@ def validate(
 
     Trainings are kept beside a run, and are not repeated.
     """
-    if isinstance(trust, str | bytes) or not all(isinstance(each, str) for each in trust):
-        raise WrongArgument(f"trust={trust!r:.40}: give a list of packages, or of files such as my_net.py", "trust")
+    known = isinstance(trust, Sequence) and not isinstance(trust, str | bytes)
+    if not known or not all(isinstance(each, str) for each in trust):
+        raise WrongArgument(f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py", "trust")
     if not (split is None or isinstance(split, str)):
-        raise WrongArgument(f"split={split!r:.40}: give the name of a split, such as 'probe'", "split")
+        raise WrongArgument(f"split={in_short(split)}: give the name of a split, such as 'probe'", "split")
     if not (engine is None or isinstance(engine, AbstractEngine)):
         raise WrongArgument(f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine")
     if not (again is None or isinstance(again, str) or callable(again)):

@@ -25,7 +25,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.mistake import Mistake, checked_count, checked_number
+from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
@@ -232,7 +232,7 @@ def refuse_unusable(
             "query"
         )
     if not (to is None or isinstance(to, str | Path)) or "\0" in str(to):
-        raise Mistake(f"to={to!r:.40} is a {type(to).__name__} that names no folder; give the path of one")
+        raise Mistake(f"to={in_short(to)} is a {type(to).__name__} that names no folder; give the path of one")
     checked_number("memory_gb", memory_gb, most=MOST, above=True)
     if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
         raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")

@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.taping import is_out_of_memory, plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short
 
@@ -58,7 +58,7 @@ def checked_mode(given: str) -> BatchNormMode:
     for mode in MODES:
         if isinstance(given, str) and given == mode:
             return mode
-    raise Mistake(f"batch_norm={given!r:.40}: give 'exact' or 'constant'")
+    raise Mistake(f"batch_norm={in_short(given)}: give 'exact' or 'constant'")
 
 
 # --- Running statistics, as they move while a loop is watched. Calls of the model move them, with gradients or without;

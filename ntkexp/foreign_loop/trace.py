@@ -49,7 +49,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
-from ntkexp.mistake import Mistake, checked_number
+from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
@@ -205,7 +205,7 @@ class Trace:
         """
         if altered_loop() is not None:
             raise Mistake("again=: the function attributes what it has trained, and would never end; let it only train")
-        refuse_arguments(effects, mean, again, decode)
+        refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
@@ -348,13 +348,15 @@ class Trace:
         )
 
 
-def refuse_arguments(effects: object, mean: object, again: object, decode: object) -> None:
+def refuse_arguments(effects: object, mean: object, again: object, decode: object, positions: object) -> None:
     """Refuse arguments that are of no use, by themselves or together."""
     if not isinstance(mean, str) or mean not in MEANS:
-        raise Mistake(f"mean={mean!r:.40} is none of {', '.join(MEANS)}")
+        raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
     if not isinstance(effects, bool | str) or effects not in kinds:
-        raise Mistake(f"effects={effects!r:.40} is none of {', '.join(map(str, kinds))}")
+        raise Mistake(f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}")
+    if not isinstance(positions, bool):
+        raise Mistake(f"positions={in_short(positions)}: it takes True or False")
     if again is not None and not effects:
         raise Mistake("again=: effects are checked against trainings without examples; add effects=True")
     for name, function in (("again", again), ("decode", decode)):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 
 LARGEST = 1e150
 
@@ -46,7 +46,7 @@ def finite_number(value: object) -> object:
     except (TypeError, ValueError, OverflowError):
         number = nan
     if not isfinite(number):
-        raise Mistake(f"it takes a finite number, not {value!r:.40}")
+        raise Mistake(f"it takes a finite number, not {in_short(value)}")
     return number
 
 

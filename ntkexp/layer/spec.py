@@ -23,7 +23,7 @@ from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.naming import class_path, module_names, option_name
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -133,7 +133,7 @@ def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {keys}")
-    return Mistake(f"{place}: {name}={first['input']!r:.40}: {reason}" if name else f"{place}: {reason}")
+    return Mistake(f"{place}: {name}={in_short(first['input'])}: {reason}" if name else f"{place}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]

@@ -34,7 +34,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import (
     COMPONENT,
@@ -191,7 +191,7 @@ class Run:
 def load_run(folder: Path | str) -> Run:
     """Load a finished run. A folder that is none is a `Mistake` that says why."""
     if not isinstance(folder, str | Path) or "\0" in str(folder):
-        raise Mistake(f"the folder of a run is {folder!r:.40}, a {type(folder).__name__}; give its path")
+        raise Mistake(f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path")
     run = load_tables(folder)
     _ = run.kernels  # what cannot be opened is better known now
     return run
