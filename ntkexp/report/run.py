@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +52,14 @@ from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, 
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
 from ntkexp.report.inventory import differing, flatten_config
-from ntkexp.report.sentence import main_split
+from ntkexp.report.sentence import main_split, tabulate_ladder
+from ntkexp.report.tables import format_text
 from ntkexp.text import spoken
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from ntkexp.report.plots.run_plots import RunPlots
     from ntkexp.report.scores import Attribution
 
 
@@ -137,6 +140,18 @@ class Run:
             store = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
             store = store.set_coords([EXAMPLE_PHASE, POINT_PHASE])
         return Attribution(store.data_vars, store.coords, store.attrs).showing(partial(example_on_axis, self))
+
+    @property
+    def plot(self) -> RunPlots:
+        """Its pictures, as matplotlib axes: `run.plot.ladder()`."""
+        from ntkexp.report.plots.run_plots import RunPlots  # noqa: PLC0415  which imports this module, and matplotlib
+
+        return RunPlots(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how training ended, and the ladder."""
+        text = "\n\n".join([f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))])
+        return f"<pre>{escape(text)}</pre>"
 
     @property
     def outs(self) -> tuple[int, ...]:
