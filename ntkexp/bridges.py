@@ -119,7 +119,7 @@ class FollowedScores:
             )
         if len(set(names)) < len(names):
             raise Mistake(
-                "several rows of the data set go by one name, and their scores cannot be told apart; follow with "
+                "several rows of the data set have the same name, and their scores cannot be told apart; follow with "
                 "ids='dataset', and give examples=range(len(dataset))"
             )
         used = set(self.trained_names)

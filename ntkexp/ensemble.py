@@ -86,7 +86,7 @@ def refuse_other(experiment: Experiment) -> None:
     if experiment.stop_at_loss is not None or any(
         experiment.schedule.factor(step, experiment.steps) != 1.0 for step in range(experiment.steps)
     ):
-        raise Mistake("the processes are those of so many equal steps; leave out stop_at_loss, schedule and warm-up")
+        raise Mistake("the processes are those of equal steps; leave out stop_at_loss, schedule and warm-up")
     if experiment.switches:
         raise Mistake("the processes are those of one data set; leave out data=sequence")
     init = experiment.init
@@ -277,7 +277,7 @@ class Reference:
 
     @cached_property
     def where(self) -> Int[Tensor, " kept"]:
-        """Which points these are; a deviation that is no number must be heard of."""
+        """Which points these are; a deviation that is not a number must be heard of."""
         theory = self.process.theory
         pinned = theory.deviation <= SPREAD * theory.before
         return self.train + (~pinned[self.train :]).nonzero()[:, 0]

@@ -17,7 +17,7 @@ from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
 LARGEST = 1e20
-"""A scale, beyond which kernels of deep networks are no numbers."""
+"""A scale, beyond which kernels of deep networks are not numbers."""
 
 
 class AbstractInit(Component):

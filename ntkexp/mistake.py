@@ -72,7 +72,7 @@ class NoPlace(Mistake):
 
 
 class Useless(Mistake):
-    """An earlier result is damaged, or of something else; the message ends by asking to compute it anew."""
+    """An earlier result is damaged, or of something else; the message ends by asking to compute it again."""
 
 
 class HydraSetting(Mistake):
@@ -95,6 +95,18 @@ def first_line(error: BaseException) -> str:
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
+def in_short(value: object, most: int = 40) -> str:
+    """A value as Python writes it, cut.
+
+    >>> in_short("a" * 50, most=8), in_short(10**5000)
+    ("'aaaaaaa", 'a number of more than 4300 digits')
+    """
+    try:
+        return repr(value)[:most]
+    except ValueError:  # which Python does not write out
+        return "a number of more than 4300 digits"
+
+
 def checked_number(name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False) -> float:
     """A number from `least` on, or only `above` it, up to `most`; anything else is refused by the name it has.
 
@@ -110,7 +122,7 @@ def checked_number(name: str, value: object, least: float = 0.0, most: float = 1
         number = nan
     if not least <= number <= most or (above and number == least):
         end = f" and ≤ {most:g}" if number > most or number == inf else ""
-        raise WrongArgument(f"{name}={value!r:.40}: it takes a number {'>' if above else '≥'} {least:g}{end}", name)
+        raise WrongArgument(f"{name}={in_short(value)}: it takes a number {'>' if above else '≥'} {least:g}{end}", name)
     return number
 
 
@@ -128,7 +140,7 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
     except (TypeError, ValueError, RuntimeError):
         number = least - 1
     if not least <= number <= most:
-        raise WrongArgument(f"{name}={value!r:.40}: it takes a whole number from {least} to {most}", name)
+        raise WrongArgument(f"{name}={in_short(value)}: it takes a whole number from {least} to {most}", name)
     return number
 
 

@@ -18,7 +18,7 @@ Weights: TypeAlias = dict[str, Tensor]
 """Named parameters, as `module.named_parameters()` names them."""
 
 Inputs: TypeAlias = Tensor | tuple[object, ...] | Mapping[str, object]
-"""One tensor [example, …], several by position, or several by name; what is no tensor among them is a constant."""
+"""One tensor [example, …], several by position, or several by name; what is not a tensor among them is a constant."""
 
 Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
 """Weights and inputs [example, …] to outputs [example, out]."""

@@ -28,7 +28,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
-from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number
+from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number, in_short
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
@@ -163,14 +163,14 @@ class RunSubject(AbstractSubject):
         other = own.model_copy(update={"seed": seed, "data": data})
         problem = draw_problem(other)
         if not torch.equal(problem.inputs, self.problem.inputs):
-            raise Mistake(f"data={own.data.option} are others under another seed, so their examples have no fresh ones")
+            raise Mistake(f"data={own.data.option} are drawn by the seed, so a fresh seed has other examples")
         return self.rerun(other, problem)
 
     def rerun(self, experiment: Experiment, problem: Problem) -> RerunAt:
         """The training of an experiment, of as many steps of the same size as the run took."""
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
-            raise Mistake(f"{self.path} diverged, so nothing foretells its outputs; choose a smaller step size")
+            raise Mistake(f"{self.path} diverged, so no score predicts its outputs; choose a smaller step size")
         training = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
         first = 0 if "train" in problem.places else problem.train
         inputs = problem.inputs[[first + point for point in self.probe]]
@@ -191,7 +191,7 @@ class LoopSubject(AbstractSubject):
 
     def from_seed(self, seed: int) -> AbstractRetraining:
         raise Mistake(
-            f"fresh seeds (here {seed}): a loop that was followed seeds itself, and again= carries out that one; "
+            f"fresh seeds (here {seed}): a followed loop seeds itself, and again= runs that one; "
             "follow and validate it once for each seed"
         )
 
@@ -264,13 +264,13 @@ def by_workers(
                 case Ended(how="failed" | "broken"):  # others would meet it as well
                     raise Unfinished(f"{store.run}: {event.reason}")
                 case Ended(how="killed" | "stopped"):
-                    lost = event.reason or "it was asked to stop"
+                    lost = event.reason or "it was told to stop"
                 case Stepped():
                     yield
     if missing := store.missing(trainings):
         raise Unfinished(
             f"{store.run}: {counted(len(missing), 'training')} of {len(trainings)} are missing: "
-            f"{lost or 'what workers wrote is not to be seen here'}; the same command goes on"
+            f"{lost or 'what workers wrote is not to be seen here'}; the same command continues"
         )
 
 
@@ -396,10 +396,11 @@ def validate(
 
     Trainings are kept beside a run, and are not repeated.
     """
-    if isinstance(trust, str | bytes) or not all(isinstance(each, str) for each in trust):
-        raise WrongArgument(f"trust={trust!r:.40}: give a list of packages, or of files such as my_net.py", "trust")
+    known = isinstance(trust, Sequence) and not isinstance(trust, str | bytes)
+    if not known or not all(isinstance(each, str) for each in trust):
+        raise WrongArgument(f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py", "trust")
     if not (split is None or isinstance(split, str)):
-        raise WrongArgument(f"split={split!r:.40}: give the name of a split, such as 'probe'", "split")
+        raise WrongArgument(f"split={in_short(split)}: give the name of a split, such as 'probe'", "split")
     if not (engine is None or isinstance(engine, AbstractEngine)):
         raise WrongArgument(f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine")
     if not (again is None or isinstance(again, str) or callable(again)):
@@ -408,13 +409,13 @@ def validate(
     design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):
-            raise Mistake("validate: a trace is carried out anew by a function; give again=, as for effects")
+            raise Mistake("validate: a followed loop is run again by a function; give again=, as for effects")
         case = case_of_trace(source, source.attribute(quiet=True), again, queries)
     else:
         run = source if isinstance(source, Run) else load_run(source)
         if "follow" in run.config and again is None:
             raise WrongArgument(
-                f"again=: {run.path} is of a loop of yours; give the function that carries it out anew", "again"
+                f"again=: {run.path} is of a loop of your own; give the function that runs it again", "again"
             )
         if "follow" not in run.config and again is not None:
             raise WrongArgument(
@@ -424,7 +425,7 @@ def validate(
     if scores is not None:
         case = case.with_given(scores if isinstance(scores, Mapping) else {"scores": scores})
     if not case.scores:
-        raise Mistake("validate: there are no scores; attribute the run (path.rule=[secant]), or give some of your own")
+        raise Mistake("validate: there are no scores; attribute the run (path.rule=[secant]), or give your own")
     return validated(case, design, lower_is_better=lower_is_better)
 
 
@@ -502,5 +503,5 @@ def repeats(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:
         return ()
     return (
         f"trained again as it was, it ends {short(missed)} from where it did, without some examples {short(changed)}: "
-        "its steps amplify rounding, so believe no score; choose a smaller step size",
+        "its steps amplify rounding, so do not trust scores; choose a smaller step size",
     )

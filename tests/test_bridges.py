@@ -1,6 +1,6 @@
 """Scores in the shapes of other libraries: rows and columns are theirs, numbers are those that were found.
 
-The last test runs quanda and dattri themselves; tests/bridges.txt says how to install them.
+The last test runs quanda and dattri themselves; tests/others.txt says how to install them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
     "these are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
         model, Subset(DATA, range(3)), scores=known
     ),
-    "several rows of the data set go by one name": lambda model, known: QuandaExplainer(
+    "several rows of the data set have the same name": lambda model, known: QuandaExplainer(
         model, Subset(DATA, [0, 1, 0]), scores=replace(known, examples=None)
     ),
     "load without shuffle=": lambda model, known: shuffled(known),
@@ -143,7 +143,7 @@ def test_what_is_not_known_is_refused(said: str, followed: tuple[nn.Module, Attr
     assert said in str(refused.value)
 
 
-@pytest.mark.bridges
+@pytest.mark.others
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_quanda_and_dattri_take_them(followed: tuple[nn.Module, Attribution], tmp_path: Path) -> None:
     """A benchmark of quanda, and metrics of both, with the libraries as they are."""

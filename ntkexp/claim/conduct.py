@@ -346,7 +346,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
     for job in planned.trials:
         rows = job.rows
         if not rows:
-            raise Mistake(f"{job.file} holds no rows; the same command carries the trial out again")
+            raise Mistake(f"{job.file} holds no rows; the same command runs the trial again")
         frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))

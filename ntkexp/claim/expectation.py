@@ -408,7 +408,7 @@ class Slope(AbstractExpectation):
     def evidence(self, table: pd.DataFrame) -> Interval:
         positions = find_column(table, self.along, "along").map(as_number)
         if positions.isna().any():
-            raise Mistake(f"along: {self.along} is no column of numbers, so figures have no slope along it")
+            raise Mistake(f"along: {self.along} is not a column of numbers, so figures have no slope along it")
         refuse_several(table, self.along)
         values = np.asarray(table["value"], dtype=np.float64)
         if (values <= 0).any():

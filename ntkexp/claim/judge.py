@@ -61,7 +61,7 @@ Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 class Finding:
     """What was found of a part, or of a look: a verdict, and the figure that it rests on, with its interval.
 
-    `more` is how many more seeds would probably decide what is undecided.
+    `more` is how many more seeds would probably settle it what is undecided.
     """
 
     verdict: Word
@@ -118,7 +118,7 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         p = None if compared.p is None else min(1.0, compared.p * LEVEL / level)
         finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=p)
     else:
-        never = "" if compared.more else f"so near an edge of what is expected that {MOST} seeds would hardly decide"
+        never = "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
         finding = replace(finding, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
     if evidence.log:  # what was judged are logarithms, what is shown is not
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()

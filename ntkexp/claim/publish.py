@@ -70,7 +70,7 @@ def publish(
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """Read a judged table; only an empty cell is no number, and not a word such as `none`."""
+    """Read a judged table; only an empty cell is not a number, and not a word such as `none`."""
     try:
         return pd.read_csv(file, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ def check(folder: Path, builder: Builder, entries: Mapping[str, Sequence[Registe
         name = row["name"]
         where = f"{folder / VERDICTS}: {name}"
         if name not in claim_names(builder.choices) or not entries.get(name):
-            raise Mistake(f"{where} is no claim of the register")
+            raise Mistake(f"{where} is not a claim of the register")
         claim, stands = read_claim(name, builder), entries[name][-1].digest
         if not row["entry"] == claim.digest == stands:
             raise Mistake(f"{where} was judged as {row['entry']}, and stands as {stands} in the register; run it again")

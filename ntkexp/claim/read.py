@@ -67,7 +67,7 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
     """Read a claim at one of its sizes; what is wrong with it is said with its file."""
     names = claim_names(builder.choices)
     if name not in names:
-        raise Mistake(f"'{name}' is no claim; `claims list` shows all {len(names)}{nearest(name, names)}")
+        raise Mistake(f"'{name}' is not a claim; `claims list` shows all {len(names)}{nearest(name, names)}")
     file = builder.choices.file("claim", name)
     try:
         return claim_of(name, read_yaml(file), builder, size)

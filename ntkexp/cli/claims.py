@@ -56,10 +56,12 @@ def claims(
             show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few seeds: more stays undecided.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes and few seeds; more claims stay undecided.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="Larger sizes, where a claim has them.")] = False,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which claims go into claims/.")
+        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs; claims go into its claims/.")
     ] = OUTPUTS,
     workers: Workers = None,
     engine: Engine = "local",
@@ -69,7 +71,7 @@ def claims(
         bool, typer.Option("--attempts", help="With list: every version that was registered, and what each look found.")
     ] = False,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="With register: why a claim was changed, in a sentence.")
+        str, typer.Option("--reason", metavar="TEXT", help="With register: why the claim was changed, in a sentence.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
     trust: Trust = None,
@@ -98,7 +100,7 @@ def claims(
         show_trials(as_json=as_json)
         return
     if quick and full:
-        raise WrongArgument("quick and full are two sizes; give one of them", "quick", "full")
+        raise WrongArgument("--quick and --full are two sizes; give one of them", "quick", "full")
     size: Size = "quick" if quick else "full" if full else "default"
     from ntkexp.engine.base import choose
 
@@ -111,7 +113,7 @@ def claims(
     repeat = options(out, trust, config_dir)
     ensure_writable(out.expanduser())
     made = composer(config_dir, trust)
-    with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+    with polite_kill(), interruptible(lambda: "; the same command continues from the last checkpoints"):
         workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
         outcomes = list(judged(names, size, made, workshop, place, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
@@ -260,7 +262,7 @@ def line(record: ClaimRecord) -> str:
 
 
 def notes(records: Sequence[ClaimRecord]) -> str:
-    """Say what stands in the way of a verdict, and what would probably decide, which no control need be."""
+    """Say what stands in the way of a verdict, and what would probably settle it, which no control need be."""
     from ntkexp.report.claims import outlook
 
     lines = []

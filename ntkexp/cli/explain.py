@@ -84,7 +84,7 @@ def explain(
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
     if again is not None and without is None:
-        raise Mistake("--again is what a loop is trained with without some examples; add --without=K,… to say which")
+        raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
     loaded = load_run(run.expanduser())
     chosen = split or ("probe" if numbers else main_split(loaded.ladder))
     chosen_points = list(numbers) or explanations.worst_points(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
@@ -198,9 +198,7 @@ def removal(
         if "follow" in run.config:
             found = without_of_loop(run, chosen, points, again, trust, progress)
         elif again is not None:
-            raise Mistake(
-                f"--again is for loops that were followed; {run.path} is an experiment, which is trained as it is"
-            )
+            raise Mistake(f"--again is for followed loops; {run.path} is an experiment, which needs none")
         else:
             from ntkexp.config.build import admit
 
@@ -224,7 +222,7 @@ def without_of_loop(
         return recorded
     if again is None:
         raise Mistake(
-            f"{run.path} is of a loop of yours; give a function that carries it out anew, --again=FILE.py:FUNCTION"
+            f"{run.path} is of a loop of your own; give a function that runs it again, --again=FILE.py:FUNCTION"
         )
     files, effect = find_trace(run.path), run.contributions.get("effect")
     mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
@@ -244,7 +242,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
     if parts is None:
         rule = explained_rule(run.rules)
         if rule is None:
-            raise Mistake(f"{run.path} holds neither effects nor contributions, so nobody knows who is at the top")
+            raise Mistake(f"{run.path} holds neither effects nor contributions, so its examples have no order")
         parts = run.parts(rule).isel(probe=list(points)).to_numpy()
     else:
         parts = parts[list(points)]
@@ -279,7 +277,7 @@ def attribute(
         typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
     ] = None,
     effects: Annotated[
-        bool, typer.Option("--effects", help="Find also what would change without each example; needs the loss.")
+        bool, typer.Option("--effects", help="Also find what would change without each example; needs the loss.")
     ] = False,
     loss: Annotated[
         str | None,
@@ -288,7 +286,7 @@ def attribute(
     measure: Annotated[
         str | None,
         typer.Option(
-            "--measure", metavar="FILE.py:FUNCTION", help="What is asked of the outputs at the queries, as for follow."
+            "--measure", metavar="FILE.py:FUNCTION", help="The measure of the outputs at the queries, as for follow."
         ),
     ] = None,
     again: Again = None,
@@ -356,7 +354,7 @@ def attribute(
             "function, --measure=FILE.py:FUNCTION"
         )
     if named is None and measure is not None:
-        raise Mistake(f"--measure={measure}: {folder} explains outputs; leave it out, or follow anew with it")
+        raise Mistake(f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it")
     first = None if loop is None or (model and loss and (measure or not named)) else trained_again(loop, Weighing())
     if module is None:
         assert first is not None  # one of the two functions was given
@@ -365,7 +363,7 @@ def attribute(
     for path in rule or []:
         rules.append(load_function(path, "rule", trust)())
         if not isinstance(rules[-1], AbstractOptimizerRule):
-            raise Mistake(f"rule={path}: it is no rule of an optimizer; name a class of AbstractOptimizerRule")
+            raise Mistake(f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule")
     rules += () if first is None else [each.rule for each in first.steps.known]
     asked = None if measure is None else load_function(measure, "measure", trust)
     trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)

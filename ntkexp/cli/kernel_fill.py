@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = Path("outputs") / "kernels"
-"""Where kernel files lie that were given no name."""
+"""The folder of kernel files that were given no name."""
 
 KernelFile: TypeAlias = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
@@ -45,9 +45,7 @@ class FillOptions:
 
     workers: Tiles = None
     engine: Engine = "local"
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say about how many core hours it would take, and compute nothing.")
-    ] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate the core hours, and compute nothing.")] = False
     force: Annotated[bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")] = (
         False
     )
@@ -150,7 +148,7 @@ class Filling:
         progress = progress_listener(quiet, AGAIN)
         if self.estimate.seconds >= LONG:
             progress.say(f"{self.path.name}: {self.estimate.sentence(self.at_once)}")
-        with polite_kill(), interruptible(lambda: f"; the same command goes on with {self.path}"):
+        with polite_kill(), interruptible(lambda: f"; the same command continues with {self.path}"):
             return fill(
                 self.kernel,
                 self.path,
@@ -217,7 +215,7 @@ def tangent(
         if surplus:
             raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
         if not (run.expanduser() / "config.json").is_file():
-            raise Mistake(f"--run={run} is no run folder: it has no config.json")
+            raise Mistake(f"--run={run} is not a run folder: it has no config.json")
     from ntkexp.engine.base import choose
 
     engine = choose(options.engine, options.workers)
@@ -235,7 +233,7 @@ def tangent(
 
         written = RunFolder(run.expanduser())
         if written.state in {"running", "interrupted", "dead"}:
-            raise Mistake(f"--run={run} is not finished; `ntkexp resume` goes on with it")
+            raise Mistake(f"--run={run} is not finished; `ntkexp resume` continues it")
         written.check("weights.pt")
         experiment = rebuild_experiment(written, admit(common.trusted))
         fix_circumstances(experiment, experiment.threads or 1)

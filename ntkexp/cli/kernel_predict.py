@@ -37,7 +37,7 @@ def predict(
         typer.Option(
             "--ridge",
             metavar="R|best",
-            help="What is added to the kernel's diagonal; best: of a grid, by the examples left out.",
+            help="What is added to the kernel's diagonal; best: the best of a grid on examples left out.",
         ),
     ] = "0",
     time: Annotated[
@@ -62,7 +62,7 @@ def predict(
         typer.Option(
             "--solver",
             metavar="|".join(Solver),
-            help="How equations are solved; the plainest way that fits if not given.",
+            help="How equations are solved; by default the simplest way that fits.",
         ),
     ] = None,
     memory_gb: Annotated[
@@ -97,9 +97,7 @@ def predict(
         from ntkexp.kernel_file.kernel import data_digest
 
         if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
-            raise Mistake(
-                f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute the kernel of it"
-            )
+            raise Mistake(f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute its kernel")
     entries = Entries(matrix)
     answers = list(predict_from(entries, question, progress_listener(common.quiet).say))
     scores = [score for answer in answers for score in answer.scores]
@@ -185,7 +183,7 @@ def study(
         typer.Option(
             "--ridge",
             metavar="R|best",
-            help="What is added to each kernel's diagonal; best: of a grid, by the examples left out.",
+            help="What is added to each kernel's diagonal; best: the best of a grid on examples left out.",
         ),
     ] = "best",
     out: Annotated[

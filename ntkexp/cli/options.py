@@ -111,7 +111,7 @@ Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="What the experiment is, such as model.width=64; `ntkexp config --tree` shows every key.",
+        help="Settings of the experiment, such as model.width=64; `ntkexp config --tree` shows every key.",
         autocompletion=offer,
         show_default=False,
     ),
@@ -126,7 +126,7 @@ SweepWords: TypeAlias = Annotated[
     ),
 ]
 RunsFolder: TypeAlias = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="The folder of outputs, in which runs go into runs/.")
+    Path, typer.Option("--out", metavar="DIR", help="The folder of outputs; runs go into its runs/.")
 ]
 OutputsFolder: TypeAlias = Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")]
 ConfigDir: TypeAlias = Annotated[
@@ -149,7 +149,7 @@ Workers: TypeAlias = Annotated[
 RetryFailed: TypeAlias = Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")]
 Again: TypeAlias = Annotated[
     str | None,
-    typer.Option("--again", metavar="FILE.py:FUNCTION", help="A function that carries a followed loop out anew."),
+    typer.Option("--again", metavar="FILE.py:FUNCTION", help="A function that runs the followed loop again."),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
 Events: TypeAlias = Annotated[
@@ -166,7 +166,7 @@ Log: TypeAlias = Annotated[
     ),
 ]
 Engine: TypeAlias = Annotated[
-    str, typer.Option("--engine", metavar="ENGINE", help="Who computes: local, dask:ADDRESS or slurm:KEY=VALUE,…")
+    str, typer.Option("--engine", metavar="ENGINE", help="Where jobs run: local, dask:ADDRESS or slurm:KEY=VALUE,…")
 ]
 
 

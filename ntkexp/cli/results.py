@@ -111,7 +111,7 @@ def runs(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Show only the runs of which this holds, such as model.width=64 or state=dead.",
+            help="Show only the runs with model.width=64 or state=dead.",
         ),
     ] = None,
     out: OutputsFolder = OUTPUTS,
@@ -146,7 +146,7 @@ def delete(runs: Sequence[ListedRun], sure: bool) -> None:
 
     count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"
     if not sure and not sys.stdin.isatty():
-        raise Mistake(f"--delete would remove {count}; --yes confirms it where nobody can be asked")
+        raise Mistake(f"--delete would remove {count}; without a terminal, --yes confirms it")
     if not sure:
         typer.confirm(f"Delete {count}?", abort=True, err=True)
     refused = []
@@ -172,7 +172,7 @@ def compare(
     elif len(one.runs) == len(other.runs) == 1:
         compare_runs(one.runs[0], other.runs[0])
     else:
-        raise Mistake(f"{first} and {second} are compared if they are two runs or two sweeps, and they are neither")
+        raise Mistake(f"two runs or two sweeps can be compared; {first} and {second} are neither")
 
 
 def gathered(name: str, out: Path) -> Material:

@@ -42,7 +42,7 @@ def sweep(
     workers: Workers = None,
     engine: Engine = "local",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, with about the time and memory they take, and begin none.")
+        bool, typer.Option("--dry-run", help="Show the runs and about how much time and memory they take; start none.")
     ] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
     retry_failed: RetryFailed = False,
@@ -72,7 +72,7 @@ def sweep(
 
         conductor = Conductor(plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast, log=log)
         ended = conductor.ended
-        with polite_kill(), interruptible(lambda: "; the same command goes on from the last checkpoints"):
+        with polite_kill(), interruptible(lambda: "; the same command continues from the last checkpoints"):
             try:
                 conductor.conduct(begun)
             finally:
@@ -132,7 +132,7 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
     }
     stated = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
-    advice += "; the same command goes on" if counts["unfinished"] else ""
+    advice += "; the same command continues" if counts["unfinished"] else ""
     return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {stated}{advice}"
 
 

@@ -54,7 +54,7 @@ def train(
     from ntkexp.run.execute import execute
 
     folder = place / "runs" / folder_name(experiment)
-    advice = f"the same command, or {resume_command(folder, common.trusted, log)}, goes on from the last checkpoint"
+    advice = f"the same command, or {resume_command(folder, common.trusted, log)}, continues from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
         repeat = options(out, common.trusted, common.config_dir)
         progress = progress_listener(common.quiet, AGAIN)
@@ -123,7 +123,7 @@ def resume(
     admitted = admit(trust)
     from ntkexp.run.execute import resume as resume_run
 
-    with interruptible(advice_for(run, f"{resume_command(run, trust, log)} goes on from the last checkpoint")):
+    with interruptible(advice_for(run, f"{resume_command(run, trust, log)} continues from the last checkpoint")):
         folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log)
     write_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)

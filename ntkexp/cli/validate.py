@@ -37,13 +37,14 @@ def validate(
         typer.Option("--fresh", metavar="K", min=0, help="Train each from K fresh seeds; 0 keeps the seed of the run."),
     ] = 0,
     queries: Annotated[
-        int, typer.Option("--queries", metavar="N", min=1, help="How many points are asked about.")
+        int, typer.Option("--queries", metavar="N", min=1, help="How many points scores are compared at.")
     ] = 50,
     split: Annotated[
         str | None, typer.Option("--split", metavar="SPLIT", help="The split of these points: train, probe or test.")
     ] = None,
     lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The outputs are losses: the top examples are those that lower.")
+        bool,
+        typer.Option("--lower-is-better", help="The outputs are losses: the top examples are those that lower them."),
     ] = False,
     truth: Annotated[
         Path | None,
@@ -69,7 +70,7 @@ def validate(
     from ntkexp.report.validation import read_scores
     from ntkexp.validation import validate as validation
 
-    with interruptible(lambda: "; the same command goes on"):
+    with interruptible(lambda: "; the same command continues"):
         found = validation(
             run.expanduser(),
             {path.stem: read_scores(path) for path in scores or []} or None,

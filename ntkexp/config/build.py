@@ -63,7 +63,9 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
         and import_module(parent).__name__ in LAZY_PACKAGES
     ):
         classes = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
-        raise Mistake(f"{given}: classes go by their package, not by their file{nearest(f'{parent}.{name}', classes)}")
+        raise Mistake(
+            f"{given}: name classes by their package, not by their file{nearest(f'{parent}.{name}', classes)}"
+        )
     module = import_named(module_name, given)
     try:
         kind = getattr(module, name)
@@ -71,7 +73,9 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
         hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))  # a lazy package says it by itself
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
-        raise Mistake(f"{given} is no {base.__name__} that can be built; choose one, such as {example_path(base)}")
+        raise Mistake(
+            f"{given} is not a class of {base.__name__} that can be built; choose one, such as {example_path(base)}"
+        )
     return kind
 
 
@@ -205,7 +209,9 @@ class Builder:
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
-            raise Mistake(f"{key} has no _target_, so it is no {base.__name__}; name one, such as {example_path(base)}")
+            raise Mistake(
+                f"{key} has no _target_, so it is not of class {base.__name__}; name one, such as {example_path(base)}"
+            )
         return base
 
     def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
@@ -293,7 +299,7 @@ def unknown_key(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, s
         hint = f"; did you mean '{candidates[near[0]]}'?"
     else:
         listed = [other for other in beside if not other.endswith("_target_")]
-        hint = ("" if candidates else nearest(key, known)) or (f"; known are {', '.join(listed)}" if listed else "")
+        hint = ("" if candidates else nearest(key, known)) or (f"; its keys are {', '.join(listed)}" if listed else "")
     return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
 
 

@@ -75,7 +75,7 @@ class Choices:
         if option not in self.options(group):
             options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
-            raise Mistake(f"'{option}' is no option of {group}; choose from {options}{hint}")
+            raise Mistake(f"'{option}' is not an option of {group}; choose from {options}{hint}")
         return next(file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file())
 
     def root(self) -> Path:

@@ -72,15 +72,15 @@ def split(text: str) -> Override:
     if re.match(r"\+{0,2}hydra([./@=]|$)", text):
         raise HydraSetting(f"{text}: settings of Hydra have no effect here")
     if text.startswith("~"):
-        raise Mistake(
-            f"{text}: nothing can be taken away; leave a key out and it keeps its default, or give it a value"
-        )
+        raise Mistake(f"{text}: keys cannot be removed; leave one out to keep its default, or give it a value")
     key, equals, value = text.partition("=")
     key = re.sub(r"^\+{1,2}", "", key).strip()
     if not key:
         raise Mistake(f"{text or repr(text)}: there is no key; write KEY=VALUE, such as seed=3")
     if not KEY.fullmatch(key):
-        raise Mistake(f"{text}: '{key}' is no key; write KEY=VALUE with words joined by dots, such as model.width=64")
+        raise Mistake(
+            f"{text}: '{key}' is not a key; write KEY=VALUE with words joined by dots, such as model.width=64"
+        )
     return Override(key, value.strip() if equals else "")
 
 
@@ -107,7 +107,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
         return override.value
     if len(override.value) > LONGEST:
         raise Mistake(
-            f"{override.key} is given {len(override.value)} letters, and an override is read up to {LONGEST}; write "
+            f"{override.key} is given {len(override.value)} characters, and an override takes up to {LONGEST}; write "
             "what is longer into a YAML file of yours"
         )
     try:

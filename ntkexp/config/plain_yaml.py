@@ -6,7 +6,7 @@ Whatever else a text may hold is a YAML error with its line. A date is a text, a
 {'a': [1, '2020-13-45']}
 >>> parsed("a: !!int 1x")
 Traceback (most recent call last):
-yaml.constructor.ConstructorError: '1x' is no int
+yaml.constructor.ConstructorError: '1x' is not a valid int
   in "<unicode string>", line 1, column 4:
     a: !!int 1x
        ^
@@ -58,7 +58,7 @@ class Loader(yaml.SafeLoader):
         self.depth += 1  # goes down by calls, of which there cannot be many
         if self.depth > DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings lie in each other", mark)
+            raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings are nested", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -67,7 +67,7 @@ class Loader(yaml.SafeLoader):
         if node.tag not in PLAIN:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             advice = "write it as text, a number, a list or KEY: VALUE lines"
-            raise ConstructorError(None, None, f"{kind} is no kind of value here; {advice}", node.start_mark)
+            raise ConstructorError(None, None, f"{kind} is not supported; {advice}", node.start_mark)
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
@@ -75,7 +75,7 @@ class Loader(yaml.SafeLoader):
             return value
         except (ValueError, ArithmeticError, AttributeError, LookupError, TypeError):
             kind, shown = str(node.tag).rpartition(":")[2], brief(node.value)
-            raise ConstructorError(None, None, f"{shown} is no {kind}", node.start_mark) from None
+            raise ConstructorError(None, None, f"{shown} is not a valid {kind}", node.start_mark) from None
 
 
 def parsed(text: str) -> Any:

@@ -225,7 +225,7 @@ class Examples:
     phase_classes: tuple[tuple[str, ...], ...] = ()  # what each calls its classes, where phases share the outputs
 
     def refuse_infinite(self) -> None:
-        """Numbers that are no numbers would spoil every kernel, silently."""
+        """Numbers that are not numbers would spoil every kernel, silently."""
         fine = self.inputs.isfinite()
         if self.gaps:
             fine |= self.inputs.isnan()

@@ -42,7 +42,7 @@ def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
     for names in (IMAGES, LABELS):
         file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
         if file is None:
-            raise Mistake(f"{quoted(folder)} is no folder with {names[0]} or {names[0]}.gz; {advice}")
+            raise Mistake(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
         files.append(file)
     return files[0], files[1]
 
@@ -65,7 +65,7 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     except (EOFError, OSError, zlib.error) as error:
         raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
     if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
-        raise Mistake(f"{quoted(path)} is no IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
+        raise Mistake(f"{quoted(path)} is not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
     if raw[2] != BYTE or raw[3] != axes:
         raise Mistake(
             f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes ({BYTE:#04x}) with "
@@ -95,7 +95,7 @@ def find_batches(folder: Path) -> tuple[Path, ...]:
         if paths:
             return paths
     raise Mistake(
-        f"{quoted(folder)} is no folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
+        f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
         "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
     )
 
@@ -122,9 +122,11 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
                     return np.column_stack([np.array(labels, np.uint8), pixels])
         raise ValueError("no images with labels")
     except Forbidden as error:
-        raise Mistake(f"{quoted(path)} is no CIFAR-10 batch: it asks for {str(error)!r}, not for an array") from error
+        raise Mistake(
+            f"{quoted(path)} is not a CIFAR-10 batch: it asks for {str(error)!r}, not for an array"
+        ) from error
     except Exception as error:  # a damaged pickle can make its reader raise anything
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it is no CIFAR-10 batch") from error
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it is not a CIFAR-10 batch") from error
 
 
 # --- Pickles that hold nothing but plain values and arrays of bytes.

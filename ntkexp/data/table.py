@@ -176,7 +176,7 @@ def read_comma(path: Path) -> Grid:
 
 
 def read_text(path: Path) -> str:
-    """Read the file as text; a byte order mark is no part of the first name."""
+    """Read the file as text; a byte order mark is not a part of the first name."""
     raw = read_contents(path)
     if kind := foreign_format(raw):
         raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")
@@ -188,7 +188,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise Mistake(
-            f"{quoted(path)}, line {line}: byte {raw[error.start]:#04x} is no UTF-8; save the file as UTF-8"
+            f"{quoted(path)}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; save the file as UTF-8"
         ) from error
 
 
@@ -205,7 +205,7 @@ def read_parquet(path: Path) -> Grid:
         table = parquet.ParquetFile(BytesIO(raw)).read()
         columns = [[cell_text(value) for value in column.to_pylist()] for column in table.columns]
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it is no Parquet file that can be read") from error
+        raise Mistake(f"{quoted(path)} is cut short or damaged: it is not a Parquet file that can be read") from error
     rows = [list(row) for row in zip(*columns, strict=True)]
     unlearned = {column.name: str(column.type) for column in table.schema if not is_learned(column.type, pyarrow.types)}
     return Grid(path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned)
@@ -260,7 +260,8 @@ def usable_rows(values: Float[Tensor, "row feature"], grid: Grid, target: str, h
         names = [name for name in grid.columns if name != target]
         row, column = gaps.nonzero()[0].tolist()
         raise Mistake(
-            f"{grid.place(row, names[column])}, which is no number; data.missing=drop leaves out the row, mean fills it"
+            f"{grid.place(row, names[column])}, which is not a number; data.missing=drop leaves out the row, "
+            "mean fills it"
         )
     keep = ~gaps.any(1) | (how == "mean")
     if not keep.any():

@@ -78,10 +78,10 @@ class SweepPlan:
         """What is said instead where trainings cost less; or where no sweep could be made, but they cost as little."""
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not swept:
-            why = "nobody knows the derivative of what this optimizer does"
-            return f"{trainings} are the truth; there is no other way, as {why}"
+            why = "the derivative of this optimizer's step is not known"
+            return f"{trainings} are exact, and the only way, as {why}"
         outputs = self.points * self.outputs
-        return f"{trainings} take less than a sweep back for {outputs} outputs and are the truth: no sweep is made"
+        return f"{trainings} take less than a sweep back for {outputs} outputs and are exact: there is no sweep"
 
 
 # --- How much the derivative says about leaving examples out, in words; nothing, where nothing speaks against it.
@@ -113,7 +113,7 @@ class Caveats:
         >>> Caveats(growth=1.2, agreement=0.97).sentences
         []
         >>> Caveats(growth=6.7e4).sentences
-        ['effects mean little: on the way back what outputs feel of the weights grows 6.7e+04 times; try smaller steps']
+        ['effects mean little: on the way back the adjoint grows 6.7e+04 times; try smaller steps']
         """
         return [each for each in (self.chaos, self.jumps) if each]
 
@@ -123,20 +123,20 @@ class Caveats:
         if self.growth < CHAOTIC:
             return ""
         grows = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
-        return f"effects mean little: on the way back what outputs feel of the weights grows {grows}; try smaller steps"
+        return f"effects mean little: on the way back the adjoint grows {grows}; try smaller steps"
 
     @property
     def jumps(self) -> str:
         """Gradients jump.
 
         >>> Caveats(growth=1.0, agreement=0.37, kinks=["relu"], eps=1e-8).jumps
-        'effects mean little: half of a removal and the rest of it agree by 0.37 only, as relu has kinks that no \
+        'effects mean little: the two halves of a removal agree by 0.37 only, as relu has kinks that no \
 derivative sees, and eps=1e-08 makes steps of signs; try tanh or gelu, and a larger optimizer.eps'
         >>> Caveats(growth=1.0, kinks=["relu"]).jumps
         'relu has kinks, which effects do not see; trust no effect that was not checked by training again'
         """
         if self.agreement is not None and self.agreement < AGREES:
-            found = f"effects mean little: half of a removal and the rest of it agree by {self.agreement:.2g} only"
+            found = f"effects mean little: the two halves of a removal agree by {self.agreement:.2g} only"
             reasons, remedies = zip(*self.reasons, strict=True) if self.reasons else ((), ())
             why = f", as {', and '.join(reasons)}" if reasons else ""
             return f"{found}{why}; try {', and '.join(remedies) or 'fewer or smaller steps'}"

@@ -242,7 +242,7 @@ def ending_of(error: BaseException) -> tuple[Ending, str]:
             return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
 
 
-# --- Faults of the machine and of permissions, in words: the same command goes on once they are put right.
+# --- Faults of the machine and of permissions, in words: the same command continues once they are put right.
 #
 # status 1    the machine failed: its disk, memory, threads, or the reader of the output
 # status 2    the user can name another place, or allow this one
@@ -253,15 +253,15 @@ DENIED = {
     errno.EPERM: "permission denied",
     errno.EROFS: "the file system can only be read",
     errno.ENAMETOOLONG: "the name is too long",
-    errno.ELOOP: "its links lead around in a circle",
+    errno.ELOOP: "its links form a circle",
     errno.ENOTDIR: "a file stands where a folder should be",
     errno.EISDIR: "a folder stands where a file should be",
 }
 FAULTS = DENIED | {
-    errno.ENOSPC: "no space is left on the disk; free some, and the same command goes on",
-    errno.EDQUOT: "the disk quota is used up; free some, and the same command goes on",
-    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f), and the same command goes on",
-    errno.EPIPE: "whoever read the output has gone away",
+    errno.ENOSPC: "no space is left on the disk; free some, and the same command continues",
+    errno.EDQUOT: "the disk quota is used up; free some, and the same command continues",
+    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f), and the same command continues",
+    errno.EPIPE: "the reader of the output has closed it",
     errno.EIO: "the disk cannot be read or written",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EAGAIN: "no more processes can be started; lower the number of workers, or raise the limit (ulimit -u)",

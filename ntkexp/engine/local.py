@@ -117,7 +117,7 @@ class LocalExecutor(Executor):
 
 def open_engine(where: str, workers: int | None) -> Local:
     if where:
-        raise WrongEngine(f"local:{where}: there is nothing to say after 'local'; write engine=local")
+        raise WrongEngine(f"local:{where}: 'local' takes no address; write engine=local")
     return Local(workers or cores())
 
 

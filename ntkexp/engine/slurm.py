@@ -145,7 +145,7 @@ def open_engine(where: str, workers: int | None) -> Slurm:
         try:
             given[name] = kind(value)
         except ValueError:
-            raise WrongEngine(f"slurm:{where}: {key}={value} is no number; write such as {key}=2") from None
+            raise WrongEngine(f"slurm:{where}: {key}={value} is not a number; write, for example, {key}=2") from None
     if cluster not in {"slurm", "local"}:
         raise WrongEngine(f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:

@@ -193,7 +193,7 @@ class LoopAgain(AbstractRetraining):
         begun, beginning = ours.start(0), theirs.start(0)
         wrong = sorted(name for name in begun if name not in beginning or not same(begun[name], beginning[name]))
         if wrong or len(begun) != len(beginning):
-            what = f"'{wrong[0]}' is otherwise" if wrong else "it trains more parameters"
+            what = f"'{wrong[0]}' differs" if wrong else "it trains more parameters"
             raise Mistake(
                 f"again=: the loop begins at other weights than the one that was followed ({what}); let the function "
                 "build its model, and seed it (torch.manual_seed)"

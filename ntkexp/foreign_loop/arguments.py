@@ -25,7 +25,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.mistake import Mistake, checked_count, checked_number
+from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
@@ -59,7 +59,7 @@ class ParameterGroups:
                 if id(weight) not in self.names:
                     self.refuse_copies(weight)
                     raise Mistake(
-                        f"the optimizer moves a tensor of shape {list(weight.shape)} that is no parameter of the "
+                        f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a parameter of the "
                         "model; follow the module that holds all of them"
                     )
             groups: list[Group] = [
@@ -107,11 +107,11 @@ def refuse_short(name: str, weight: Tensor) -> None:
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: 'b' is in bfloat16, to whose rounding nothing can be proved; train float32 under autocast
+    ntkexp.mistake.Mistake: 'b' is in bfloat16, too coarse for any proof; train float32 under autocast
     """
     if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
-        raise Mistake(f"'{name}' is in {kind}, to whose rounding nothing can be proved; train float32 under autocast")
+        raise Mistake(f"'{name}' is in {kind}, too coarse for any proof; train float32 under autocast")
 
 
 # --- What lies inside the wrappers that libraries put around models and optimizers.
@@ -158,10 +158,10 @@ def called_model(model: nn.Module) -> nn.Module:
 
     >>> called_model(DataParallel(nn.Linear(1, 1)))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel
+    ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel
     """
     if isinstance(model, DataParallel):
-        raise Mistake("the model is wrapped in DataParallel, which cuts batches apart; use DistributedDataParallel")
+        raise Mistake("the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel")
     for name, layer in model.named_modules():
         if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
             where = f"layer '{name}'" if name else "the model"
@@ -208,16 +208,16 @@ def refuse_unusable(
 
     >>> refuse_unusable(nn.Linear(1, 1), [], None, None, None)
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: there is no optimizer to follow; give that of the loop, or a list of them
+    ntkexp.mistake.Mistake: there is no optimizer to follow; give the loop's, or a list of them
     """
     if not isinstance(model, nn.Module):
         raise Mistake(f"the model is a {type(model).__name__}; give the torch.nn.Module that the loop calls")
     if not optimizers:
-        raise Mistake("there is no optimizer to follow; give that of the loop, or a list of them")
+        raise Mistake("there is no optimizer to follow; give the loop's, or a list of them")
     if strange := [type(each).__name__ for each in optimizers if not isinstance(each, torch.optim.Optimizer)]:
         raise Mistake(f"the optimizer is a {strange[0]}; give a torch.optim.Optimizer, or a list of them")
     if len({id(each) for each in optimizers}) < len(optimizers):
-        raise Mistake("an optimizer stands in the list twice; give each once")
+        raise Mistake("an optimizer is in the list twice; give each once")
     if not (ids is None or isinstance(ids, str) or callable(ids)):
         raise Mistake(f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names")
     if not (loss is None or callable(loss)):
@@ -232,7 +232,7 @@ def refuse_unusable(
             "query"
         )
     if not (to is None or isinstance(to, str | Path)) or "\0" in str(to):
-        raise Mistake(f"to={to!r:.40} is a {type(to).__name__} that names no folder; give the path of one")
+        raise Mistake(f"to={in_short(to)} is a {type(to).__name__} that names no folder; give the path of one")
     checked_number("memory_gb", memory_gb, most=MOST, above=True)
     if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
         raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")
@@ -245,13 +245,13 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: queries=: there is none among them; give inputs at which the model is to be explained
+    ntkexp.mistake.Mistake: queries=: they are empty; give inputs at which the model is to be explained
     """
     each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
     if any(isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided) for leaf in each):
         raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
     if not examples(inputs := as_inputs(queries)):
-        raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
+        raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:
         with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
@@ -259,7 +259,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     except Mistake:
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # the model's own
-        raise Mistake(f"queries=: the model does not take them: {str(error).splitlines()[0]}") from error
+        raise Mistake(f"queries=: the model cannot be called with them: {str(error).splitlines()[0]}") from error
     if not answer.dim():
         raise Mistake(ONE_NUMBER)
     return inputs

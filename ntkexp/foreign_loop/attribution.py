@@ -211,7 +211,7 @@ class StepCost:
             f"attribution: back over {counted(steps, 'step')}, each by the gradients of "
             f"{counted(self.outputs, 'output')} of the queries and of up to {counted(self.rows, 'example')} in "
             f"{self.parameters:.3g} weights, which takes {(self.products + self.held) / 1e9:.2g} GB beside the sums; "
-            "how long that takes is said after the first step"
+            "the time is estimated after the first step"
         )
 
 
@@ -228,7 +228,7 @@ def sums_at_zero(
     size = outputs.element_size()
     parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
     needed = parts_gb + (outputs.numel() * steps * size + (0.0 if cost is None else cost.products)) / 1e9
-    by, fewer = "", "ask at fewer queries"
+    by, fewer = "", "give fewer queries"
     if components is not None:
         needed *= 1 + len(components)
         by, fewer = f" by {counted(len(components), 'component')}", f"{fewer}, by fewer components"
@@ -373,7 +373,8 @@ class Backwards:
             self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
 
     def begin(self, step: FollowedStep) -> None:
-        """Add what the optimizer remembered before the first of some steps, −⟨βU, m⟩, which is no example's here."""
+        """Add what the optimizer remembered before the first of some steps, −⟨βU, m⟩, which belongs to no "
+        "example here."""
         if step.remembered and self.sum.adjoint is not None:
             nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
             carried = {name: self.sum.carry[name] * m for name, m in step.remembered.items()}
@@ -448,7 +449,7 @@ class Backwards:
 
 
 class Chain(Sequence[Jacobian]):
-    """Several sequences, one after another; what is made when it is asked for is made then."""
+    """Several sequences, one after another; what is made when it runs for is made then."""
 
     def __init__(self, several: Sequence[Sequence[Jacobian]]) -> None:
         self.places = [(each, place) for each in several for place in range(len(each))]

@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.taping import is_out_of_memory, plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short
 
@@ -58,7 +58,7 @@ def checked_mode(given: str) -> BatchNormMode:
     for mode in MODES:
         if isinstance(given, str) and given == mode:
             return mode
-    raise Mistake(f"batch_norm={given!r:.40}: give 'exact' or 'constant'")
+    raise Mistake(f"batch_norm={in_short(given)}: give 'exact' or 'constant'")
 
 
 # --- Running statistics, as they move while a loop is watched. Calls of the model move them, with gradients or without;
@@ -226,7 +226,7 @@ MOST = 64  # cotangents at a time: more are no faster
 
 @dataclass
 class TermGradients(Sequence[Jacobian]):
-    """gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩ of the examples of a call, a group at a time, made when it is asked for; where all
+    """gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩ of the examples of a call, a group at a time, made when it runs for; where all
     fit into the memory they are made once. `graph_bytes` is what autograd holds of the call."""
 
     outputs: Tensor
@@ -398,4 +398,4 @@ def batch_norm_sentence(found: xr.Dataset) -> str:
             "batch_norm='exact' splits over them; where that is more than the change, as under Adam where a bias comes "
             "before a norm, parts say little"
         )
-    return said + ("" if "coupling" in found else ", which is no example's")
+    return said + ("" if "coupling" in found else ", which belongs to no example")

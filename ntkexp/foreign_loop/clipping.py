@@ -218,7 +218,7 @@ class Factors:
                 what = (
                     "one number, whose factor is that of no group it could be clipped with"
                     if each.single
-                    else "which is no scale and leads to the norm of no other step, as clipping to one norm does"
+                    else "not a scale, and not to the norm of another step, as by clipping to one norm"
                 )
                 raise Mistake(
                     f"step {each.step}: the gradient that was consumed is not that of the examples seen: in "

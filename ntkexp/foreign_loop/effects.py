@@ -141,7 +141,7 @@ def sweep_over(
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS = 2
 """Outputs for which a reverse pass costs as much as running the loop once: 0.7 (wide networks) to 5.5."""
-UNCHECKED = "effects were not held against trainings without examples; give again=, a function that trains anew"
+UNCHECKED = "effects were not checked against trainings without examples; give again=, a function that trains again"
 
 
 def loop_effects(

@@ -188,7 +188,8 @@ class MeanTaken:
         if share.counts is None and not any(is_plain(mean, 2 * share.room) for mean in known.values()):
             raise Mistake(
                 f"step {step}: the shares of {share.examples} examples of a call add up to "
-                f"{share.factor * share.examples:.4g}, which is no mean over them, or one of a loss with a factor that "
+                f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a loss with a "
+                "factor that "
                 f"loss= leaves out; {COUNTS}"
             )
         self.means = known if share.counts is None else self.means or agreed
@@ -269,7 +270,7 @@ class FollowedTraining(AbstractTrajectory):
         if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
             raise Mistake(
                 f"effects of a loop with {unknown.kind.__name__} are not known, as they need the derivative of what "
-                "its steps are divided by; train with SGD, Adam or AdamW, or ask only what examples added"
+                "its steps are divided by; train with SGD, Adam or AdamW, or leave effects out"
             )
 
     @property
@@ -323,7 +324,7 @@ class FollowedTraining(AbstractTrajectory):
             frozen = "with frozen weights in short numbers" if call.how.autocast is None else "under autocast"
             raise Mistake(
                 f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
-                "without, or ask only what examples added"
+                "without, or leave effects out"
             )
         losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
@@ -380,15 +381,15 @@ class FollowedTraining(AbstractTrajectory):
         if not missed <= rounding:
             raise Mistake(
                 f"step {index}: the gradients of some parameters were multiplied with other factors than those of "
-                f"others (off by {missed:.2g}), and effects know one for all; clip all parameters together"
+                f"others (off by {missed:.2g}), and effects need one factor for all; clip all parameters together"
             )
         return factor, rounding
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
         """The norm to which the gradient was clipped, if that is what happened."""
-        multiplied = f"step {index}: the gradient was multiplied with {factor:.4g}, which is no power of two"
+        multiplied = f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of two"
         if not 0 < factor < 1:
-            raise Mistake(f"{multiplied} and does not clip; effects know clipping and the scale of a scaler")
+            raise Mistake(f"{multiplied} and does not clip; effects know only clipping and the scale of a GradScaler")
         norm = factor * (size + GUARD)
         if self.norm is not None and not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(

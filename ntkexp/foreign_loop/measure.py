@@ -207,17 +207,17 @@ class MeasuredQueries:
         """What is said of a module, of a measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
-        'the number of a query depends on others '
+        'the number of a query depends on other q'
         """
         if reason.startswith("measure=: "):
             return reason.removeprefix("measure=: ")
         if COUPLED in reason:
             return (
-                "the number of a query depends on others beside it, so it has no examples of its own; give a number "
-                "for each, and take means or ranks over queries of what is found"
+                "the number of a query depends on other queries, so it cannot be attributed alone; give a number "
+                "for each, and take means or ranks over queries afterwards"
             )
         if CHANGING in reason or reason.startswith(RANDOM):
-            return "it gives other numbers when it is asked again; let it draw no random numbers, and count nothing"
+            return "it gives other numbers when it runs again; let it draw no random numbers, and count nothing"
         if UNFAITHFUL in reason:
             return (
                 "its gradients are not the derivatives of its values (look for detach(), no_grad() or an "
@@ -247,7 +247,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     with beginning_at({"cpu": torch.get_rng_state()}):  # a loader draws a seed, and the loop is to draw what it would
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
-        raise Mistake("queries=: there is none among them; give inputs at which the model is to be explained")
+        raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     return joined(batches), tuple(examples(batch) for batch in batches)
 
 
@@ -274,7 +274,7 @@ def joined(batches: list[Inputs]) -> Inputs:
 
 
 def joined_leaves(leaves: list[Any]) -> Any:
-    """Tensors one behind another; what is no tensor has to be the same in all."""
+    """Tensors one behind another; what is not a tensor has to be the same in all."""
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):

@@ -5,7 +5,7 @@ Between steps such a change is refused, as later steps begin at it:
     weights that the optimizers move    are held against a copy of what the last step left: `LatestWeights`
     frozen parameters and buffers       are held against a copy of the model as it was: `FrozenTensors`
 
-After the last step it is a part of its own, which is no example's:
+After the last step it is a part of its own, which belongs to no example:
 
     f_T − f_0 = Σ contributions + decay + casts + outside      outside = f(as the loop left it) − f(after the last step)
 """
@@ -172,7 +172,7 @@ class LatestWeights:
                 continue
             if not same_bits(weight.detach(), self.weights[name]):
                 raise Mistake(
-                    f"step {step}: '{name}' was changed by something else than the optimizer since the last step (a "
+                    f"step {step}: '{name}' was changed by something other than the optimizer since the last step (a "
                     "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"
                 )
             self.writes[name] = weight._version
@@ -273,7 +273,7 @@ def outside_sentence(found: xr.Dataset) -> str:
         return ""
     named = Outside(tuple(str(found.attrs[OUTSIDE]).split(", "))).named
     if OUTSIDE not in found:
-        return f"{named} changed after the last step; what is attributed is the model without that"
+        return f"{named} changed after the last step; the model is attributed without that change"
     ours, moved = (float((found[name] ** 2).sum() ** 0.5) for name in (OUTSIDE, "change"))
     share = short(ours / moved if moved else ours)
     return f"{named} changed after the last step, which did {share} of what changed (`outside`) and is no example's"

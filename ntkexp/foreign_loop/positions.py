@@ -88,7 +88,7 @@ def refuse_no_positions(call: ModelCall) -> None:
 be [example, position, class] or [example, class, position]
     """
     if not call.shape:
-        raise Mistake("positions=True: the trace is an older one, without the shapes of outputs; follow anew")
+        raise Mistake("positions=True: the trace is an older one, without the shapes of outputs; follow the loop again")
     if len(call.shape) != AXES:
         raise Mistake(
             f"step {call.at}: positions=True: the loop's calls give outputs of shape {list(call.shape)}; their axes "
@@ -130,7 +130,7 @@ def by_inputs(call: ModelCall) -> int | None:
 
 @dataclass
 class PositionGradients(Sequence[Jacobian]):
-    """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another, made when it is asked for; what fits into
+    """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another, made when it runs for; what fits into
     the memory is made once. Positions at which no example has a loss are left out."""
 
     reader: Reader
@@ -177,7 +177,7 @@ class LoopPositions:
         if needed > room_gb:
             raise Mistake(
                 f"memory_gb={memory_gb:g}: what {counted(positions.longest, 'position')} of {examples} examples add to "
-                f"{outputs} outputs of the queries takes {needed:.2g} GB; ask at fewer queries, or "
+                f"{outputs} outputs of the queries takes {needed:.2g} GB; give fewer queries, or "
                 f"attribute(memory_gb={1.1 * (memory_gb - room_gb + needed):.2g})"
             )
         return cls(parts.new_zeros(*parts.shape, positions.longest))

@@ -2,7 +2,7 @@
 
     σ_im = Σ_k r_k f_imk,   r_k ~ N(0, 1) drawn once          a number for each row of the last axis, of each example
 
-A model may hang on what is no tensor (a number in a dict, a class or a global, a hook, a forward that was replaced).
+A model may hang on what is not a tensor (a number in a dict, a class or a global, a hook, a forward that was replaced).
 When that changes, so do outputs, and gradients often by one factor alone, as if they had been clipped.
 """
 
@@ -143,7 +143,7 @@ class Replayed:
 
 
 CHANGED = (
-    "something changed that is no tensor (a number in a dict, a class or a global, a hook, a 'forward' that was "
+    "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a 'forward' that was "
     "replaced?); let it be an input of the model, or follow from there on"
 )
 
@@ -195,7 +195,8 @@ def evaluate_at_queries(
         except Exception as error:  # the model's own, and no reason to lose a training
             if casts is ways[-1]:
                 LOG.warning(
-                    "ntkexp: the model does not take the queries any more (%s); what it is at them is not proved", error
+                    "ntkexp: the queries no longer fit the model (%s); its outputs there are not proved",
+                    error,
                 )
     return None
 
@@ -549,5 +550,5 @@ def rounding_sentence(found: xr.Dataset) -> str:
         )
     return (
         f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
-        "which no example added; a larger eps of the optimizer mends it"
+        "which no example added; a larger eps of the optimizer avoids this"
     )

@@ -303,7 +303,7 @@ def examples(
 def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
     """What was proved of the steps, and what there is to say against effects, in words."""
     caveats = found["effect"].attrs["caveats"] if "effect" in found else ""
-    broken = "" if files.ended.exists() else "the loop was broken off after these, or goes on"
+    broken = "" if files.ended.exists() else "the loop was interrupted after these, or still runs"
     sentences = (
         broken,
         casts_sentence(found),

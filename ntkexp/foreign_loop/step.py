@@ -204,20 +204,20 @@ class ForgottenSteps(AbstractSteps):
 
     def start(self, index: int) -> Weights:
         if index:
-            raise ValueError(f"nobody kept where step {index} began")
+            raise ValueError(f"the weights before step {index} were not kept")
         return self.first
 
     def names(self) -> Iterator[str]:
         return (name for names in self.seen for name in names)
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
-        raise ValueError("nobody kept these steps")
+        raise ValueError("these steps were not kept")
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        raise ValueError("nobody kept these steps")
+        raise ValueError("these steps were not kept")
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
-        raise ValueError("nobody kept these steps")
+        raise ValueError("these steps were not kept")
 
 
 @dataclass

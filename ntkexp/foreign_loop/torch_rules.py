@@ -432,7 +432,7 @@ def known_optimizer(optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOp
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise Mistake(
-            f"{kind.__name__} with differentiable=True: its steps are not followed; train without differentiable"
+            f"{kind.__name__} with differentiable=True: its steps are not followed; train with differentiable=False"
         )
     ours = () if "SAM" in kind.__name__ else RULES
     for base in kind.__mro__:
@@ -441,13 +441,13 @@ def known_optimizer(optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOp
                 return KnownOptimizer(rule, base)
     if kind.__name__ == "ZeroRedundancyOptimizer":
         raise Mistake(
-            "ZeroRedundancyOptimizer cuts its memory apart over the processes, and none sees a whole step; train with "
+            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a whole step; train with "
             "the optimizer that it holds, in every process"
         )
     if "SAM" in kind.__name__:
         raise Mistake(
             f"{kind.__name__} takes gradients at weights that it has moved up first (sharpness-aware minimisation), "
-            "which is not followed; train with the optimizer that it is around, without that"
+            "which is not followed; train with the optimizer that it wraps"
         )
     reason = next((f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR), "")
     known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
@@ -464,5 +464,5 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     known = [KnownOptimizer(rule, kind) for rule in (*rules, *RULES) for kind in rule.kinds]
     found = next((each for each in known if each.name == name), None)
     if found is None:
-        raise WrongArgument(f"rule=: the trace has steps of {name}, whose rule is needed again; give it", "rule")
+        raise WrongArgument(f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule")
     return found

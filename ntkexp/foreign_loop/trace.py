@@ -49,7 +49,7 @@ from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns, plain_kernels
-from ntkexp.mistake import Mistake, checked_number
+from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
@@ -128,7 +128,8 @@ class Trace:
         if moved is not None and bool(moved.any()):
             raise Mistake(
                 f"effects of examples lead to the last step, and {self.steps.outside.named} changed after it (an "
-                "average that was loaded, a clamp?), which nobody knows without an example; leave the loop before that"
+                "average that was loaded, a clamp?), and what that would be without an example is not known; "
+                "leave the loop before that"
             )
 
     @cached_property
@@ -141,7 +142,7 @@ class Trace:
         if self.steps.statistics(0):
             raise Mistake(
                 "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
-                "was in training mode; put these layers in eval(), or ask only what examples added"
+                "was in training mode; put these layers in eval(), or leave effects out"
             )
 
     def refuse_empty(self) -> None:
@@ -203,10 +204,8 @@ class Trace:
         examples that did most to the first queries.
         """
         if altered_loop() is not None:
-            raise Mistake(
-                "again=: the function attributes what it has trained, and would do so for ever; let it only train"
-            )
-        refuse_arguments(effects, mean, again, decode)
+            raise Mistake("again=: the function attributes what it has trained, and would never end; let it only train")
+        refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
@@ -219,7 +218,7 @@ class Trace:
         self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
             if len(self.steps) < self.steps.count:
-                raise Mistake("effects of examples lead through all steps, and steps= leaves some out; follow all")
+                raise Mistake("effects need all steps, and steps= leaves some out; follow all")
             self.refuse_empty()
             self.refuse_outside()
             self.refuse_coupled()
@@ -349,15 +348,17 @@ class Trace:
         )
 
 
-def refuse_arguments(effects: object, mean: object, again: object, decode: object) -> None:
+def refuse_arguments(effects: object, mean: object, again: object, decode: object, positions: object) -> None:
     """Refuse arguments that are of no use, by themselves or together."""
     if not isinstance(mean, str) or mean not in MEANS:
-        raise Mistake(f"mean={mean!r:.40} is none of {', '.join(MEANS)}")
+        raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
     if not isinstance(effects, bool | str) or effects not in kinds:
-        raise Mistake(f"effects={effects!r:.40} is none of {', '.join(map(str, kinds))}")
+        raise Mistake(f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}")
+    if not isinstance(positions, bool):
+        raise Mistake(f"positions={in_short(positions)}: it takes True or False")
     if again is not None and not effects:
-        raise Mistake("again=: trainings without examples are what effects are held against; add effects=True")
+        raise Mistake("again=: effects are checked against trainings without examples; add effects=True")
     for name, function in (("again", again), ("decode", decode)):
         if not (function is None or callable(function)):
             raise Mistake(f"{name}= is a {type(function).__name__}; give a function")
@@ -386,7 +387,8 @@ def load_trace(
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
-            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow anew"
+            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow "
+            "the loop again"
         )
     measured = None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
     weights: Weights = files.read(files.weights_at(0))["weights"]
@@ -397,7 +399,7 @@ def load_trace(
     if wrong:
         raise Mistake(
             f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "
-            "otherwise"
+            "differs"
         )
     with torch.no_grad():
         for name in given.keys() & state.keys():

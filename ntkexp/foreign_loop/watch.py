@@ -80,7 +80,7 @@ FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
 def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Refuse optimizers that somebody follows already."""
     if any(optimizer in FOLLOWED for optimizer in optimizers):
-        raise Mistake("the optimizer is followed already; one trace tells all of its steps")
+        raise Mistake("the optimizer is followed already; one trace holds all of its steps")
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Watch:
         for optimizer in self.optimizers:
             if not self.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
-                    "the optimizer has taken steps already, which nobody followed; follow it from its first on"
+                    "the optimizer has taken steps already, which were not followed; follow it from its first step"
                 )
             self.remember(optimizer)
 
@@ -196,11 +196,11 @@ class Watch:
         outside = Outside(tuple(names), changed)
         if names:
             LOG.warning(
-                "ntkexp: %s changed, and no step did it; %s",
+                "ntkexp: %s changed outside the steps; %s",
                 outside.named,
-                "attribute() tells what came of that, as `outside`"
+                "attribute() gives what that changed as `outside`"
                 if len(changed) == len(names)
-                else "what is attributed is the model without that",
+                else "the model is attributed without that change",
             )
         return outside
 

@@ -114,7 +114,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
             }
             differing = (what for name, what in reasons.items() if name in here and there.get(name) != here[name])
             raise Useless(
-                f"{path} is of {next(differing, 'another version')}; choose another place, or compute it anew"
+                f"{path} is of {next(differing, 'another version')}; choose another place, or compute it again"
             )
         return matrix
     if path.exists() and any(path.iterdir()):
@@ -275,13 +275,13 @@ def fill_by_jobs(
                     case Ended(how="failed" | "broken"):  # others would meet it as well
                         raise Unfinished(f"{matrix.path}: {event.reason}")
                     case Ended(how="killed" | "stopped"):
-                        lost = event.reason or "it was asked to stop"
-                        progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others go on")
+                        lost = event.reason or "it was told to stop"
+                        progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others continue")
                 yield len(tiles) - len(matrix.unmarked(tiles))
         before, left = left, unmarked_tiles(matrix, left, 0.0 if lost else LATE)
         if len(left) == len(before):
             reason = lost or "what they wrote is not to be seen here"
-            raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}; the same command goes on")
+            raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}; the same command continues")
 
 
 def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
@@ -364,7 +364,7 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
 
 def time_pair(kernel: AbstractKernel) -> float:
     """Time pairs of points, twice as many on each side until it takes a while; once before, to load what it needs."""
-    kernel = replace(kernel)  # what is timed is no part of the file, on which a kernel may have a remark
+    kernel = replace(kernel)  # what is timed is not a part of the file, on which a kernel may have a remark
     train, side = kernel.inputs[: len(kernel.data.train.inputs)], 2
     while True:
         points = train[:side]

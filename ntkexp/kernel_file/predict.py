@@ -102,7 +102,9 @@ class Entries:
         """The kernel between points and training examples."""
         kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not kernel_rows.isfinite().all():
-            raise DamagedKernel(f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it anew")
+            raise DamagedKernel(
+                f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it again"
+            )
         return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
     def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
@@ -400,7 +402,7 @@ class Study(Component):
 def read_study(name: str, choices: Choices) -> Study:
     names = choices.options("study")
     if name not in names:
-        raise Mistake(f"'{name}' is no study; choose from {', '.join(names)}{nearest(name, names)}")
+        raise Mistake(f"'{name}' is not a study; choose from {', '.join(names)}{nearest(name, names)}")
     fields = read_yaml(choices.file("study", name))
     try:
         return Study.model_validate(fields)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 
 LARGEST = 1e150
 
@@ -46,7 +46,7 @@ def finite_number(value: object) -> object:
     except (TypeError, ValueError, OverflowError):
         number = nan
     if not isfinite(number):
-        raise Mistake(f"it takes a finite number, not {value!r:.40}")
+        raise Mistake(f"it takes a finite number, not {in_short(value)}")
     return number
 
 
@@ -365,14 +365,14 @@ def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object],
     'T'
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tahn")
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: 'tahn' is no activation; choose from relu, tanh; did you mean 'tanh'?
+    ntkexp.mistake.Mistake: there is no activation 'tahn'; choose from relu, tanh; did you mean 'tanh'?
     """
 
     def layer(name: object) -> object:
         if not isinstance(name, str):
             return name
         if name not in known:
-            raise Mistake(f"'{name}' is no {kind}; choose from {', '.join(known)}{nearest(name, known)}")
+            raise Mistake(f"there is no {kind} '{name}'; choose from {', '.join(known)}{nearest(name, known)}")
         return known[name]
 
     return layer

@@ -81,7 +81,7 @@ class MeanOverPixels(nn.Module):
         return x.flatten(2).mean(2)
 
 
-# --- Dropout while it is on. Off, it is no layer at all.
+# --- Dropout while it is on. Off, it is not a layer at all.
 
 
 class Dropout(AbstractLayer):

@@ -23,7 +23,7 @@ from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
 from ntkexp.layer.pointwise import AbstractPointwise
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.naming import class_path, module_names, option_name
 
 PACKAGE = __name__.rpartition(".")[0]
@@ -85,9 +85,9 @@ def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
     except json.JSONDecodeError as error:
-        raise Mistake(f"{place} is no JSON: {error}") from None
+        raise Mistake(f"{place} is not JSON: {error}") from None
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
-        raise Mistake(f'{place} is no list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
+        raise Mistake(f'{place} is not a list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
     return tuple(parse_layer(item, f"{place}[{k}]") for k, item in enumerate(items))
 
 
@@ -99,7 +99,7 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
-        raise Mistake(f'{place} is no layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
+        raise Mistake(f'{place} is not a layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
     classes, name = layer_classes(), item["layer"]
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
@@ -118,7 +118,7 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     for key, value in given.items():
         if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-                raise Mistake(f"{place}.{key} is no list of branches; write [[…], […]], each a list of layers")
+                raise Mistake(f"{place}.{key} is not a list of branches; write [[…], […]], each a list of layers")
             given[key] = tuple(parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
     try:
         return kind.model_validate(given)
@@ -133,7 +133,7 @@ def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {keys}")
-    return Mistake(f"{place}: {name}={first['input']!r:.40}: {reason}" if name else f"{place}: {reason}")
+    return Mistake(f"{place}: {name}={in_short(first['input'])}: {reason}" if name else f"{place}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]

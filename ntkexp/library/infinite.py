@@ -20,7 +20,7 @@ from ntkexp.layer.spec import Spec, parse_layers
 from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.stream import stream
 
 METHODS = ("closed_form", "monte_carlo")
@@ -84,7 +84,7 @@ def infinite_kernel(
     [1.0, 4.0, 2.0, 8.0]
     """
     if not isinstance(method, str) or method not in METHODS:
-        raise Mistake(f"method={method!r:.40} is none of {', '.join(METHODS)}")
+        raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
     given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
     if given and not isinstance(spec, nn.Sequential):
         raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
@@ -95,7 +95,7 @@ def infinite_kernel(
                 "that of other modules can be estimated, by method='monte_carlo'"
             )
         limit.refuse_unfit(x1, x2, memory_gb)
-        spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, param or "standard"))
+        spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param))
     if method == "monte_carlo":
         limit.refuse_unfit(x1, x2, memory_gb)
         return estimate(spec, x1, x2, samples, seed, memory_gb)
@@ -111,7 +111,9 @@ def estimate(
 ) -> EstimatedKernels:
     """E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks, f(x) f(x′) being the mean over outputs too."""
     if not isinstance(samples, int) or not 2 <= samples <= LARGEST:
-        raise Mistake(f"samples={samples!r:.40}: give a whole number of draws, 2 at least, such as 100")
+        raise Mistake(f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100")
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise Mistake(f"seed={in_short(seed)}: give a whole number")
     nngp, ntk = list[Tensor](), list[Tensor]()
     for module in draws(spec, tuple(x1.shape[1:]), samples, seed):
         weight = next(module.parameters(), None)

@@ -26,7 +26,7 @@ from ntkexp.component import LONGEST
 from ntkexp.library.module import is_plain
 from ntkexp.library.tangent_object import Examples, TangentKernel
 from ntkexp.loss import Squared
-from ntkexp.mistake import Mistake, checked_count, checked_number
+from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
 """(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C], blocks of outputs."""
@@ -89,9 +89,9 @@ class KernelMachine:
         memory_gb: float = 4.0,
     ) -> None:
         if not callable(kernel) and not (isinstance(kernel, str) and kernel == PRECOMPUTED):
-            raise Mistake(f"kernel={kernel!r:.40}: give a function of (x1, x2), or 'precomputed'")
+            raise Mistake(f"kernel={in_short(kernel)}: give a function of (x1, x2), or 'precomputed'")
         if not (start is None or callable(start)):
-            raise Mistake(f"start={start!r:.40}: give a function of inputs, or leave it out for f_0 = 0")
+            raise Mistake(f"start={in_short(start)}: give a function of inputs, or leave it out for f_0 = 0")
         if not callable(kernel) and start is not None:
             raise Mistake("start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y")
         self.kernel, self.start, self.classes = kernel, start, bool(checked_count("classes", classes, 0, 1))
@@ -156,7 +156,9 @@ class KernelMachine:
         if known.form != "matrix" or self.kernel == PRECOMPUTED:
             raise Mistake("a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP")
         if not (nngp is None or callable(nngp)):
-            raise Mistake(f"nngp={nngp!r:.40}: give the kernel of the outputs before training, a function of (x1, x2)")
+            raise Mistake(
+                f"nngp={in_short(nngp)}: give the kernel of the outputs before training, a function of (x1, x2)"
+            )
         (modes,), gain = known.modes, self.gain(len(known.targets))
         learned, width = modes.at(gain, self.ridge), known.targets.shape[1]
         _, (cross,) = self.matrices(x, known.x, width)

@@ -46,7 +46,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = order.bind(*args, **kwargs).arguments
         module = given["module"]
-        # What is no module, or cannot be called with other weights
+        # What is not a module, or cannot be called with other weights
         if not isinstance(module, nn.Module):
             raise Mistake(f"the module is a {type(module).__name__}; give a torch.nn.Module")
         if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
@@ -164,12 +164,12 @@ def refuse_short(weights: Weights) -> None:
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the parameter 'b' is in float16, to whose rounding no kernel is told; give module.float()
+    ntkexp.mistake.Mistake: the parameter 'b' is in float16, whose rounding no kernel includes; give module.float()
     """
     for name in sorted(weights):
         if (kind := weights[name].dtype).is_floating_point and torch.finfo(kind).bits < SHORTEST:
             kind_name = str(kind).removeprefix("torch.")
-            said = f"the parameter '{name}' is in {kind_name}, to whose rounding no kernel is told"
+            said = f"the parameter '{name}' is in {kind_name}, whose rounding no kernel includes"
             raise Mistake(f"{said}; give module.float()")
 
 

@@ -98,7 +98,7 @@ def secant_kernel(
 
 
 LARGEST = 1e100
-"""The size of a step, beyond which its square is no number."""
+"""The size of a step, beyond which its square is not a number."""
 
 
 @of_module

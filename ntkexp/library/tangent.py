@@ -36,7 +36,7 @@ from ntkexp.kernel.record.casts import Casts, full_precision
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library.module import finite, is_plain, named, of_module, reader_of, refuse_unlike_outputs, warn_of
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Inputs, Weights
 
 
@@ -164,11 +164,15 @@ def sketched_tangent(
 ) -> SketchedKernel:
     """K̂ of the chosen outputs, from a sketch of `size` dimensions."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
-        raise Mistake(f"sketch={size!r}: give the number of dimensions that gradients are projected to, such as 1024")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise Mistake(f"seed={seed!r:.40}: give a whole number")
+        raise Mistake(
+            f"sketch={in_short(size)}: give the number of dimensions that gradients are projected to, such as 1024"
+        )
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise Mistake(f"seed={in_short(seed)}: give a whole number")
     if outputs in ("trace", "diagonal"):
-        raise Mistake(f"outputs={outputs!r}: it is not sketched; give 'all' or a list of outputs, or leave out sketch=")
+        raise Mistake(
+            f"outputs={in_short(outputs)}: it is not sketched; give 'all' or a list of outputs, or leave out sketch="
+        )
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(cast(Outputs, outputs), some.shape[1])
     if x2 is not None:
@@ -255,7 +259,9 @@ def tangent_kernel(
     place = own | named(module, {} if weights is None else weights, "weights")
     outputs = listed(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
-        raise Mistake(f"outputs={outputs!r}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]")
+        raise Mistake(
+            f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]"
+        )
     if sketch is not None:
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
     left = batches(reader, place, x1)

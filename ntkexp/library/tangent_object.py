@@ -19,7 +19,7 @@ from ntkexp.kernel.record.casts import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
-from ntkexp.mistake import Mistake, checked_number, first_line, nearest
+from ntkexp.mistake import Mistake, checked_number, first_line, in_short, nearest
 from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
@@ -34,11 +34,11 @@ MOST = 2**20  # examples of a block
 class TangentKernel:
     """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2), where x2 is x1 if it is not given.
 
-    | `outputs` | gives | shape |
-    |---|---|---|
-    | "all" | K[x, c, x′, c′] | [n1, C, n2, C] |
-    | "trace" | Σ_c K[x, c, x′, c], one matrix | [n1, n2] |
-    | "diagonal" | K[x, c, x′, c] for each output c | [n1, n2, C] |
+    By `outputs` it gives::
+
+        "all"         K[x, c, x′, c′]                    [n1, C, n2, C]
+        "trace"       Σ_c K[x, c, x′, c], one matrix     [n1, n2]
+        "diagonal"    K[x, c, x′, c] for each output c   [n1, n2, C]
 
     Examples are what `tangent_kernel` takes, or a NumPy array, whose floating numbers become those of the module's
     weights; or a DataLoader, whose rows are taken in order. Of a batch (inputs, targets, …) the inputs are taken, or
@@ -71,8 +71,8 @@ class TangentKernel:
 
     def __post_init__(self) -> None:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
-            hint = nearest(str(self.outputs), MODES)
-            raise Mistake(f"outputs={self.outputs!r} is none of {', '.join(MODES)}{hint}")
+            hint = nearest(in_short(self.outputs).strip("'"), MODES)
+            raise Mistake(f"outputs={in_short(self.outputs)} is none of {', '.join(MODES)}{hint}")
         checked_number("memory_gb", self.memory_gb, above=True)
 
     @overload
@@ -161,7 +161,7 @@ class TangentKernel:
         samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
         if any(isinstance(each, RANDOM) for each in samplers):
             raise Mistake(
-                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an order that nobody knows; give "
+                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown order; give "
                 "shuffle=False"
             )
         batches, held = list[Inputs](), 0
@@ -222,7 +222,7 @@ def joined(batches: list[Inputs]) -> Inputs:
     for column in zip(*(found for found, _ in flat), strict=True):
         constant = not isinstance(column[0], Tensor)
         if constant and any(each != column[0] for each in column):
-            raise ValueError(f"{column[0]!r:.40} is another in a later batch")
+            raise ValueError(f"{in_short(column[0])} is another in a later batch")
         leaves.append(column[0] if constant else torch.cat(column))
     if any(other != form for _, other in flat):
         raise ValueError("they hold other things")

@@ -23,7 +23,7 @@ from ntkexp.layer.spec import Spec, every_layer, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 
 # --- An engine computes a block: which one is chosen by what it knows and by shapes, never by clocks.
 
@@ -180,7 +180,7 @@ def infinite_kernel(
     """
     refuse_unfit(x1, x2, memory_gb)
     if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
-        raise Mistake(f"threads={threads!r:.40}: it takes a whole number > 0")
+        raise Mistake(f"threads={in_short(threads)}: it takes a whole number > 0")
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
     side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
@@ -197,7 +197,7 @@ def infinite_kernel(
 def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
     """Inputs are finite numbers, of one shape."""
     if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
-        raise Mistake(f"memory_gb={memory_gb!r}: it takes a number > 0, and the machine has less than {MOST:g}")
+        raise Mistake(f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less than {MOST:g}")
     for name, x in (("x1", x1), *(() if x2 is None else (("x2", x2),))):
         if not isinstance(x, Tensor):
             raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")

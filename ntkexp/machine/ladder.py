@@ -69,7 +69,7 @@ def try_machine(
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
-        outcome = DoesNotApply(f"its linear algebra failed ({first_line(error)})")
+        outcome = DoesNotApply(f"linear algebra failed ({first_line(error)})")
     return Rung(name, outcome, time.perf_counter() - start, control)
 
 

@@ -82,29 +82,27 @@ def describe_parts(facts: Mapping[str, float]) -> str:
     """How well the single contributions are known, though their sum may be exact.
 
     >>> describe_parts({"cancellation": 20.3, "error_bar": 1.2e-4})
-    'its parts exceed their sum 20.3-fold and are known to 1e-4'
+    'contributions cancel: Σ|c| = 20.3 × |Σc|; relative error of each 1e-4'
     >>> describe_parts({"cancellation": 3.0, "top_10": 0.5, "decay_share": 0.125})
-    'its parts exceed their sum 3-fold, 50 % from the 10 largest; decay moved the outputs by 0.125 of what training did'
-    >>> describe_parts({"cancellation": 20.3, "error_bar": 3e-3, "sum_error_bar": 0.0067})
-    'its parts exceed their sum 20.3-fold and are known to 0.003, their sum to 0.0067 by its own estimate'
+    'contributions cancel: Σ|c| = 3 × |Σc|; the top 10 hold 50 %; decay moved the outputs by 0.125 of their change'
+    >>> describe_parts({"cancellation": 20.3, "sum_error_bar": 0.0067})
+    'contributions cancel: Σ|c| = 20.3 × |Σc|; estimated error of the sum 0.0067'
     >>> describe_parts({"cancellation": 3.0, "error_bar": float("nan")})
-    'its parts exceed their sum 3-fold'
+    'contributions cancel: Σ|c| = 3 × |Σc|'
     """
     facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
     if "cancellation" not in facts:
         return ""
-    text = f"its parts exceed their sum {short(facts['cancellation'])}-fold"
-    if "error_bar" in facts:
-        text += f" and are known to {short(facts['error_bar'])}"
-    if "top_10" in facts:
-        text += f", {percent(facts['top_10'])} from the 10 largest"
-    if "sum_error_bar" in facts:
-        text += f", their sum to {short(facts['sum_error_bar'])} by its own estimate"
-    if "flow_error" in facts:
-        text += f"; the flow itself is followed to {short(facts['flow_error'])} of its way"
-    if "decay_share" in facts:
-        text += f"; decay moved the outputs by {short(facts['decay_share'])} of what training did"
-    return text
+    said = {
+        "cancellation": "contributions cancel: Σ|c| = {} × |Σc|",
+        "error_bar": "relative error of each {}",
+        "top_10": "the top 10 hold {}",
+        "sum_error_bar": "estimated error of the sum {}",
+        "flow_error": "the flow is solved to {} of its way",
+        "decay_share": "decay moved the outputs by {} of their change",
+    }
+    numbers = {name: percent(fact) if name == "top_10" else short(fact) for name, fact in facts.items()}
+    return "; ".join(text.format(numbers[name]) for name, text in said.items() if name in facts)
 
 
 class Nonlinear(AbstractMachine):
@@ -120,7 +118,7 @@ class Nonlinear(AbstractMachine):
         if len(evidence.integrated) < evidence.start.shape[1]:
             raise DoesNotApply("its non-linearity is of all outputs: needs path.outputs=all")
         if evidence.measure is None:
-            raise DoesNotApply("nothing is known of what the outputs are compared with")
+            raise DoesNotApply("the targets of the measure are not known here")
         try:
             g = evidence.measure(self.measure)
         except Mistake as mistake:

@@ -195,7 +195,7 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """The packages whose modules a file imports; none where it is no Python."""
+    """The packages whose modules a file imports; none where it is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -274,12 +274,12 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
 
     >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read what lies elsewhere, which is never done; ...
+    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read files elsewhere, which is never done; ...
     """
     for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
-            raise Mistake(f"{given}: '{key}' would run or read what lies elsewhere, which is never done; remove it")
+            raise Mistake(f"{given}: '{key}' would run or read files elsewhere, which is never done; remove it")
 
 
 def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
@@ -303,7 +303,7 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
             parts = read_object(file).get("weight_map")
             named = set(map(json.dumps, parts.values())) if isinstance(parts, dict) else {"no file"}
             if away := sorted(named - set(map(json.dumps, here))):
-                raise Mistake(f"{given}: {file.name} names {away[0]}, which is no file of that folder")
+                raise Mistake(f"{given}: {file.name} names {away[0]}, which is not a file of that folder")
 
 
 @contextmanager

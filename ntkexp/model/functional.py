@@ -161,7 +161,7 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
     value = parts.get(output)
     if not isinstance(value, Tensor):
         hint = nearest(output, [name for name in tensors if isinstance(name, str)]) if isinstance(output, str) else ""
-        raise Mistake(f"output={output!r} is no tensor of the {kind} that the module gives{hint}; {listed}")
+        raise Mistake(f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}")
     return value
 
 

@@ -139,7 +139,7 @@ def find_function(module: object, name: str, given: str) -> Callable[..., object
         there = f"it has {', '.join(functions)}" if functions else "it has no function"
         raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}")
     if isinstance(value, nn.Module):
-        raise Mistake(f"{given}: {name} is a module that no seed can draw anew; name a function that builds it")
+        raise Mistake(f"{given}: {name} is a module, which no seed can draw again; name a function that builds it")
     if not callable(value):
         raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
     return value
@@ -297,7 +297,7 @@ class Huggingface(AbstractArchitecture):
             return ()
         folder = self.path.expanduser()
         if not (folder / "config.json").is_file():
-            raise Mistake(f"{self.given} is no folder with a config.json; model.name builds one without a folder")
+            raise Mistake(f"{self.given} is not a folder with a config.json; model.name builds one without a folder")
         kinds = {".json", ".safetensors", ".bin"}
         return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
 

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from torch import Tensor
 
 from ntkexp.component import Component, Count
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
@@ -117,6 +117,19 @@ class LinearStep:
     below: Tensor | None = None  # n
     mixing: Mixing | None = None  # M
     rest: Tensor | None = None  # r
+
+    def __post_init__(self) -> None:
+        """Refuse what is no coefficient, of a rule of one's own.
+
+        >>> LinearStep(scale="0.1")
+        Traceback (most recent call last):
+        ntkexp.mistake.Mistake: LinearStep: scale='0.1': it takes a number, or a tensor shaped like the parameter
+        """
+        for name in ("scale", "ahead", "carry", "intake", "coupled", "lost"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+                given = f"LinearStep: {name}={in_short(value)}"
+                raise Mistake(f"{given}: it takes a number, or a tensor shaped like the parameter")
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 
 By: TypeAlias = Literal["module", "parameter"] | Mapping[str, Sequence[str]]
 Components: TypeAlias = Mapping[str, frozenset[str]]
@@ -37,7 +37,8 @@ def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[st
         return matched(by, names, key)
     if not isinstance(by, str) or by not in ("module", "parameter"):
         raise Mistake(
-            f"{key}={by!r:.40} is none of 'module', 'parameter' and a dict of names to patterns of parameters, such as "
+            f"{key}={in_short(by)} is none of 'module', 'parameter' and a dict of names to patterns of "
+            "parameters, such as "
             "{'first': ['layers.0.*'], 'rest': ['*']}"
         )
     found: dict[str, set[str]] = {}

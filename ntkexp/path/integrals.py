@@ -75,7 +75,7 @@ class Tally:
     def miss(self, rounding: Rounding) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it.
 
-        What is summed are contributions, so their size counts as well. Where the outputs themselves are no numbers any
+        What is summed are contributions, so their size counts as well. Where the outputs themselves are not numbers any
         more the run has diverged, and says so.
         """
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass

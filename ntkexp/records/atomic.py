@@ -395,7 +395,7 @@ class SealedLog:
     @property
     def damaged(self) -> str:
         """What is said of an entry that is not as it was written."""
-        return f"{self.path} is damaged at entry {len(self)}: it is not as it was written; follow anew"
+        return f"{self.path} is damaged at entry {len(self)}: it is not as it was written; follow the loop again"
 
     @property
     def end(self) -> int:
@@ -416,7 +416,7 @@ class SealedLog:
         try:
             with self.path.open("ab", buffering=0) as file:
                 if file.tell() < self.end:
-                    raise Damaged(f"{self.path} was cut while it was being written; follow anew")
+                    raise Damaged(f"{self.path} was cut while it was being written; follow the loop again")
                 file.truncate(self.end)  # of an entry that was left unfinished
                 parts = [self.head(size), *content, seal]
                 for part in [b"".join(parts)] if size <= SMALL else parts:

@@ -44,7 +44,7 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise Mistake(f"{path} is missing or damaged: it is no file of arrays") from error
+        raise Mistake(f"{path} is missing or damaged: it is not a file of arrays") from error
 
 
 # --- trajectory.bin: rows of numbers of one length, each written once, in a file whose room is taken before the

@@ -85,7 +85,7 @@ def refuse_other_version(run: Path) -> None:
     if made.get("results_version") != results_version:
         by = version_of(made.get("ntkexp"), made.get("results_version"))
         this = version_of(package_version(), results_version)
-        raise OtherVersion(f"{run} was made by {by}, and this is {this}; `{made.get('command')}` runs it anew")
+        raise OtherVersion(f"{run} was made by {by}, and this is {this}; `{made.get('command')}` runs it again")
 
 
 def version_of(package: object, results: object) -> str:
@@ -115,7 +115,7 @@ def version_of(package: object, results: object) -> str:
 #
 # What a kill leaves, and what the next attempt makes of it, which has to hold the lock first:
 #
-#     before the first checkpoint   a dead folder: `clear` empties it, and the run begins anew
+#     before the first checkpoint   a dead folder: `clear` empties it, and the run starts again
 #     later, before DONE.json       an interrupted one: `forget` keeps the files that the checkpoint counts, metrics.csv
 #                                   is cut back to where it was then, and the steps since are taken again
 #     after DONE.json               a finished one: a checkpoint that is still there is removed

@@ -182,14 +182,14 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
 def check_attributes(path: Path) -> None:
     """Refuse a store that is none of ours, or not as it was begun."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
-        raise Mistake(f"{path} is no kernel file: it is no store of arrays with marks of what is done")
+        raise Mistake(f"{path} is not a kernel file: it is not a store of arrays with marks of what is done")
     seals: Seals | None = None  # of what was written when the file was begun, if its attributes are as they were
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
         mark = store["attributes"].pop(SEAL)
         seals = store["attributes"][SEALS] if mark == seal(to_text(store).encode()).hex() else None
     if wrong := [GROUP] if seals is None else broken(path, seals):
-        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it anew")
+        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again")
 
 
 # --- A kernel by itself: a store that is filled tile by tile, and knows what it is of.
@@ -220,7 +220,7 @@ class KernelMatrix:
     def facts(self) -> dict[str, Any]:
         facts = dict(self.store.attrs)
         if missing := {"identity", "description", "kernels", "splits", "classes", "side"} - facts.keys():
-            raise Mistake(f"{self.path} is no kernel file: it lacks {', '.join(sorted(missing))}")
+            raise Mistake(f"{self.path} is not a kernel file: it lacks {', '.join(sorted(missing))}")
         return facts
 
     @cached_property
@@ -313,12 +313,12 @@ class KernelMatrix:
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
-            raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it anew") from error
+            raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it again") from error
 
 
 def open_matrix(path: Path) -> KernelMatrix:
     if not path.is_dir():
-        raise Mistake(f"{path} is no kernel file: it {'is a file' if path.exists() else 'does not exist'}")
+        raise Mistake(f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}")
     check_attributes(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout

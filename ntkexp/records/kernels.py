@@ -37,7 +37,7 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
     try:
         return zarr.open_group(path, mode="r+" if write else "r", zarr_format=3)
     except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"{path} is missing or damaged: it is no store of arrays") from error
+        raise Mistake(f"{path} is missing or damaged: it is not a store of arrays") from error
 
 
 def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business

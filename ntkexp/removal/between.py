@@ -244,7 +244,7 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
     if one.shape != other.shape or float((one - other).abs().max()) > SAME_SIZE * float(one.abs().max()):
         raise Mistake(
             f"step {step}: without the examples it was taken with other settings of the optimizer; a schedule that "
-            "looks at the loss has a share in the change that no example has: use one that does not"
+            "looks at the loss has a share in the change that belongs to no example; use another"
         )
 
 

@@ -275,7 +275,7 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
     """The training of `length` steps of this size, before its schedule."""
     if experiment.switches:
         raise Mistake(
-            f"data={experiment.data.option} is learned in phases, and nobody knows how to train again without some "
+            f"data={experiment.data.option} is learned in phases, and there is no retraining without some "
             "examples of one; its contributions are known by phase: load_run(RUN).contributions.by_phase"
         )
     if not experiment.path.explains_outputs:
@@ -354,7 +354,7 @@ def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "group po
         return []
     return [
         f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
-        f"{short(changed)}: its steps amplify rounding, so believe no effect; choose a smaller step size"
+        f"{short(changed)}: its steps amplify rounding, so do not trust effects; choose a smaller step size"
     ]
 
 

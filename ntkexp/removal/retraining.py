@@ -179,7 +179,7 @@ def beside(
 # --- What is said of effects: the numbers, what is known of them, and what speaks against them.
 
 
-EVERYONE = "every example was left out alone, which costs less than effects: `explain` tells what came of it"
+EVERYONE = "every example was left out alone, which costs less than effects; `explain` shows the result"
 
 
 @dataclass(frozen=True, kw_only=True)

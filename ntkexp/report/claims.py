@@ -96,7 +96,7 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Say how many fresh seeds would probably decide a look at a claim, and how long they take if each takes as long as
+    """Say how many fresh seeds would probably settle a claim, and how long they take if each takes as long as
     those so far, seeds of the claim being seeds of all its looks; nothing where that is not the question.
 
     They are fresh because a look that was judged is spent: to judge it again with more seeds, which was not planned,
@@ -105,7 +105,7 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
     >>> outlook(SimpleNamespace(looks={"main": main}, cpu_minutes=1.0))
-    '9 fresh seeds, about 3.0 CPU minutes, would probably decide'
+    '9 fresh seeds, about 3.0 CPU minutes, would probably settle it'
     """
     judged = record.looks[look]
     more = judged.more_seeds
@@ -114,7 +114,7 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     fresh = len(judged.seeds) + more
     minutes = (record.cpu_minutes if look == "main" else record.minutes_of(look)) / len(judged.seeds) * fresh
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
-    return f"{counted(fresh, 'fresh seed')}{takes} would probably decide"
+    return f"{counted(fresh, 'fresh seed')}{takes} would probably settle it"
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:

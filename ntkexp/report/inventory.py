@@ -156,7 +156,7 @@ def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
 def delete(run: ListedRun) -> None:
     """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
     if not is_run_folder(run.path) or run.path.is_symlink():
-        raise Mistake(f"{run.path} is no run folder; nothing was deleted there")
+        raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:
         raise Mistake(f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")
     try:

@@ -5,6 +5,7 @@ and what came out, in two sentences; and a sweep in few columns.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ import pandas as pd
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import is_run_folder
-from ntkexp.records.sweep import Sweep, read_sweep
+from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, describe, load_runs
@@ -62,7 +63,8 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     """Give the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
-    chosen = [q for q in analysis.quantities if q in TELLING or q.endswith(f".{split}")]
+    errors = [q for q in analysis.quantities if q.endswith(f".{split}")]
+    chosen = [*errors, *(q for q in analysis.quantities if q in TELLING and q not in errors)]
     points = table[list(analysis.sweep.axes)].copy()
     counts = table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]  # which need not be as many for each
@@ -98,7 +100,7 @@ class Material:
         """One line says all that was left out; it is empty if nothing was."""
         if not self.left_out:
             return ""
-        return f"left out {len(self.left_out)}: {'; '.join(self.left_out)}"
+        return f"left out: {'; '.join(self.left_out)}"
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
@@ -117,16 +119,23 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 
     # Runs of sweeps, and those that were named, each once: a folder may be a link to another
     swept = [run for sweep in sweeps for run in sweep.runs]
-    standing = {run.folder: run.standing for run in swept if run.state != "done"}
+    unfinished = {run.folder: (sweep.name, run) for sweep in sweeps for run in sweep.runs if run.state != "done"}
     unique: dict[Path, Path] = {}
     for folder in [*(run.folder for run in swept), *(path for path in paths if path.suffix != ".json")]:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # those of a sweep that are in one state
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
-        if isinstance(run, Mistake):
-            left_out.append(standing.get(folder, str(run)))
-        else:
+        if not isinstance(run, Mistake):
             runs[folder] = run
+        elif folder in unfinished:
+            name, of_sweep = unfinished[folder]
+            missing[name, of_sweep.state].append(of_sweep)
+        else:
+            left_out.append(str(run))
+    for (name, state), alike in missing.items():
+        one = alike[0].standing if len(alike) == 1 else f"{len(alike)} runs of {name}, {state}"
+        left_out.append(one)
     if not runs:
         raise NothingLeft(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
     analyses = tuple(analyse(sweep, runs) for sweep in sweeps)

@@ -20,12 +20,14 @@ A run that diverged has no numbers: what it ends in says where it was stopped.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import (
     COMPONENT,
@@ -50,12 +52,14 @@ from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, 
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
 from ntkexp.report.inventory import differing, flatten_config
-from ntkexp.report.sentence import main_split
+from ntkexp.report.sentence import main_split, tabulate_ladder
+from ntkexp.report.tables import format_text
 from ntkexp.text import spoken
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from ntkexp.report.plots.run_plots import RunPlots
     from ntkexp.report.scores import Attribution
 
 
@@ -138,6 +142,18 @@ class Run:
         return Attribution(store.data_vars, store.coords, store.attrs).showing(partial(example_on_axis, self))
 
     @property
+    def plot(self) -> RunPlots:
+        """Its pictures, as matplotlib axes: `run.plot.ladder()`."""
+        from ntkexp.report.plots.run_plots import RunPlots  # noqa: PLC0415  which imports this module, and matplotlib
+
+        return RunPlots(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how training ended, and the ladder."""
+        text = "\n\n".join([f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))])
+        return f"<pre>{escape(text)}</pre>"
+
+    @property
     def outs(self) -> tuple[int, ...]:
         """The outputs at which the path was integrated, which are those of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
@@ -190,7 +206,7 @@ class Run:
 def load_run(folder: Path | str) -> Run:
     """Load a finished run. A folder that is none is a `Mistake` that says why."""
     if not isinstance(folder, str | Path) or "\0" in str(folder):
-        raise Mistake(f"the folder of a run is {folder!r:.40}, a {type(folder).__name__}; give its path")
+        raise Mistake(f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path")
     run = load_tables(folder)
     _ = run.kernels  # what cannot be opened is better known now
     return run
@@ -200,7 +216,7 @@ def load_tables(folder: Path | str) -> Run:
     """Load a finished run; its kernels are opened when they are first used."""
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
-        raise Mistake(f"{path} is no run folder: it lacks config.json and DONE.json")
+        raise Mistake(f"{path} is not a run folder: it lacks config.json and DONE.json")
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"
         advice = f"; {REDO}" if (path / DONE).is_file() else ""
@@ -319,7 +335,7 @@ def describe(quantity: str) -> str:
     if machine and split in SPLITS:
         return f"error of {spoken(machine)} ({split})"
     raise Mistake(
-        f"'{quantity}' is no number of a run{nearest(quantity, MEASURES)}; "
+        f"'{quantity}' is not a number of a run{nearest(quantity, MEASURES)}; "
         f"there are {', '.join(MEASURES)}, and MACHINE.SPLIT such as left.test"
     )
 
@@ -341,6 +357,59 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
         rows.append(row | {each.machine: each.relative_error for each in here})
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
     return table.assign(outcome=[run.outcome for run in runs])
+
+
+CHOICES = ("data", "model", "optimizer", "loss")
+"""The parts of an experiment by whose options runs are grouped."""
+FOREMOST = ("model.", "steps", "seed")
+"""The settings that are named before others."""
+LONGEST = 60  # letters of what sets a run apart
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that chose the same parts: which, as far as others chose otherwise, and a row for each run, errors first."""
+
+    title: str
+    runs: tuple[Run, ...]
+    table: pd.DataFrame
+
+
+def grouped(runs: Sequence[Run]) -> list[RunGroup]:
+    """Group runs by their parts, in the order in which these first stand; runs that are alone in that make the last
+    group."""
+    configs = {run.path: flatten_config(run.config) for run in runs}
+    chosen = [key for key in differing(list(configs.values())) if key in CHOICES]
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(configs[run.path].get(key) for key in chosen), []).append(run)
+    alone = [run for group in groups.values() if len(group) == 1 for run in group]
+    found = []
+    for parts, group in groups.items():
+        if len(group) > 1:
+            found.append((" ".join(f"{key}={part}" for key, part in zip(chosen, parts, strict=True)), group))
+    if alone:
+        found.append(("unlike any other" if found else "", alone))
+    return [RunGroup(title, tuple(group), errors_first(group)) for title, group in found]
+
+
+def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
+    """Tabulate what sets each run apart from the others, in a few letters, its relative errors, and its outcome."""
+    configs = [flatten_config(run.config) for run in runs]
+    keys = sorted(differing(configs), key=lambda key: (key not in CHOICES, not key.startswith(FOREMOST)))
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names = {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+    rows = []
+    for run, config in zip(runs, configs, strict=True):
+        words = " ".join(f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None)
+        split = main_split(run.ladder)
+        errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
+        rows.append({"run": textwrap.shorten(words, LONGEST, placeholder=" …") or run.name, "split": split} | errors)
+    table = pd.DataFrame(rows).dropna(axis=1, how="all")
+    longest = max(runs, key=lambda run: len(run.ladder))  # in whose order machines stand, before those of others
+    machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
+    chosen = ["run", *(name for name in machines if name in table), "split"]
+    return table[chosen].assign(outcome=[run.outcome for run in runs])
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:

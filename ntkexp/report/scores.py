@@ -26,8 +26,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {"train,test": ("example", "probe"), "test
 
 FEW = 8  # names of outputs that a message lists
 
-RAISED = "positive: the example raised it"
-LOWER_WITHOUT = "positive: it would be lower without the example"
+RAISED = "positive: the example raised the output"
+LOWER_WITHOUT = "positive: the output would be lower without the example"
 
 
 class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks at its subclasses
@@ -81,7 +81,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         parts = self._one_output(self._one_score(score, component), out)
         for axis in ("probe", "example"):
             if axis not in parts.dims:
-                raise WrongArgument(f"to_scores: the axis {axis} is gone; keep it by isel({axis}=[0])")
+                raise WrongArgument(f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])")
 
         # points that were not attributed are not numbers for any example
         known = parts.assign_coords({axis: parts[axis] for axis in ("probe", "example")}).dropna("probe", how="all")

@@ -6,7 +6,7 @@ How like the network a machine is, by a row of the ladder: it is the network, mi
 >>> [str(likeness(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
 
-What a ladder means, in one sentence of its own numbers: of all its rows, those included that are no numbers.
+What a ladder means, in one sentence of its own numbers: of all its rows, those included that are not numbers.
 
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
 >>> ladder_sentence(rows)
@@ -124,7 +124,7 @@ COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
 
 
 def likeness(row: Result) -> Likeness:
-    """What this row says. The floor is measured on the network alone: where it is no number, the network is none."""
+    """What this row says. The floor is measured on the network alone: where it is not a number, the network is none."""
     if row.relative_error is None:
         return Likeness.SILENT if row.max_error is None else Likeness.STILL
     if row.floor is not None and math.isnan(row.floor):
@@ -223,7 +223,7 @@ def comparison(results: Sequence[Result]) -> str:
     # What was done outside of the steps of a loop that was followed
     parts += [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
 
-    # Machines that say what is no number, by where they do
+    # Machines that say what is not a number, by where they do
     broken: dict[tuple[str, ...], list[str]] = {}
     for each in found:
         if rows := each.which(Likeness.BROKEN):
@@ -296,10 +296,10 @@ def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 CLAUSES = {
     Likeness.EXACT: "reproduces {} to rounding ({})",
     Likeness.MISSES: "misses {} by {}",
-    Likeness.BROKEN: "is not finite beside {}",
+    Likeness.BROKEN: "is not finite for {}",
     Likeness.LOST: "cannot be compared with {} that {} not finite",
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
-    Likeness.SILENT: "was not compared with {}",
+    Likeness.SILENT: "has no result for {}",
 }
 """What is said of the networks of each kind, in this order."""
 
@@ -340,7 +340,7 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
                 what = f"{some} trained networks"
             parts.append(text.format(what, errors_in_words(kind, here)))
     part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
-    return f"{name} {listed(parts)}{f', at some points alone in {part}' if part else ''}"
+    return f"{name} {listed(parts)}{f' (in {part}, at some points only)' if part else ''}"
 
 
 def errors_in_words(kind: Likeness, here: Sequence[Standing]) -> str:

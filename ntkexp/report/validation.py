@@ -193,7 +193,7 @@ def read_scores(path: Path) -> NDArray[np.generic]:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise WrongArgument(
-            f"scores={path} is no array of NumPy ({type(error).__name__}); numpy.save writes one", "scores"
+            f"scores={path} is not an array of NumPy ({type(error).__name__}); numpy.save writes one", "scores"
         ) from None
     if not isinstance(found, np.ndarray):
         raise WrongArgument(f"scores={path} holds several arrays; numpy.save writes one", "scores")

@@ -227,12 +227,12 @@ def resume(
 ) -> Path:
     """The rest of a run, from its own config; `options` repeat a run that does not say what it was begun by."""
     if not (path / CONFIG).is_file():
-        raise Mistake(f"{path} is no run folder: it has no config.json")
+        raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
     # what lies there may be the trace of a loop, a copy under another name, or finished
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
-        raise Mistake(f"{path} is the trace of a loop of yours: that loop goes on there, from its own checkpoint")
+        raise Mistake(f"{path} is the trace of a loop of your own: that loop continues there, from its own checkpoint")
     if strange := folder.seal_file and folder.misnamed:
         raise Mistake(f"{path} {strange}")
     if folder.whole:
@@ -242,7 +242,7 @@ def resume(
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
-            raise Mistake(f"{path} cannot be resumed: {what}; the command that began it begins it anew")
+            raise Mistake(f"{path} cannot be resumed: {what}; the command that began it starts it again")
         experiment = rebuild_experiment(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
@@ -271,7 +271,7 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
         files = sorted({str(file) for file in files_of(experiment)})
         other = f"{' or '.join(files)} has changed since, or this is another version" if files else "another version"
         what = other if files else f"this is {other}"
-        raise Mistake(f"{folder.path} cannot be computed again, for {what}; run the experiment anew")
+        raise Mistake(f"{folder.path} cannot be computed again, for {what}; run the experiment again")
     return experiment
 
 
@@ -279,15 +279,15 @@ def state_left(request: RunRequest) -> Checkpoint | None:
     """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
     folder, progress = request.folder, request.progress
     if (folder.path / DONE).is_file():
-        progress.warn(f"{folder.path} {folder.find_defect()}; the run begins anew")
+        progress.warn(f"{folder.path} {folder.find_defect()}; the run starts again")
         return None
     try:
         saved = load(folder, identity(request.experiment))
     except Damaged as damage:
-        progress.warn(f"{damage}; the run begins anew")
+        progress.warn(f"{damage}; the run starts again")
         return None
     if saved is None and (folder.path / CONFIG).is_file():
-        progress.warn(f"{folder.path} was left without a checkpoint; the run begins anew")
+        progress.warn(f"{folder.path} was left without a checkpoint; the run starts again")
     return saved
 
 
@@ -296,7 +296,7 @@ def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
     try:
         attempt(request, saved)
     except Damaged as damage:
-        request.progress.warn(f"{damage}; the run begins anew")
+        request.progress.warn(f"{damage}; the run starts again")
         attempt(request, None)
 
 
@@ -329,7 +329,7 @@ def train_without(
     """Train twice, and go back over both."""
     facts = folder.sealed_facts
     if facts["diverged"]:
-        raise Mistake(f"{folder.path} diverged, so there is nothing that its examples made; choose a smaller step size")
+        raise Mistake(f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size")
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
     first = 0 if "train" in problem.places else problem.train

@@ -111,10 +111,10 @@ class SameSteps:
         # a kernel knows of steps that scale all weights alike
         if optimizer.elementwise:
             raise DoesNotApply(
-                f"optimizer={optimizer.option} scales every weight by itself, which no frozen kernel knows of"
+                f"optimizer={optimizer.option} scales every weight by its own factor, which no frozen kernel describes"
             )
         if optimizer.layers:
-            raise DoesNotApply("the step size differs between layers, which no frozen kernel knows of")
+            raise DoesNotApply("the step size differs between layers, which no frozen kernel describes")
         coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
         memory: Memory = {}
 

@@ -183,7 +183,7 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     if experiment.kernel.sketch is not None:
         raise Mistake(
             f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the parameters of components; "
-            "leave one of both out"
+            "leave one of them out"
         )
     trained = point(problem.weights).trained
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")

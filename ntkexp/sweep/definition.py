@@ -54,7 +54,7 @@ def read_values(key: str, given: object) -> tuple[Value, ...]:
         case _:
             found = (given,)
     if not found:
-        raise Mistake(f"{key} is given no values; write such as {key}: [64, 128]")
+        raise Mistake(f"{key} has no values; write, for example, {key}: [64, 128]")
     twice = [value for k, value in enumerate(found) if value in found[:k]]
     if twice:
         raise Mistake(f"{key}: {spell_value(twice[0])} is given twice; give each value once")
@@ -83,7 +83,7 @@ def split_at_commas(text: str) -> Iterator[str]:
 
 def read_value(key: str, text: str) -> tuple[Value, ...]:
     if not text:
-        raise Mistake(f"{key}: a value is missing beside a comma; write such as {key}=64,128")
+        raise Mistake(f"{key}: a value is missing at a comma; write, for example, {key}=64,128")
     match = RANGE.fullmatch(text)
     if match is None:
         return (read_plain(text),)
@@ -217,14 +217,16 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
     """Read the sweep of a command line: the name of a file, or none, and KEY=VALUE."""
     names = choices.options("sweep")
     if not words:
-        raise Mistake(f"there is nothing to sweep; name one of {', '.join(names)}, or write such as model.width=64,128")
+        raise Mistake(
+            f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, model.width=64,128"
+        )
     if "=" in words[0]:  # without a file, called after its axes
         made = with_overrides(Definition("", {}, (0,), (), ()), words)
         axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
         return replace(made, name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}", words=tuple(words))
     if words[0] not in names:
         raise Mistake(
-            f"'{words[0]}' is no sweep; choose from {', '.join(names)}, or write such as model.width=64,128"
+            f"'{words[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, model.width=64,128"
             f"{nearest(words[0], names)}"
         )
     path = choices.file("sweep", words[0])
@@ -292,7 +294,7 @@ def refuse_contradictions(sweep: Definition) -> None:
         raise Mistake("seed is given as an axis or in base; write 'seeds: 5', or a list of them")
     for fit in sweep.fits:
         if fit.axis not in sweep.axes:
-            raise Mistake(f"fits: {fit.axis} is no axis of this sweep{nearest(fit.axis, sweep.axes)}")
+            raise Mistake(f"fits: {fit.axis} is not an axis of this sweep{nearest(fit.axis, sweep.axes)}")
         if fit.exponent is None and fit.bound is not None:
             raise Mistake(
                 f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"

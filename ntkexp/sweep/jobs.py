@@ -342,7 +342,7 @@ class Conductor:
                 # what is left was held by another process when its turn came: wait until that lets go of one
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.listener.say(f"another process is at {counted(len(waiting), 'run')}; waiting for it")
+                    self.listener.say(f"another process runs {counted(len(waiting), 'run')}; waiting for it")
                     while all(self.plan.folder(run).state == "running" for run in waiting):
                         time.sleep(PAUSE)
         finally:

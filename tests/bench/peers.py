@@ -1,4 +1,4 @@
-"""Other programs, each in an environment of its own, which is made when it is asked for and kept for the next time."""
+"""Other programs, each in an environment of its own, which is made when it runs for and kept for the next time."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def line(stream: IO[bytes], seconds: float) -> float | str | None:
 #     a number      the seconds that it took
 #     "a reason"    why there are none
 #
-# One that does not answer in time is stopped, and is started again when it is asked for something else.
+# One that does not answer in time is stopped, and is started again when it runs for something else.
 
 
 @dataclass

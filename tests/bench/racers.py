@@ -42,7 +42,7 @@ def race(asked: dict[str, Any], act_of: Callable[..., Callable[[], object]]) -> 
                 if spent > asked["seconds"]:
                     break
             tell("ended")
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # whatever it is, the others continue
             tell("too large" if "memory" in str(error) else type(error).__name__)
 
 

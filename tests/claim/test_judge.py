@@ -148,7 +148,7 @@ def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
     assert join_parts([many, replace(few, more=None)]).more is None  # no number of seeds would do
     edge = judge_interval(Interval(Estimate(0.5, error=0.1, freedom=4), Expected(0.0, 0.5)))
     assert (edge.verdict, edge.more) == ("undecided", None)
-    assert "1000 seeds would hardly decide" in edge.note
+    assert "1000 seeds would not settle it" in edge.note
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)

@@ -368,7 +368,7 @@ def test_an_unknown_claim_is_answered_with_the_nearest() -> None:
 
 
 def test_a_quantity_that_is_no_column_is_refused_before_any_run(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="'drfit' is no number of a run; did you mean 'drift'"):
+    with pytest.raises(Mistake, match="'drfit' is not a number of a run; did you mean 'drift'"):
         planned(changed_claim(quantity="drfit"), tmp_path)
 
 

@@ -47,7 +47,7 @@ def change_rows(**fields: Any) -> Callable[[Path], None]:
         (leave_out_a_seed, "main.csv has seeds that the claim did not plan"),
         (change_rows(verdict="refuted"), "verdict is refuted, and the tables say supported"),
         (change_rows(entry="0" * 8), "was judged as 00000000, and stands as"),
-        (change_rows(name="other"), "other is no claim of the register"),
+        (change_rows(name="other"), "other is not a claim of the register"),
     ],
 )
 def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Path], None], reason: str) -> None:

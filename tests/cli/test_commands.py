@@ -101,11 +101,11 @@ def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
 
 def test_quiet_tells_of_work_that_was_lost(command: Command, training: Replace, finished: Path) -> None:
     def act(progress: AbstractProgress) -> Path:
-        progress.warn("the run begins anew")
+        progress.warn("the run starts again")
         return finished
 
     training(act)
-    assert command("train", "--quiet") == (0, "", "the run begins anew\n")
+    assert command("train", "--quiet") == (0, "", "the run starts again\n")
 
 
 def test_quiet_prints_nothing_else(command: Command, training: Replace, finished: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> Non
     assert command("kernel", "predict", str(file), *SMALL, "--ridge=1", "--quiet").status == 0
     check(
         command("kernel", "tangent", "data=wine", f"--out={file}"),
-        "is of other data; choose another place, or compute it anew with --f",
+        "is of other data; choose another place, or compute it again with --f",
     )
 
 
@@ -136,9 +136,9 @@ def test_mistakes_in_predicting(given: list[str], advice: str, file: Path, comma
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        (["predict", "nowhere.zarr"], "nowhere.zarr is no kernel file: it does not exist"),
-        (["predict", "pyproject.toml"], "pyproject.toml is no kernel file: it is a file"),
-        (["predict", "ntkexp"], "it is no store of arrays"),
+        (["predict", "nowhere.zarr"], "nowhere.zarr is not a kernel file: it does not exist"),
+        (["predict", "pyproject.toml"], "pyproject.toml is not a kernel file: it is a file"),
+        (["predict", "ntkexp"], "it is not a store of arrays"),
         (["tangent", "model.widht=3"], "did you mean 'model.width'?"),
         (["tangent", "--seeds=-1"], "it takes whole numbers ≥ 0"),
         (["tangent", "--outputs=most"], "it takes all, trace, or numbers"),

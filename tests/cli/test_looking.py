@@ -201,7 +201,7 @@ def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path
 
 
 SAID = "was made by ntkexp 0.0.9 with results_version 4, and this is ntkexp "
-ADVICE = "; `ntkexp train model.width=8` runs it anew"
+ADVICE = "; `ntkexp train model.width=8` runs it again"
 
 
 def signed(folder: Path, version: int) -> Path:

@@ -28,8 +28,8 @@ MISTAKES = [
     ("rule=secant", "did you mean 'path.rule'?"),
     ("optimizer.batch=8", "did you mean 'optimizer=sgd optimizer.batch=…'?"),
     ("batch=8", "optimizer=sgd"),
-    ("model.zebra=1", "known are model.width, model.depth, model.activation"),
-    ("zebra=1", "known are data, model"),
+    ("model.zebra=1", "its keys are model.width, model.depth, model.activation"),
+    ("zebra=1", "its keys are data, model"),
     # what others call them
     ("lr=0.1", "did you mean 'optimizer.step_size'?"),
     ("optimizer.LR=0.1", "did you mean 'optimizer.step_size'?"),
@@ -87,10 +87,10 @@ MISTAKES = [
     # not readable
     ("=3", "KEY=VALUE"),
     ("", "KEY=VALUE"),
-    ("3x=3", "'3x' is no key"),
+    ("3x=3", "'3x' is not a key"),
     ("model.width='64", "cannot be read"),
     ("model.width={a", "cannot be read"),
-    ("a b=3", "'a b' is no key"),
+    ("a b=3", "'a b' is not a key"),
     ("~schedule", "nothing can be taken away"),
     ("a\nb=3", r"a\nb"),
     # Hydra's own

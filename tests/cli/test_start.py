@@ -192,7 +192,7 @@ def into(stream: IO[str] | int, *arguments: str) -> tuple[int, str]:
 def test_a_closed_pipe_is_one_line() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    assert into(writing, "config", "--tree") == (1, "ntkexp: whoever read the output has gone away\n")
+    assert into(writing, "config", "--tree") == (1, "ntkexp: the reader of the output has closed it\n")
     os.close(writing)
 
 

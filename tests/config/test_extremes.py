@@ -204,7 +204,7 @@ def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object]
 
 
 def test_an_override_that_would_be_read_for_minutes() -> None:
-    with pytest.raises(Mistake, match=r"path\.schedule is given 28002 letters, and an override is read up to 5000"):
+    with pytest.raises(Mistake, match=r"path\.schedule is given 28002 characters, and an override takes up to 5000"):
         compose([f"path.schedule=[{'1,' * 14_000}]"])
 
 

@@ -110,7 +110,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda raw: b"", "begins with nothing"),
     "a header alone": (lambda raw: raw[:16], "0 found"),
     "no images": (lambda raw: idx_bytes(np.empty((0, 28, 28))), "0 bytes announced"),
-    "text": (lambda raw: b"<html>not found, sorry</html>", "no IDX file"),
+    "text": (lambda raw: b"<html>not found, sorry</html>", "not an IDX file"),
     "floats": (lambda raw: raw[:2] + b"\x0d" + raw[3:], "0x0d"),
     "labels": (lambda raw: idx_bytes(np.zeros(600)), "1 axes"),
     "a huge shape": (lambda raw: raw[:4] + b"\xff" * 12 + raw[16:], "announced"),

@@ -261,7 +261,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -
 
 
 def test_a_csv_named_parquet_is_refused(written: Written, refusal: Refusal) -> None:
-    assert "no Parquet file" in refusal(table(written(GOOD, "t.parquet")))
+    assert "not a Parquet file" in refusal(table(written(GOOD, "t.parquet")))
 
 
 def test_without_pyarrow_it_is_said_how_to_get_it(

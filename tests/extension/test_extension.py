@@ -287,5 +287,5 @@ def test_a_new_layer_is_trained_and_has_a_limit(outside: Outside) -> None:
 
 def test_a_pointwise_layer_is_an_activation(outside: Outside) -> None:
     assert type(outside.experiment("model.activation=parabola").model).__name__ == "MLP"
-    with pytest.raises(Mistake, match=r"'parabla' is no activation; choose from abs, .*did you mean 'parabola'"):
+    with pytest.raises(Mistake, match=r"there is no activation 'parabla'; choose from abs, .*did you mean 'parabola'"):
         outside.experiment("model.activation=parabla")

@@ -83,5 +83,5 @@ def test_steps_that_cannot_be_told_apart_are_refused() -> None:
         trace(2, to="somewhere")
     with pytest.raises(Mistake, match="steps=: the loop took 8 steps, and none of these"):
         trace([9]).attribute(quiet=True)
-    with pytest.raises(Mistake, match="effects of examples lead through all steps, and steps= leaves some out"):
+    with pytest.raises(Mistake, match="effects need all steps, and steps= leaves some out"):
         trace(2, loss=lambda outputs, call: outputs.sum(1)).attribute(effects=True, quiet=True)

@@ -242,7 +242,7 @@ def test_ranks_whose_weights_part_are_refused(tmp_path: Path) -> None:
     with Follow(ranks, tmp_path / "run") as seen:
         for index in range(3):
             ranks.step(index, averages=index != 1)
-    with pytest.raises(Mistake, match=r"step 1: it led rank 1 to other weights than rank 0, '\d\.\w+' is off by"):
+    with pytest.raises(Mistake, match=r"step 1: it led rank 1 to weights other than rank 0's: '\d\.\w+' is off by"):
         seen.traces[0].attribute()
 
 

@@ -1,4 +1,5 @@
-"""A model that changes by something that is no tensor, and gradients that were changed as if they had been clipped."""
+"""A model that changes by something that is not a tensor, and gradients that were changed as if they had "
+"been clipped."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_the_command_tells_it(
 
     assert "predicted changes correlate" in told("attribute", "outputs/runs/mine", "--effects", *given)
     explained = ["explain", "outputs/runs/mine", "--probe=0", "--without=top:2"]
-    assert "give a function that carries it out anew, --again=" in told(*explained, code=2)
+    assert "give a function that runs it again, --again=" in told(*explained, code=2)
     found = told(*explained, *given)
     assert "trained again without 2 examples" in found
     assert "predicted" in found
@@ -336,7 +336,7 @@ def test_a_loss_that_was_not_trained_with_is_refused_without_a_sweep(monkeypatch
 
 def test_without_a_function_nothing_is_believed() -> None:
     caveats = repeated(loops.momentum, loops.plain).attribute(effects=True)["effect"].attrs["caveats"]
-    assert "effects were not held against trainings without examples; give again=" in caveats
+    assert "effects were not checked against trainings without examples; give again=" in caveats
 
 
 def other_weights() -> None:
@@ -371,7 +371,7 @@ def attributing() -> None:
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        (other_weights, r"begins at other weights .*'0\.weight' is otherwise.*seed it"),
+        (other_weights, r"begins at other weights .*'0\.weight' differs.*seed it"),
         (other_order, "saw other examples, or in another order"),
         (other_sizes, "ends .* from where it did"),
         (attributing, "would do so for ever"),

@@ -118,7 +118,7 @@ def test_lightning_with_names_of_its_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
 def test_lightning_with_short_weights_is_refused(precision: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, to whose rounding nothing can be proved"):
+    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, too coarse for any proof"):
         by_lightning(tmp_path, torch.float32, precision=precision)
 
 
@@ -210,10 +210,12 @@ def test_trainer_under_autocast(transformers: Any, tmp_path: Path) -> None:
     trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, bf16=True)
 
 
+@pytest.mark.others
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
 def test_trainer_with_adapters_over_a_short_base(transformers: Any, autocast: bool, tmp_path: Path) -> None:
     """As people train large models: a frozen base in bfloat16, adapters of peft in float32, with dropout."""
-    peft = pytest.importorskip("peft")
+    import peft  # noqa: PLC0415  dev leaves it out
+
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
     base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).bfloat16()
     lora = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)

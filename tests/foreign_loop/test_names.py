@@ -191,7 +191,7 @@ def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path
     with pytest.raises(Mistake, match=r"not the one that was followed in .*mine: its '2\.bias' is missing"):
         load_trace(find_trace(folder), nn.Sequential(nn.Linear(5, 8)))
     other = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 3))
-    with pytest.raises(Mistake, match=r"its '0\.weight' is missing or otherwise"):  # the first in the module's order
+    with pytest.raises(Mistake, match=r"its '0\.weight' is missing or differs"):  # the first in the module's order
         load_trace(find_trace(folder), other)
     with pytest.raises(Mistake, match="holds no trace"):
         find_trace(tmp_path)

@@ -290,7 +290,7 @@ def test_a_class_that_changes_no_step_goes_by_the_one_that_it_is_derived_from(ki
 
 
 def test_and_one_that_does_more_is_refused_after_its_first_step() -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something else)"):
+    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something other)"):
         followed(loop(of(Decaying, lr=0.01)), plain)
 
 
@@ -365,9 +365,9 @@ def test_a_rule_from_a_file_is_held_against_every_step_and_asked_for_later(
     # in a later process, which knows neither module nor rule
     known = ["attribute", "run", "--model=scaled_steps.py:build", "--trust=scaled_steps.py"]
     assert command(known) == 2
-    assert "the trace has steps of Scaled by ScaledRule, whose rule is needed again" in capfd.readouterr().err
+    assert "the trace has steps of Scaled by ScaledRule, whose rule has to be given again" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:build"]) == 2
-    assert "it is no rule of an optimizer" in capfd.readouterr().err
+    assert "it is not a rule of an optimizer" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:ScaledRule"]) == 0
 
 

@@ -144,7 +144,7 @@ def test_short_weights_that_move_are_refused_in_one_line() -> None:
     """By themselves, as soon as they need gradients, and as copies of longer ones that the optimizer moves."""
     given = adapted_loop(loops.sgd, torch.bfloat16, casts=True)
     given.model.requires_grad_(True)
-    with pytest.raises(Mistake, match=r"'0\.base\.weight' is in bfloat16, to whose rounding nothing can be proved"):
+    with pytest.raises(Mistake, match=r"'0\.base\.weight' is in bfloat16, too coarse for any proof"):
         followed(given, loops.plain)
     given = adapted_loop(loops.sgd, torch.bfloat16, casts=True)
 
@@ -153,7 +153,7 @@ def test_short_weights_that_move_are_refused_in_one_line() -> None:
             given.model.requires_grad_(True)
         body_under(torch.bfloat16, autocast=False)(given, batch)
 
-    with pytest.raises(Mistake, match=r"is in bfloat16, to whose rounding nothing can be proved"):
+    with pytest.raises(Mistake, match=r"is in bfloat16, too coarse for any proof"):
         followed(given, unfrozen)
     model = nn.Linear(4, 3).bfloat16()
     masters = [weight.detach().float().requires_grad_() for weight in model.parameters()]

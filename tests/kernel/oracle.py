@@ -74,7 +74,7 @@ def agree(actual: Tensor, expected: Tensor, tolerance: float, scale: Tensor | fl
     error = (actual - expected).abs()
     worst = int(error.argmax())
     place = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), error.shape))
-    assert not error.isnan().any(), "there are entries that are no numbers"
+    assert not error.isnan().any(), "there are entries that are not numbers"
     assert bool((error <= tolerance * size).all()), (
         f"at {place}: {actual.flatten()[worst]:.17g} against {expected.flatten()[worst]:.17g}, "
         f"off by {float(error.max() / size.max()):.1e} where {tolerance:.1e} is allowed"

@@ -246,7 +246,7 @@ def test_what_norms_cancel_is_no_coupling() -> None:
 
 
 def test_an_element_of_a_row_that_another_example_reaches_is_found_in_any_block() -> None:
-    """Rows are looked at a few at a time; each has one owner, or is refused, and so is what is no whole number."""
+    """Rows are looked at a few at a time; each has one owner, or is refused, and so is what is not a whole number."""
     below = torch.rand(2 * BLOCK // 100, 100, dtype=torch.float64) + 1
     whose = torch.arange(len(below)) % 7
     above = (whose[:, None] + 1) * below
@@ -441,11 +441,11 @@ def test_a_module_that_no_parameter_trains_is_refused() -> None:
 
 NO_NUMBERS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "a root at zero, times zero": (
-        "autograd's gradients are no numbers, from Mul on",
+        "autograd's gradients are not numbers, from Mul on",
         lambda x, w, v: ((x @ w) * 0).sqrt() @ v,
     ),
     "a hidden row": (
-        r"outputs of the module are no numbers, from aten\._softmax\.default on",
+        r"outputs of the module are not numbers, from aten\._softmax\.default on",
         lambda x, w, v: torch.softmax((x @ w).masked_fill(torch.tensor(True), -torch.inf), 1) @ v,
     ),
 }

@@ -315,19 +315,21 @@ def products(x1: Tensor, x2: Tensor) -> Tensor:
 
 
 CALLS: dict[str, Callable[[], object]] = {
-    "sketch": lambda: tangent_kernel(NET, X, sketch=10**400),
+    "sketch": lambda: tangent_kernel(NET, X, sketch=10**5000),
     "step size": lambda: finite_step_kernel(NET, X, X, nan),
     "W_std": lambda: infinite_kernel([DENSE | {"W_std": 1e200}], X),
     "b_std": lambda: infinite_kernel([DENSE | {"b_std": 1e308}], X),
     "W_std of a module": lambda: infinite_kernel(CHAIN, X, W_std=1e200),
     "b_std of a module": lambda: infinite_kernel(CHAIN, X, b_std=nan),
     "W_std that is a word": lambda: infinite_kernel([DENSE | {"W_std": "wide"}], X),
-    "inputs whose squares are no numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
-    "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**400),
+    "inputs whose squares are not numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
+    "seed": lambda: tangent_kernel(NET, X, sketch=8, seed=10**5000),
+    "seed of draws": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", seed=10**5000),
+    "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**5000),
     "draws of nothing": lambda: infinite_kernel(nn.Sequential(), X, method="monte_carlo"),
     "ridge": lambda: KernelMachine(products, ridge="much"),  # type: ignore[arg-type]
-    "time": lambda: KernelMachine(products, time=-(10**400)),
-    "steps": lambda: KernelMachine(products, steps=10**400, step_size=0.1),
+    "time": lambda: KernelMachine(products, time=-(10**5000)),
+    "steps": lambda: KernelMachine(products, steps=10**5000, step_size=0.1),
     "start": lambda: KernelMachine(products, start=3.0),  # type: ignore[arg-type]
     "labels": lambda: KernelMachine(products, classes=X.numpy()),  # type: ignore[arg-type]
     "targets": lambda: KernelMachine(products).fit(X, X.to_sparse()),

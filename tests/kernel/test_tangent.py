@@ -182,11 +182,11 @@ def test_a_dead_unit_that_wakes_up_is_owned() -> None:
 def test_modules_in_short_numbers_are_refused_in_one_line(kind: torch.dtype) -> None:
     module, x = nn.Linear(2, 1).to(kind), torch.ones(3, 2, dtype=kind)
     start = dict(module.named_parameters())
-    with pytest.raises(Mistake, match=r"'bias' is in b?float16, to whose rounding"):
+    with pytest.raises(Mistake, match=r"'bias' is in b?float16, whose rounding"):
         tangent_kernel(module, x)
     with pytest.raises(Mistake, match=r"give module\.float"):
         secant_kernel(module, start, start, probes=x, train=x)
-    with pytest.raises(Mistake, match=r"'bias' is in b?float16, to whose rounding"):
+    with pytest.raises(Mistake, match=r"'bias' is in b?float16, whose rounding"):
         tangent_kernel(module, x, sketch=8)
 
 

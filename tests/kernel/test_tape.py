@@ -201,7 +201,7 @@ IN_PLACE = [
 
 
 def test_what_writes_in_place_has_a_twin_that_takes_the_same() -> None:
-    """Of all operations of torch; a tensor is no number, whatever the argument is called."""
+    """Of all operations of torch; a tensor is not a number, whatever the argument is called."""
     found = {op: twin for op in IN_PLACE if (twin := functional_twin(op)) is not None}
     assert len(found) > 200
     for op, twin in found.items():
@@ -372,7 +372,7 @@ def test_a_step_through_several_inputs_and_outputs_is_exact() -> None:
     [
         ("dict", None, ("gives a dict", "'logits'", "output=")),
         ("dict", "logit", ("output='logit'", "did you mean 'logits'?")),
-        ("dict", "cache", ("output='cache'", "no tensor", "'logits'")),
+        ("dict", "cache", ("output='cache'", "not a tensor", "'logits'")),
         ("dataclass", None, ("gives a Answer", "'logits'")),
         ("tuple", None, ("gives a tuple", "0, 1")),
         ("tuple", 2, ("output=2", "0, 1")),

@@ -69,7 +69,7 @@ def test_an_interrupt_ends_the_workers_and_the_same_command_goes_on(tmp_path: Pa
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     found = ended(process)
     assert found.status == 130
-    assert found.err.splitlines()[-1] == f"ntkexp: interrupted; the same command goes on with {path}"
+    assert found.err.splitlines()[-1] == f"ntkexp: interrupted; the same command continues with {path}"
     assert "Traceback" not in found.err
     again = filled(path, *TANGENT, "--workers=1")
     assert again.status == 0, again

@@ -81,7 +81,7 @@ def test_what_lost_workers_left_is_done_by_others(tmp_path: Path, whole: dict[st
 def test_workers_that_never_get_further_end_the_command(tmp_path: Path, whole: dict[str, bytes]) -> None:
     path = tmp_path / "k.zarr"
     with pytest.raises(
-        Unfinished, match=r"k\.zarr: no worker finished a tile: its process was killed; the same command goes on$"
+        Unfinished, match=r"k\.zarr: no worker finished a tile: its process was killed; the same command continues$"
     ):
         conducted(path, Here(3, loses=lambda task, tile: task > 2 or tile == 2))
     assert len(open_matrix(path).missing()) == TILES - 4  # two tiles each, by the first two
@@ -106,7 +106,7 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
 def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "LATE", 0.0)
     monkeypatch.setattr(TileJob, "carry_out", lambda *asked: "done")
-    with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here; the same command goes on$"):
+    with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here; the same command continues$"):
         conducted(tmp_path / "k.zarr", Here(2))
 
 
@@ -257,7 +257,7 @@ def test_every_word_that_a_file_says_of_itself_is_sealed(places: Path, tmp_path:
     path = Path(shutil.copytree(places / "whole", tmp_path / "k.zarr"))
     told = (path / "zarr.json").read_text("utf-8")
     (path / "zarr.json").write_text(told.replace(word, word.upper()), encoding="utf-8")
-    with pytest.raises(Mistake, match=r"zarr\.json; compute it anew$"):
+    with pytest.raises(Mistake, match=r"zarr\.json; compute it again$"):
         open_matrix(path)
 
 
@@ -265,7 +265,7 @@ def test_every_word_that_a_file_says_of_itself_is_sealed(places: Path, tmp_path:
 def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: str) -> None:
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
     (path / name).unlink()
-    with pytest.raises(Mistake, match=r"compute it anew$"):
+    with pytest.raises(Mistake, match=r"compute it again$"):
         open_matrix(path)
     filled(path, Products.of(), force=True)
     assert contents(path) == contents(places / "whole")

@@ -107,7 +107,7 @@ def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, ...], reason: str) -> None:
     path = tmp_path / "k.zarr"
     products(path)
-    with pytest.raises(Mistake, match=f"{reason}; choose another place, or compute it anew$"):
+    with pytest.raises(Mistake, match=f"{reason}; choose another place, or compute it again$"):
         products(path, *other)
     assert products(path, *other, force=True).missing() == []
 
@@ -115,7 +115,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, .
 def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for force in (False, True):
-        with pytest.raises(Mistake, match="no store of arrays"):
+        with pytest.raises(Mistake, match="not a store of arrays"):
             products(tmp_path, force=force)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -136,7 +136,7 @@ def test_copies_are_recognised_however_they_are_written() -> None:
 @pytest.mark.parametrize("engine", ["torch", "fused"])
 @pytest.mark.parametrize("scale", [2.0**-40, 2.0**50])
 def test_bent_lines_scale_with_their_inputs(scale: float, engine: Engine) -> None:
-    """K(sx) = s²K(x), to the bit for a power of two, also where q₁q₂ is no number of single precision."""
+    """K(sx) = s²K(x), to the bit for a power of two, also where q₁q₂ is not a number of single precision."""
     layers = (Dense(features=2), ReLU(), Dense(features=2), Abs(), Dense(features=1))
     x = points(4, (5,)).float()
     for one, two in zip(*(ntkexp.infinite_kernel(layers, s * x, engine=engine) for s in (scale, 1.0)), strict=True):

@@ -227,7 +227,7 @@ def test_a_dense_layer_refuses_examples_with_several_axes() -> None:
 
 
 def test_an_unknown_activation_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Mistake, match=r"'rleu' is no activation; choose from .* did you mean 'relu'"):
+    with pytest.raises(Mistake, match=r"there is no activation 'rleu'; choose from .* did you mean 'relu'"):
         activation("rleu")
 
 

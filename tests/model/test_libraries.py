@@ -120,7 +120,7 @@ def test_the_files_of_a_folder_count(folder: Path, tmp_path: Path) -> None:
         ),
         (("model=huggingface", "model.options=3"), r"it takes a mapping such as \{KEY: VALUE\}"),
         (("model=huggingface", "model.options={to_dict: 2}"), r"GPT2Config has no to_dict"),
-        (("model=huggingface", "model.path=nowhere"), r"nowhere is no folder with a config\.json"),
+        (("model=huggingface", "model.path=nowhere"), r"nowhere is not a folder with a config\.json"),
         (("model=huggingface", "model.name=t5"), r"model\.name=t5: ValueError: "),
         (("model=huggingface", "model.name=vit", *SUMS), r"takes numbers, and the data has tokens"),
         (("model=timm", "model.name=resnet10"), r"timm has no such model; did you mean 'resnet10t'\?"),
@@ -175,7 +175,7 @@ def test_nothing_in_a_folder_is_run(telling: dict[str, object], options: str, ho
 
 @pytest.mark.parametrize("key", sorted(ELSEWHERE))
 def test_no_option_reaches_elsewhere(key: str) -> None:
-    with pytest.raises(Mistake, match=f"model.options: '{key}' would run or read what lies elsewhere"):
+    with pytest.raises(Mistake, match=f"model.options: '{key}' would run or read files elsewhere"):
         prepare(small(*FEW, "model=huggingface", f"model.options={{{key}: own/net}}", *SUMS))
 
 
@@ -183,7 +183,7 @@ def test_weights_outside_of_the_folder_are_not_read(hostile: Callable[..., Path]
     place = hostile()
     (place / "model.safetensors").rename(place.parent / "outside.safetensors")
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../outside.safetensors"}}))
-    with pytest.raises(Mistake, match=r'names "\.\./outside\.safetensors", which is no file of that folder'):
+    with pytest.raises(Mistake, match=r'names "\.\./outside\.safetensors", which is not a file of that folder'):
         weights(place)
 
 

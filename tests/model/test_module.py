@@ -46,7 +46,7 @@ UNFIT = {
     "def biuld(): ...": r"there is no function build in the file; it has biuld; did you mean 'biuld'\?",
     "x = 1": r"there is no function build in the file; it has no function",
     "build = 3": r"build is a int, and a function is expected",
-    "build = nn.Linear(64, 1)": r"build is a module that no seed can draw anew",
+    "build = nn.Linear(64, 1)": r"build is a module, which no seed can draw again",
     "def build(hidden): ...": r"wants 'hidden', and can be given shape, outputs, width, seed, vocabulary; give it a",
     "def build(): ...": r"returns a NoneType; let it return an nn\.Module",
     built("nn.Linear(1, 'one')"): r":build, line 5: TypeError",

@@ -179,7 +179,7 @@ def test_a_few_points_of_every_split_are_attributed() -> None:
     table = found.table
     assert "at 3 of 12 points" in table["secant", "probe"].note
     assert table["kernel_regression", "train"].note == "4 of 24 training examples are attributed: raise path.attributed"
-    assert "scales every weight by itself" in table["linearised", "test"].note
+    assert "scales every weight by its own factor" in table["linearised", "test"].note
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])

@@ -1,4 +1,4 @@
-"""Finished runs of every kind, each written once, when it is asked for."""
+"""Finished runs of every kind, each written once, when it runs for."""
 
 from __future__ import annotations
 

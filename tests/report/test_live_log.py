@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -143,19 +144,20 @@ def signature(package: ModuleType, path: str) -> dict[str, tuple[object, object]
     return {name: (each.kind, each.default) for name, each in inspect.signature(found).parameters.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.others
 @pytest.mark.parametrize(("name", "path"), [(name, path) for name, paths in USED.items() for path in paths])
 @pytest.mark.filterwarnings("ignore")
 def test_stand_ins_take_what_packages_take(name: str, path: str) -> None:
-    package = pytest.importorskip(name)
+    package = import_module(name)
     imitation = STAND_INS[name](Service())[name]
     assert signature(imitation, path).items() <= signature(package, path).items()
 
 
-@pytest.mark.slow
+@pytest.mark.others
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_itself_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    import mlflow  # noqa: PLC0415  dev leaves it out
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     key = broken_off("mlflow", tmp_path)
@@ -169,11 +171,12 @@ def test_mlflow_itself_has_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(found) == sorted([*POINTS, (6, "ladder/probe/secant", 1e-12)])
 
 
-@pytest.mark.slow
+@pytest.mark.others
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_itself_takes_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, where it has no runs to continue: into a file that is its own affair."""
-    wandb = pytest.importorskip("wandb")
+    import wandb  # noqa: PLC0415  dev leaves it out
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     log, logged = wandb.Run.log, list[Point]()

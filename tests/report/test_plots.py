@@ -79,6 +79,21 @@ def assert_inside(figure: Figure) -> None:
     assert tight.y1 <= page.y1 + 1
 
 
+def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:
+    """Those that its folder holds, with their numbers; another name, or nothing to draw, is one line."""
+    run = load_run(finished["two classes"])
+    ladder = run.plot.ladder()
+    assert not isinstance(ladder, list)
+    drawn = {float(x) for line in ladder.lines for x in np.atleast_1d(np.asarray(line.get_xdata()))}
+    assert {row.relative_error for row in run.ladder if row.machine == "left"} <= drawn
+    assert {path.stem for path in (run.path / "plots").glob("*.svg")} <= {*dir(run.plot)}
+    assert "left" in run._repr_html_()
+    with pytest.raises(AttributeError, match="did you mean 'ladder'"):
+        run.plot.laddr()
+    with pytest.raises(Mistake, match="nothing of which 'tasks' could be drawn"):
+        run.plot.tasks()
+
+
 @pytest.mark.slow
 def test_the_same_bytes_each_time(finished: dict[str, Path], tmp_path: Path) -> None:
     run, again = load_run(finished["ten classes"]), load_run(finished["ten classes"])
@@ -163,7 +178,7 @@ NAN = math.nan
             run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
             "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
         ),
-        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is no number"),
+        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is not a number"),
     ],
 )
 def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:

@@ -108,7 +108,7 @@ def test_what_is_read_is_what_was_written(finished: dict[str, Path], tmp_path: P
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    for name, reason in {"empty": "no run folder", "file": "not a folder", "nowhere": "does not exist"}.items():
+    for name, reason in {"empty": "not a run folder", "file": "not a folder", "nowhere": "does not exist"}.items():
         with pytest.raises(Mistake, match=rf"^[^\n]*{name}[^\n]*{reason}[^\n]*$"):
             load_run(tmp_path / name)
 
@@ -184,12 +184,12 @@ EXACT, OFF = {"secant": 4e-15}, {"secant": 0.3}
         ),
         (
             [run_of(EXACT), run_of({"left": 0.1})],  # one run has no secant
-            "reproduces 1 of 2 trained networks to rounding (4e-15) and was not compared with 1; the textbook sum "
-            "misses 1 of 2 trained networks by 10 % and was not compared with 1.",
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and has no result for 1; the textbook sum "
+            "misses 1 of 2 trained networks by 10 % and has no result for 1.",
         ),
         (
             [run_of(EXACT), run_of(EXACT, {"secant": math.nan})],
-            "reproduces 1 of 2 trained networks to rounding (4e-15) and is not finite beside 1.",
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and is not finite for 1.",
         ),
         (
             [run_of(EXACT), run_of({"secant": math.nan}, floor=math.nan)],
@@ -202,7 +202,7 @@ EXACT, OFF = {"secant": 4e-15}, {"secant": 0.3}
         ),
         (
             [run_of(EXACT), run_of(EXACT, {"secant": None})],
-            "reproduces both trained networks to rounding (4e-15 at worst), at some points alone in 1.",
+            "reproduces both trained networks to rounding (4e-15 at worst) (in 1, at some points only).",
         ),
     ],
 )

@@ -58,8 +58,8 @@ def test_scores_are_positive_where_the_example_raises_the_output() -> None:
     found = attribution(measure="margin")
     effect = found.to_scores(score="effect")
     np.testing.assert_array_equal(effect, -found["effect"][:, 0].T)
-    assert effect.attrs == {"sign": "positive: it would be lower without the example", "measure": "margin"}
-    assert found.to_scores().attrs["sign"] == "positive: the example raised it"
+    assert effect.attrs == {"sign": "positive: the output would be lower without the example", "measure": "margin"}
+    assert found.to_scores().attrs["sign"] == "positive: the example raised the output"
 
 
 def test_an_output_and_a_component_are_chosen_by_name() -> None:
@@ -92,7 +92,7 @@ def test_what_is_ambiguous_or_missing_is_refused(said: str) -> None:
 
 def test_what_is_no_matrix_of_finite_numbers_is_refused() -> None:
     found = attribution()
-    with pytest.raises(WrongArgument, match=r"the axis probe is gone; keep it by isel\(probe=\[0\]\)"):
+    with pytest.raises(WrongArgument, match=r"the axis probe is missing; keep it by isel\(probe=\[0\]\)"):
         found.isel(probe=0).to_scores()
     found["contribution"][0, 0, 1] = np.nan
     with pytest.raises(WrongArgument, match="not a finite number for every example"):

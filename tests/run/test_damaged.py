@@ -81,7 +81,7 @@ def test_a_bit_is_seen_and_said(places: Path, tmp_path: Path, name: str, capfd: 
         assert train(tmp_path / "out") == 0  # nothing of a garbled checkpoint reaches torch
     said = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
     assert len(said) == 1
-    assert said[0].endswith("; the run begins anew")
+    assert said[0].endswith("; the run starts again")
     assert str(folder) in said[0]
     assert promised(folder) == promised(only_run(places / "whole"))
 

@@ -158,7 +158,7 @@ def speak_otherwise(server: socket.socket) -> None:
         ("dask:tcp://127.0.0.1:1,timout=3", "cannot be read"),
         ("dask:tcp://127.0.0.1:1,timeout=soon", "cannot be read"),
         ("slurm:partitoin=x", "did you mean 'partition'"),
-        ("slurm:cluster=local,cpus=two", "cpus=two is no number"),
+        ("slurm:cluster=local,cpus=two", "cpus=two is not a number"),
         ("slurm:cluster=lokal", "did you mean 'local'"),
         ("dusk:x", "did you mean 'dask'"),
         ("local:3", "write --engine=local"),

@@ -171,7 +171,7 @@ def test_on_the_command_line(text: str, meant: tuple[Value, ...]) -> None:
         ("1..4:1", "1 values cannot reach from 1 to 4"),
         ("1..4:0", "0 values cannot reach"),
         ("64,64", "64 is given twice"),
-        ([], "is given no values"),
+        ([], "has no values"),
         ({"from": 1, "to": 2}, "'count' is null"),
         ({"from": 1, "to": "b", "count": 2}, "'to' is b; it takes a number"),
         ({"from": 1, "to": 2, "cuont": 2}, "did you mean 'count'"),

@@ -142,7 +142,7 @@ def test_an_interrupt_leaves_checkpoints_and_the_same_command_goes_on(tmp_path: 
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     found = ended(process)
     assert found.status == 130
-    assert found.err.splitlines()[-1] == "ntkexp: interrupted; the same command goes on from the last checkpoints"
+    assert found.err.splitlines()[-1] == "ntkexp: interrupted; the same command continues from the last checkpoints"
     assert "Traceback" not in found.err
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2
     assert states(tmp_path) == ["unfinished", "unfinished"]
@@ -192,7 +192,7 @@ def test_the_first_failure_stops_a_sweep_that_is_to_fail_fast(tmp_path: Path) ->
 def test_a_full_disk_stops_a_sweep_that_goes_on_afterwards(tmp_path: Path) -> None:
     found = swept(tmp_path, *THREE, TESTS_FULL_DISK="results.csv")
     assert found.status == 1
-    assert "no space is left on the disk; free some, and the same command goes on" in found.err
+    assert "no space is left on the disk; free some, and the same command continues" in found.err
     assert set(states(tmp_path)) == {"unfinished"}
     assert swept(tmp_path, *THREE).status == 0
     assert states(tmp_path) == ["done"] * 3

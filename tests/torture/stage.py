@@ -68,7 +68,7 @@ def judged(ended: Ended) -> Outcome:
 def is_of_lost_work(line: str) -> bool:
     """Whether a line says that a run begins anew, and why.
 
-    >>> is_of_lost_work("outputs/runs/a was left without a checkpoint; the run begins anew")
+    >>> is_of_lost_work("outputs/runs/a was left without a checkpoint; the run starts again")
     True
     """
     return any(reason in line for reason in LOST)

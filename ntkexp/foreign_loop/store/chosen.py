@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep
 from ntkexp.foreign_loop.store.memory import MemoryStore, cloned
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Weights
 from ntkexp.text import short
 
@@ -50,7 +50,9 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
             return frozenset(numbers)
     elif isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
         return steps
-    raise Mistake(f"steps={steps!r}: give a number, for the last n steps, or the numbers of some, counted from 0")
+    raise Mistake(
+        f"steps={in_short(steps)}: give a number, for the last n steps, or the numbers of some, counted from 0"
+    )
 
 
 @dataclass

@@ -57,7 +57,7 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
         return None
     stored, wanted = (each.get("follow") for each in (read_object(path / CONFIG), config))
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
-        raise Mistake(f"to={path}: it holds a run that is no trace; give another folder")
+        raise Mistake(f"to={path}: it holds a run that is not a trace; give another folder")
     for key in {**wanted, **stored}:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
@@ -103,12 +103,13 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     first = files.read(files.weights_at(place.events))["weights"]
     if other := next((name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())), None):
         raise Mistake(
-            f"rank {files.rank} begins at other weights than rank 0 ('{other}' is otherwise); follow what is wrapped "
+            f"rank {files.rank} begins at other weights than rank 0 ('{other}' differs); follow what is wrapped "
             "in DistributedDataParallel, which gives all processes those of the first"
         )
     if len(files.log) < place.events:
         raise Mistake(
-            f"{files.own.path} of rank {files.rank} was broken off before step {place.steps}, at which rank 0 goes on; "
+            f"{files.own.path} of rank {files.rank} was interrupted before step {place.steps}, at which rank "
+            "0 goes on; "
             "resume from an earlier checkpoint, or give another folder"
         )
     files.ended.unlink(missing_ok=True)
@@ -198,7 +199,7 @@ class DiskStore(AbstractStore):
                 if event > place.events:
                     self.files.weights_at(event).unlink(missing_ok=True)
             self.steps = place.steps
-            LOG.warning("ntkexp: the trace in %s goes on at step %d", self.files.folder.path, self.steps)
+            LOG.warning("ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps)
             if place.events:  # the states that the optimizers had there before, which they may not have now
                 path = self.files.weights_at(place.events)
                 at_end = {"ended": states_at_end(self.files.read(path)) if self.files.whole(path) else None}
@@ -370,7 +371,7 @@ class LoopOnDisk:
         begin = set(self.firsts)
         found = [event for event in self.files.checkpoints if event in begin]
         if found[:1] != self.firsts[:1]:
-            raise Damaged(f"{self.files.path} is damaged: its first weights are missing; follow anew")
+            raise Damaged(f"{self.files.path} is damaged: its first weights are missing; follow the loop again")
         return found
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:

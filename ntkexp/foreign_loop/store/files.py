@@ -117,7 +117,9 @@ class TraceFolder:
         end = self.read(self.ended)
         for log, count in ((self.log, end["events"]), (self.rows.log, end["rows"])):
             if len(log) != count:
-                raise Damaged(f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow anew")
+                raise Damaged(
+                    f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow the loop again"
+                )
 
     def forget(self) -> None:
         """Forget what was read of the folder, which holds something else by now."""
@@ -133,7 +135,7 @@ class TraceFolder:
         free = disk_usage(self.folder.path).free
         try:
             if free < size:
-                raise OSError(None, f"{size / 1e6:.3g} MB are asked for, {free / 1e6:.3g} MB are free")
+                raise OSError(None, f"{size / 1e6:.3g} MB are needed, {free / 1e6:.3g} MB are free")
             with being_sealed(path, f"{path.name} of {self.sealed_for}") as file:
                 for part in parts:
                     file.write(part)
@@ -144,7 +146,7 @@ class TraceFolder:
     def read(self, path: Path) -> Any:
         """The content of a file, which has to be as it was written."""
         if not self.whole(path):
-            raise Damaged(f"{path} is missing, or not as it was written; follow anew, into another folder")
+            raise Damaged(f"{path} is missing, or not as it was written; follow the loop again, into another folder")
         return read_file(path)
 
     def whole(self, path: Path) -> bool:
@@ -278,7 +280,7 @@ class ExampleLog:
         if lost := [key for key in call["rows"] if key not in self.places]:
             raise Damaged(
                 f"{self.log.path} is damaged: {len(lost)} of the {len(call['rows'])} examples of a call are missing; "
-                "follow anew"
+                "follow the loop again"
             )
         places = [self.places[key] for key in call["rows"]]
         rows = [[tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]] for entry, row in places]

@@ -199,7 +199,7 @@ class ReplayedLoop:
                 if not float((one - other).norm()) <= rounds * bound:
                     raise Mistake(
                         f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
-                        "the loop was resumed; load its state with the weights, or follow anew"
+                        "the loop was resumed; load its state with the weights, or follow the loop again"
                     )
         return error
 

@@ -102,7 +102,7 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
         if not (shard.shard / "steps.log").is_file():
             raise Mistake(
                 f"{files.folder.path}: rank {shard.rank} of {len(found)} left no part of its trace, without which no "
-                "step is explained; bring it here, or follow anew in every process, with the same to="
+                "step is explained; bring it here, or follow the loop again in every process, with the same to="
             )
 
         # wait until a process has ended, if the first one has
@@ -160,7 +160,8 @@ def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: 
     worst = max(missed, key=lambda name: missed[name], default="")
     if worst and not missed[worst] <= AGREES * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
-            f"step {step}: it led rank {rank} to other weights than rank 0, '{worst}' is off by {missed[worst]:.2g} of "
+            f"step {step}: it led rank {rank} to weights other than rank 0's: '{worst}' is off by "
+            f"{missed[worst]:.2g} of "
             "itself; was it taken under no_sync(), without DistributedDataParallel, or by other settings?"
         )
 

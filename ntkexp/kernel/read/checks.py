@@ -176,11 +176,11 @@ def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], own
     if tape.outputs.isnan().any():  # which have no differences; said is which operation made the first
         known = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
-        raise NoRule(f"outputs of the module are no numbers, from {next(made, 'its inputs or weights')} on")
+        raise NoRule(f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on")
     cotangent = random_cotangent(tape)
     gradients = by_autograd(function, tape, trained, cotangent)
     if any(gradient.isnan().any() for gradient in gradients.values()):
-        raise NoRule(f"autograd's gradients are no numbers{where_spoiled(function, tape, trained, cotangent)}")
+        raise NoRule(f"autograd's gradients are not numbers{where_spoiled(function, tape, trained, cotangent)}")
     replay = Replay(tape, tape, trained, owned.constants)
     values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
     if any(value.isnan().any() for value in values.values()):

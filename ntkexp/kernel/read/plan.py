@@ -27,7 +27,7 @@ from ntkexp.kernel.features.assemble import select_outputs
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 
 AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
 
@@ -68,12 +68,14 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     """The places of the outputs that are read."""
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
-            raise Mistake(f"outputs={outputs!r}: give 'all', 'trace' or a list of outputs, such as [0, 3]")
+            raise Mistake(f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]")
         return range(count)
     try:
         chosen = [index(place) for place in outputs]
     except TypeError:
-        raise Mistake(f"outputs={outputs!r}: give 'all', 'trace' or a list of outputs, such as [0, 3]") from None
+        raise Mistake(
+            f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]"
+        ) from None
     if not chosen or any(place not in range(count) for place in chosen):
         raise Mistake(f"outputs={chosen}: the module has {count}, numbered from 0 to {count - 1}")
     return chosen

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.record.taping import columns, plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Function, Inputs, Weights
 
 Casts: TypeAlias = Literal["keep", "ignore"]
@@ -68,7 +68,7 @@ def without_casts(function: Function) -> Function:
 def with_casts(function: Function, casts: Casts) -> Function:
     """The function as it is, or without its casts."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
-        raise Mistake(f"casts={casts!r}: give 'keep' or 'ignore'")
+        raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
     return without_casts(function) if casts == "ignore" else function
 
 

@@ -204,7 +204,7 @@ class Recorder(DispatchMode):
         """An operation that draws random numbers, which come from outside as inputs do."""
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
             raise Mistake(
-                f"the module draws random numbers ({func}) from a generator of its own, whose state nobody keeps; let "
+                f"the module draws random numbers ({func}) from a generator of its own, whose state is not kept; let "
                 "it draw from torch's, or call module.eval() first"
             )
         if not self.known:

@@ -45,7 +45,7 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
             f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give floating numbers"
         )
     if not outputs.numel() and count:
-        raise Mistake(f"the module gives outputs of shape {list(outputs.shape)}: there is none for an example")
+        raise Mistake(f"the module gives outputs of shape {list(outputs.shape)}: there is none for each example")
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 

@@ -109,7 +109,7 @@ class NoRule(Mistake):
     @property
     def remark(self) -> str:
         """What it means for a tangent."""
-        return f"{self.reason}: the tangent is read from plain Jacobians, which is right and slow"
+        return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Ends:
 
     @property
     def change(self) -> Tensor:
-        assert self.delta is not None, "a rule asked for the difference of a value that cannot change"
+        assert self.delta is not None, "a rule wants the difference of a value that cannot change"
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:

@@ -4,7 +4,7 @@ An output of example n may depend only on elements that belong to n. Pull back t
 
     n = (β̄ of n·u)/(β̄ of u)        at an element of example n
 
-A ratio that is no whole number means that the module couples the examples of a batch. A constant that has a row for
+A ratio that is not a whole number means that the module couples the examples of a batch. A constant that has a row for
 every example, as the state from which an LSTM starts, counts as an input: its products with weights are uses. All
 coefficients of the surrogate are random here, so that what a dead unit or a zero weight hides today is found as well;
 the answer holds for every tape of the same structure and routing.
@@ -63,7 +63,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
                     f"the gradient of '{name}' is divided by how often a batch has each row (scale_grad_by_freq=True): "
-                    "that of an example depends on the others, and is no derivative; build its layer without that"
+                    "that of an example depends on the others, and is not a derivative; build its layer without that"
                 )
     # Constants of which weights make a product
     weights = Trained(tape, trained).slots
@@ -126,7 +126,7 @@ def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Ow
         largest = shown[1].abs()
         if one.dim() and one.numel():  # a row may be far smaller than others, and another example's for all that
             missed, largest = missed.amax(-1), largest.amax(-1)
-        if not bool((missed <= SUMS * eps * largest).all()):  # nor where they are no numbers
+        if not bool((missed <= SUMS * eps * largest).all()):  # nor where they are not numbers
             return False
     return True
 
@@ -158,7 +158,7 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
     """By how much rounding may move an element of the larger sums, which are finite."""
     largest = [max(map(abs, map(float, each.aminmax()))) if each.numel() else 0.0 for each in (above, below)]
     if not all(map(isfinite, largest)):
-        raise NoRule("numbers overflow where it is asked which example owns which element")
+        raise NoRule("numbers overflow in the check of which example owns which element")
     return ROUNDING * torch.finfo(above.dtype).eps * largest[0]
 
 

@@ -64,7 +64,7 @@ def point(weights: Weights) -> Segment:
 #
 # with norms over all examples and outputs, and eps that of the shortest numbers between weights and outputs. What
 # is beyond that is no rounding, or that of a network whose outputs are small differences of large numbers. Where
-# half of the digits of f are gone, or what is left is no number, the kernel is wrong.
+# half of the digits of f are gone, or what is left is not a number, the kernel is wrong.
 
 
 ALL = slice(None)
@@ -80,7 +80,7 @@ class Closure:
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains the error; an error that is no number is not explained.
+        """Whether rounding explains the error; an error that is not a number is not explained.
 
         >>> Closure(1e-15, 1e-12).holds, Closure(float("nan"), 1e-12).holds
         (True, False)
@@ -89,12 +89,12 @@ class Closure:
 
     @property
     def miss(self) -> float:
-        """The error, beyond all others if it is no number."""
+        """The error, beyond all others if it is not a number."""
         return inf if isnan(self.error) else self.error
 
     @property
     def severity(self) -> float:
-        """The error in units of its bound, beyond all others if that is no number.
+        """The error in units of its bound, beyond all others if that is not a number.
 
         >>> Closure(2e-12, 1e-12).severity, Closure(float("nan"), 1e-12).severity, Closure(0.0, 0.0).severity
         (2.0, inf, 0.0)

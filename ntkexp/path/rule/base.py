@@ -97,7 +97,8 @@ class Secant(AbstractRule):
     def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
         if pieces % 2**romberg:
             raise Mistake(
-                f"path.romberg={romberg} halves the pieces {romberg} times, but path.pieces={pieces} is no multiple of "
+                f"path.romberg={romberg} halves the pieces {romberg} times, but path.pieces={pieces} is not a "
+                "multiple of "
                 f"{2**romberg}"
             )
         return tuple(

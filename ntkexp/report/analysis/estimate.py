@@ -264,7 +264,7 @@ class IntervalComparison:
     """Where the interval lies beside the range that was expected.
 
     `p` is the probability of so good an estimate by chance, were the truth at the edge, where the interval lies on one
-    side of it. Where it lies across, `more` repetitions would probably decide; None if far too many.
+    side of it. Where it lies across, `more` repetitions would probably settle it; None if far too many.
     """
 
     where: Literal["inside", "above", "below", "across"]

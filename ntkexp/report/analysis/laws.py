@@ -164,7 +164,7 @@ def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
     """Fit the law along one axis, for each choice of the others."""
     others = [key for key in sweep.axes if key != fit.axis]
     if fit.axis not in sweep.axes:
-        return [Fitted(fit, {}, None, f"{fit.axis} is no axis of {sweep.name}")]
+        return [Fitted(fit, {}, None, f"{fit.axis} is not an axis of {sweep.name}")]
     groups = [tuple(run.axes[key] for key in others) for run in sweep.runs]
     fits = []
     for group in dict.fromkeys(groups):
@@ -181,7 +181,7 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     describe(fit.quantity)
     levels = table[fit.axis].tolist()
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
-        raise Mistake(f"{fit.axis} is no axis of numbers")
+        raise Mistake(f"{fit.axis} is not an axis of numbers")
     if fit.quantity not in table:
         raise Mistake(f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}")
     numbers = table[fit.quantity].to_numpy(dtype=float)
@@ -250,8 +250,10 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
     if expected is not None and comparison is not None:
         verdict = VERDICT[comparison.where]
         if comparison.where == "across" and exponent.known:
-            more = "" if comparison.more is None else f", {counted(comparison.more, 'more seed')} would probably decide"
-            verdict += more or ", and more seeds would hardly decide"
+            more = (
+                "" if comparison.more is None else f", {counted(comparison.more, 'more seed')} would probably settle it"
+            )
+            verdict += more or ", and more seeds would not settle it"
         parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
     return "; ".join(parts) + "".join(f", {key}={value}" for key, value in fitted.others.items())
 

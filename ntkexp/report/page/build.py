@@ -45,7 +45,7 @@ from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.positions import Shaded, shaded_texts
-from ntkexp.report.run import Run, combined
+from ntkexp.report.run import Run, RunGroup, combined, grouped
 from ntkexp.report.sentence import ladder_notes, ladder_sentence, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
 from ntkexp.text import listed, short
@@ -68,7 +68,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
     first = None if material.analyses else strip(material.runs)  # where there is no sweep to begin with
     names = anchors(material.runs)
-    caption = "Every run, what sets it apart, and its relative errors"
+    caption = "Every run, with all settings that differ, and its relative errors"
     links = [f"#{name}" for name in names.values()]
     page = fill(
         "template.html",
@@ -79,6 +79,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
         lead=first and show(first, "runs", command, folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=run_views(material, names, folder),
+        groups=[group_table(k, group, names) for k, group in enumerate(grouped(material.runs))],
         overview=format_html(table_of_frame(combined(material.runs)), "all-runs", caption, links),
         claims=CLAIMS if (folder / CLAIMS).is_file() else "",
     )
@@ -176,6 +177,17 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
         plain = f"run-{slug(run.name)}"
         taken[next(name for name in chain([plain], (f"{plain}-{k}" for k in count(2))) if name not in taken)] = run.path
     return {path: name for name, path in taken.items()}
+
+
+def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
+    """Show runs that are alike in a table as wide as the window, each by what sets it apart, errors first."""
+    table, splits = group.table, group.table["split"].unique()
+    if len(splits) == 1:  # said once
+        table = table.drop(columns="split")
+    where = f" on {splits[0]}" if len(splits) == 1 else ""
+    caption = f"{group.title}{': ' if group.title else ''}relative errors{where}, by what sets a run apart"
+    links = [f"#{names[run.path]}" for run in group.runs]
+    return format_html(table_of_frame(table), f"runs-{number}", caption, links)
 
 
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:

@@ -8,7 +8,7 @@ refused: scripts, links, forms, a base for other links, what acts by itself, and
 >>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
 >>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
 Traceback (most recent call last):
-ntkexp.mistake.Mistake: it is no plain picture: it has <a>
+ntkexp.mistake.Mistake: it is not a plain picture: it has <a>
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ def refuse_other(svg: str) -> None:
 
     def refuse_element(name: str, attributes: dict[str, str]) -> None:
         if name not in ELEMENTS:
-            raise Mistake(f"it is no plain picture: it has <{name}>")
+            raise Mistake(f"it is not a plain picture: it has <{name}>")
         for key, value in attributes.items():
             allowed = PIXELS if name == "image" and key.endswith("href") else ATTRIBUTES.get(key)
             if allowed is None or not allowed.fullmatch(value):
-                raise Mistake(f"it is no plain picture: it has {key}={value[:40]!r}")
+                raise Mistake(f"it is not a plain picture: it has {key}={value[:40]!r}")
 
     if "<!" in svg or "<?" in svg:
-        raise Mistake("it is no plain picture: it has a declaration")
+        raise Mistake("it is not a plain picture: it has a declaration")
     parser = expat.ParserCreate()
     parser.StartElementHandler = refuse_element
     try:
         parser.Parse(svg, True)
     except expat.ExpatError as error:
         reason = expat.errors.messages[error.code]
-        raise Mistake(f"it is no plain picture: it has what no XML has, {reason}") from None
+        raise Mistake(f"it is not a plain picture: it has what no XML has, {reason}") from None
 
 
 # --- A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still
@@ -109,7 +109,7 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     """Put the picture inline, with its title for those who cannot see it."""
     start, end = svg.find("<svg"), svg.rfind("</svg>")
     if start < 0 or end < 0 or svg.count("<svg") > 1:
-        raise Mistake("it is no plain picture: it has no single <svg>")
+        raise Mistake("it is not a plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
     # Names that something refers to get the prefix, and others go

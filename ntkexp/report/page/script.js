@@ -70,7 +70,7 @@ function enliven(table) {
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = head.textContent;
+    button.append(...head.childNodes);
     button.addEventListener("click", () => sort(column));
     head.replaceChildren(button);
   });

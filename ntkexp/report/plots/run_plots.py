@@ -14,10 +14,12 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from ntkexp.mistake import Mistake, nearest
 from ntkexp.naming import module_names
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
@@ -57,6 +59,32 @@ def gallery() -> Iterator[tuple[str, Draw]]:
     """The name of each picture of a run and the function that draws it: the files in `figures`."""
     for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
+
+
+@dataclass(frozen=True)
+class RunPlots:
+    """The pictures of a run by their names, each a function that gives the axes that it drew, such as `.ladder()`.
+
+    `axes.figure` is what a notebook shows, and what `savefig` writes.
+    """
+
+    run: Run
+
+    def __dir__(self) -> list[str]:
+        return [name for name, _ in gallery()]
+
+    def __getattr__(self, name: str) -> Callable[[], Axes | list[Axes]]:
+        draw = dict(gallery()).get(name)
+        if draw is None:
+            raise AttributeError(f"there is no picture '{name}' of a run{nearest(name, dir(self))}")
+
+        def drawn() -> Axes | list[Axes]:
+            figure = figure_of(self.run, draw)
+            if figure is None:
+                raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
+            return figure.axes if len(figure.axes) > 1 else figure.axes[0]
+
+        return drawn
 
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
@@ -115,7 +143,7 @@ def render(figure: Figure, kind: str) -> bytes:
 # --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all
 # runs.
 #
-# What is no number has no dot: it is counted beside the row.
+# What is not a number has no dot: it is counted beside the row.
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:

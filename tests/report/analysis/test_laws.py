@@ -62,9 +62,9 @@ def test_a_law_that_agrees_names_interval_seeds_and_margin() -> None:
         (law([-0.99, -1.0, -1.01], Expected(-0.5, 0.2, "lower")), "theory ≥ −0.5, margin 0.2: smaller"),
         (
             law([-0.9, -1.1]),
-            "95 % over 2 seeds); theory −1, margin 0.1: undecided, 22 more seeds would probably decide",
+            "95 % over 2 seeds); theory −1, margin 0.1: undecided, 22 more seeds would probably settle it",
         ),
-        (law([-0.5, -1.5, -1.0, -0.7]), "undecided, and more seeds would hardly decide"),
+        (law([-0.5, -1.5, -1.0, -0.7]), "undecided, and more seeds would not settle it"),
         (law([-1.0]), "(1 seed, no interval); theory −1, margin 0.1: undecided"),
         (law([-0.9, 0.8], None), "goes as width to the power −0.05 (−10.85 to 10.75, 95 % over 2 seeds)"),
         (law([-0.99, -1.0, -1.01], lacking=2), "2 of 18 runs left out; theory −1, margin 0.1: agrees"),

@@ -88,7 +88,7 @@ def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     path.write_text(
         sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}, path.name)
     )
-    reasons = ["no axis of numbers", "model.depth is no axis", "no axis of numbers"]
+    reasons = ["not an axis of numbers", "model.depth is not an axis", "not an axis of numbers"]
     for found, reason in zip(analysed(path).laws, reasons, strict=True):
         assert found.law is None
         assert reason in found.reason

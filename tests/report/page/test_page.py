@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,13 +23,16 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
 from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
+from ntkexp.records.sweep import read_sweep, write_sweep
 from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
+from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, markdown, write, write_claims
 from ntkexp.report.page.picture import inline, link
 from ntkexp.report.plots.examples import checked
-from ntkexp.report.run import load_run
+from ntkexp.report.run import CHOICES, LONGEST, grouped, load_run
+from ntkexp.report.sentence import main_split
 from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
 
@@ -78,7 +82,7 @@ def test_every_link_leads_somewhere(page: Path, links: Links) -> None:
 
 
 def test_every_picture_has_its_numbers(page: Path, links: Links) -> None:
-    figures = re.findall(r"<figure>.*?</figure>", page.read_text(encoding="utf-8"), flags=re.S)
+    figures = re.findall(r"<figure[ >].*?</figure>", page.read_text(encoding="utf-8"), flags=re.S)
     assert len(figures) >= 10
     assert all("numbers (CSV)" in figure for figure in figures)
     inside = [b64decode(href.removeprefix(CSV)).decode() for href in links.hrefs if href.startswith(CSV)]
@@ -89,13 +93,41 @@ def test_every_picture_has_its_numbers(page: Path, links: Links) -> None:
         assert len(list(csv.DictReader(table.splitlines()))) > 0
 
 
-def test_what_is_left_out_is_named_and_counted(outputs: Path, page: Path) -> None:
+def test_what_is_left_out_is_named(outputs: Path, page: Path) -> None:
     material = gather([], outputs)
     assert len(material.left_out) == 2
     text = page.read_text(encoding="utf-8")
-    assert "Left out 2:" in text
+    assert "Left out:" in text
     assert "broken" in text
     assert "\n" not in material.left_out_line
+
+
+def test_every_run_is_in_one_group_with_its_errors(outputs: Path) -> None:
+    """Beside runs that chose the same parts; told apart in few letters."""
+    runs = gather([], outputs).runs
+    groups = grouped(runs)
+    assert sorted(run.path for group in groups for run in group.runs) == sorted(run.path for run in runs)
+    for group in groups:
+        parts = {tuple(flatten_config(run.config).get(key) for key in CHOICES) for run in group.runs}
+        assert len(parts) == 1 or len(parts) == len(group.runs)
+        assert group.table["run"].str.len().max() <= LONGEST
+        for one, (_, row) in zip(group.runs, group.table.iterrows(), strict=True):
+            here = [each for each in one.ladder if each.split == main_split(one.ladder)]
+            errors = {each.machine: each.relative_error for each in here if each.relative_error is not None}
+            assert {name: row[name] for name in errors} == errors
+
+
+def test_missing_runs_of_a_sweep_are_counted(outputs: Path, tmp_path: Path) -> None:
+    """Three that wait are said in one line."""
+    copy = tmp_path / "outputs"
+    shutil.copytree(outputs, copy, symlinks=True)
+    record = next((copy / "sweeps").glob("*.json"))
+    sweep = read_sweep(record)
+    waiting = [replace(each, state="waiting") for each in sweep.runs[:3]]
+    for each in waiting:
+        shutil.rmtree(each.folder, ignore_errors=True)
+    write_sweep(replace(sweep, runs=(*waiting, *sweep.runs[3:])))
+    assert f"3 runs of {sweep.name}, waiting" in gather([], copy).left_out
 
 
 def test_hostile_names_do_no_harm(page: Path) -> None:
@@ -114,7 +146,7 @@ def test_the_same_bytes_each_time(outputs: Path, page: Path) -> None:
 def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path: Path) -> None:
     for named in (["mlp-w512-s0-picture"], [str(path) for path in (outputs / "runs").glob("*width000[23]")]):
         text = write(gather(named, outputs), tmp_path, "ntkexp report").read_text(encoding="utf-8")
-        assert text.index("<figure>") < text.index("All runs")
+        assert text.index("<figure") < text.index("All runs")
         found = Links()
         found.feed(text)
         assert len(found.names) == len(set(found.names))
@@ -126,11 +158,8 @@ def test_namesakes_from_two_places_are_told_apart(tmp_path: Path) -> None:
     found = Links()
     found.feed(text)
     assert len(found.names) == len(set(found.names))
-    assert [href for href in found.hrefs if href.startswith("#run-")] == [
-        "#run-mlp-w64-s0",
-        "#run-mlp-w64-s0-2",
-        "#run-mlp-w64-s0-3",
-    ]
+    names = ["#run-mlp-w64-s0", "#run-mlp-w64-s0-2", "#run-mlp-w64-s0-3"]
+    assert [href for href in found.hrefs if href.startswith("#run-")] == 2 * names  # by group, and with all settings
 
 
 def test_the_script_is_short() -> None:
@@ -209,9 +238,9 @@ def material_names(material: Material) -> set[str]:
     ],
 )
 def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(f"<svg>{content}</svg>", "x", "title")
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(content, "x", "title")
 
 
@@ -219,7 +248,7 @@ def test_a_picture_with_more_in_it_is_refused(content: str) -> None:
     "attribute", ['viewBox="0>1"', "viewBox='\" onload=alert(1)'", 'style="position: fixed"', "x='\\'"]
 )
 def test_the_first_tag_cannot_be_broken_open(attribute: str) -> None:
-    with pytest.raises(Mistake, match="no plain picture"):
+    with pytest.raises(Mistake, match="not a plain picture"):
         inline(f"<svg {attribute}></svg>", "x", "title")
 
 
@@ -227,7 +256,7 @@ def test_a_long_value_is_judged_at_once() -> None:
     """Trying every way to part it would take as long as the square of its length."""
     blanks = " " * 10**6
     for attribute in (f"style='fill: {blanks}!'", f"d='{blanks}!'", f"fill='{blanks}!'"):
-        with pytest.raises(Mistake, match="no plain picture"):
+        with pytest.raises(Mistake, match="not a plain picture"):
             inline(f"<svg><path {attribute}/></svg>", "x", "title")
 
 
@@ -276,9 +305,9 @@ def test_fresh_seeds_are_said_with_the_minutes_that_they_take(tmp_path: Path) ->
     write_claim(asked)
     for uncounted in ({}, {"runs": Seconds(wall=90.0)}):  # as those that were kept before processor time was counted
         write_timings(asked.path / TIMINGS, uncounted)
-        assert outlook(asked) == "7 fresh seeds would probably decide"
+        assert outlook(asked) == "7 fresh seeds would probably settle it"
     write_timings(asked.path / TIMINGS, {"runs": Seconds(wall=4000.0, processor=90.0)})
-    told = "7 fresh seeds, about 3.5 CPU minutes, would probably decide"
+    told = "7 fresh seeds, about 3.5 CPU minutes, would probably settle it"
     assert asked.json_fields["cpu_minutes"] == 1.5
     assert told in line(asked)
     assert told in notes([asked])
@@ -294,8 +323,8 @@ def test_the_second_look_says_what_would_decide_it(tmp_path: Path) -> None:
     asked = replace(found, looks={**found.looks, **open_})
     write_claim(asked)
     write_timings(asked.path / TIMINGS, {"runs": Seconds(90.0, 90.0), "second": Seconds(30.0, 30.0)})
-    told = "7 fresh seeds, about 1.2 CPU minutes, would probably decide"
-    assert notes([asked]).count("would probably decide") == notes([asked]).count(told) == 1
+    told = "7 fresh seeds, about 1.2 CPU minutes, would probably settle it"
+    assert notes([asked]).count("would probably settle it") == notes([asked]).count(told) == 1
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
     assert page.read_text(encoding="utf-8").count(f"second look: {told}") == 1
     assert asked.cpu_minutes == 1.5

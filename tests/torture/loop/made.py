@@ -294,7 +294,7 @@ def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
 
 def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
     """Clip and plant; what gradients were multiplied with in truth, each parameter's."""
-    rounded = 1.0  # a scale that is no power of two is taken back in float32
+    rounded = 1.0  # a scale that is not a power of two is taken back in float32
     if loop.scaler is not None:
         scale = loop.scaler.get_scale()
         rounded = float(torch.tensor(scale).double().reciprocal().float()) * scale

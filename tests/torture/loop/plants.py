@@ -1,4 +1,4 @@
-"""What is planted in a loop: in its model, by something that is no tensor, or between backward and step."""
+"""What is planted in a loop: in its model, by something that is not a tensor, or between backward and step."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def logit(call: Call) -> Tensor:
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """What is no number at both ends does not change."""
+    """What is not a number at both ends does not change."""
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))

@@ -111,7 +111,9 @@ def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
     part = percent(most / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
     error, cancellation = facts.get("error_bar"), facts.get("cancellation")
-    trust = [f"are known to {percent(error)}"] if error is not None and np.isfinite(error) else []
-    trust += [f"cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
-    trusted = f"; the parts {' and '.join(trust)}" if trust else ""
+    trust = [f"each is known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    trust += (
+        [f"they cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
+    )
+    trusted = f"; {', and '.join(trust)}" if trust else ""
     return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{trusted}"

@@ -54,7 +54,7 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
 def answer(run: Run) -> str:
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
-        return f"Training diverges: at step {int(broken.iloc[0])} the loss is no number"
+        return f"Training diverges: at step {int(broken.iloc[0])} the loss is not a number"
     first, last = run.metrics["loss"].iloc[[0, -1]]
     fall = change(float(first), float(last)) if "phase" not in run.metrics else "is that of one task after another"
     drift, end = run.series("drift"), run.metrics["step"].iloc[-1]
