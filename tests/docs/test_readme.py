@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
+from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -59,6 +61,15 @@ def test_machines_are_named_as_they_are() -> None:
 
 def test_it_is_short() -> None:
     assert len(TEXT.split()) <= 900
+
+
+def test_it_counts_the_published_verdicts() -> None:
+    verdicts = json.loads((ROOT / "docs" / "claims" / "verdicts.json").read_text(encoding="utf-8"))
+    of = Counter(row["verdict"] for row in verdicts)
+    counts = [f"{of[word]} {word}" for word in ("supported", "not replicated", "undecided", "refuted") if of[word]]
+    refuted = ", ".join(f"`{row['name']}`" for row in verdicts if row["verdict"] == "refuted")
+    judged = f"[{len(verdicts)} claims are judged](docs/claims/README.md): {', '.join(counts)} ({refuted})."
+    assert judged in " ".join(TEXT.split())
 
 
 def test_the_first_lines_that_are_shown_are_among_all() -> None:
