@@ -343,11 +343,15 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         loaded |= {path.name: run for path, run in runs.items()}
         swept = tabulate(sweep, runs).assign(runs=name)
         frames.append(swept.loc[:, ~swept.columns.duplicated()])  # an axis may be called like a number, such as loss
+    # rows of all seeds in one frame: where no number of a seed is finite, its own columns would not be of numbers
+    rows = list[dict[str, Any]]()
     for job in planned.trials:
-        rows = job.rows
-        if not rows:
+        if not job.rows:
             raise Mistake(f"{job.file} holds no rows; the same command runs the trial again")
-        frames.append(pd.DataFrame([{"runs": "trial", **row} for row in rows]).assign(seed=job.seed))
+        rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
+    if rows:
+        tried = pd.DataFrame(rows)
+        frames.append(tried.assign(seed=tried.pop("seed")))  # behind all numbers
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
     return Measured(table, loaded, axes, draws(loaded.values()) if loaded else "")

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.claim import Look
+from ntkexp.claim.conduct import measure
 from ntkexp.claim.expectation import Equality, Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import (
     DESIGNS,
@@ -324,6 +325,13 @@ def test_a_column_that_no_run_yields_is_named() -> None:
     assert Column(column="drift").of(measured)["value"].tolist() == [0.1]
     with pytest.raises(Mistake, match=r"quantity: the runs yield no drfit; they yield drift; did you mean 'drift'"):
         Column(column="drfit").of(measured)
+
+
+def test_a_seed_without_any_number_leaves_columns_of_numbers() -> None:
+    jobs = [SimpleNamespace(rows=[{"kind": "a", "mean": mean}], seed=seed) for seed, mean in ((0, 1.5), (1, None))]
+    found = measure(SimpleNamespace(plans={}, trials=jobs), {})  # type: ignore[arg-type]
+    assert found.numbers == ["mean"]
+    assert found.table["mean"].isna().tolist() == [False, True]
 
 
 def test_columns_leave_out_what_runs_were_not_asked_for() -> None:
