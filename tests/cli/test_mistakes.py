@@ -91,7 +91,7 @@ MISTAKES = [
     ("model.width='64", "cannot be read"),
     ("model.width={a", "cannot be read"),
     ("a b=3", "'a b' is not a key"),
-    ("~schedule", "nothing can be taken away"),
+    ("~schedule", "keys cannot be removed"),
     ("a\nb=3", r"a\nb"),
     # Hydra's own
     ("hydra.run.dir=x", "settings of Hydra"),

@@ -403,7 +403,7 @@ def test_gradients_that_were_compressed_are_refused(played: Path) -> None:
     [
         ("absent", 0, "rank 1 of 2 does not follow into"),
         ("cut_apart", 1, r"the model is a FSDPSequential, whose weights are cut apart .*\(FSDP\)"),
-        ("cut_memory", 1, "ZeroRedundancyOptimizer cuts its memory apart"),
+        ("cut_memory", 1, "ZeroRedundancyOptimizer splits its state"),
     ],
 )
 def test_and_others_are_refused_in_the_loop(name: str, rank: int, said: str, played: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_command_tells_it(
     assert "predicted" in found
     assert told(*explained) == found  # it was found earlier
     assert '"shares"' in told(*explained, "--json")
-    assert "add --without=" in told("explain", "outputs/runs/mine", "--again=loop_of_mine.py:train", code=2)
+    assert "say which by --without=" in told("explain", "outputs/runs/mine", "--again=loop_of_mine.py:train", code=2)
 
 
 def refused_by(train: Callable[[], object], to: Path) -> None:
@@ -374,7 +374,7 @@ def attributing() -> None:
         (other_weights, r"begins at other weights .*'0\.weight' differs.*seed it"),
         (other_order, "saw other examples, or in another order"),
         (other_sizes, "ends .* from where it did"),
-        (attributing, "would do so for ever"),
+        (attributing, "would never end"),
         (lambda: None, "followed 0 loops"),
         (twice, "followed 2 loops"),
     ],
