@@ -312,14 +312,17 @@ class CalledModule:
         reader.findings.independent.keep(tape.operations, True)
         return names
 
-    def room(self, how: Circumstances) -> float:
-        """How far other kernels may take what a call cast, as an eps: by the same ones it is the same to the bit."""
+    def room(self, how: Circumstances, *, exact: bool = True) -> float:
+        """How far what a call cast may be off, as an eps: at the exact weights and by the same kernels it is the same
+        to the bit; others may round to the next short number."""
         kinds = (None if how.autocast is None else how.autocast.dtype, self.short)
-        return 0.0 if self.same_kernels else max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
+        return (
+            0.0 if self.same_kernels and exact else max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
+        )
 
-    def room_of(self, calls: Sequence[ModelCall]) -> float:
+    def room_of(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
         """The most of that of any of these calls."""
-        return max((self.room(call.how) for call in calls), default=0.0)
+        return max((self.room(call.how, exact=exact) for call in calls), default=0.0)
 
     @property
     def under_casts(self) -> Function:

@@ -34,6 +34,7 @@ class FollowedStep:
     rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
     statistics: tuple[Weights, Weights] | None = None  # the running ones after the step before, and after this one
     remembered: Weights = field(default_factory=dict)  # m before the first of some steps, of others before them
+    exact: bool = True  # whether `start` has the loop's own bits: a replay may have rounded otherwise
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """This step and one of another optimizer that took in the same gradients, as one."""

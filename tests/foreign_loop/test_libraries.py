@@ -33,8 +33,11 @@ def closes(trace: Trace, change: Tensor, bound: float) -> None:
     """Parts and decay add up to what training did to every query and output."""
     found = trace.attribute()
     explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"] + found.get("casts", 0)).values)
+    rounds = torch.finfo(change.dtype).eps * float(
+        abs(found["contribution"]).sum("example").max()
+    )  # where parts cancel
     assert change.norm() > 0
-    assert (explained - change.flatten(1)).abs().max() <= bound * change.norm()
+    assert (explained - change.flatten(1)).abs().max() <= bound * change.norm() + rounds
 
 
 @pytest.fixture
@@ -203,25 +206,11 @@ def test_trainer_is_carried_out_again(transformers: Any, tmp_path: Path) -> None
 
 
 def test_trainer_under_autocast(transformers: Any, tmp_path: Path) -> None:
-    """With dropout; the library puts autocast into the model's own forward.
-
-    On some processors kernels add up in another order where numbers lie elsewhere in memory, so that a number may round
-    to the next bfloat16 when a call is replayed. Such a loop is refused; of three, one at least is proved.
-    """
+    """With dropout and clipping; the library puts autocast into the model's own forward."""
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    refused = list[str]()
-    for seed in range(3):
-        torch.manual_seed(seed)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-        texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-        try:
-            trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, bf16=True)
-        except Mistake as error:
-            refused.append(str(error))
-        else:
-            break
-    assert len(refused) < 3
-    assert all("gave other outputs" in why or "examples seen, off by" in why for why in refused)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
+    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, bf16=True)
 
 
 @pytest.mark.others

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
@@ -61,6 +62,25 @@ def test_a_trace_on_disk_tells_the_same(optimizers: Maker, body: Body, tmp_path:
 def test_so_does_one_with_the_weights_of_every_step(optimizers: Maker, body: Body, tmp_path: Path) -> None:
     trace = followed(loop(optimizers), body, to=tmp_path / "run", every=1)
     same_parts(followed(loop(optimizers), body), trace)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimizers", [loops.momentum, loops.adam, loops.adamw])
+def test_steps_that_are_taken_again_have_the_bits_of_the_loop(optimizers: Maker, dtype: torch.dtype) -> None:
+    """Through clipping too, whose factor is read of sums: one bit beside it, and a cast may round a weight otherwise."""
+    given, weights = loop(optimizers, dtype), list[dict[str, torch.Tensor]]()
+
+    def body(given: Loop, batch: torch.Tensor) -> None:
+        weights.append(deepcopy(given.model.state_dict()))
+        given.zero()
+        given.back(batch)
+        clip_grad_norm_(given.model.parameters(), 0.1)
+        given.step()
+
+    steps = followed(given, body, every=loops.STEPS).steps
+    assert all(step.exact for step, _ in steps.forwards())
+    for index, each in enumerate(weights):
+        assert all(torch.equal(weight, each[name]) for name, weight in steps.start(index).items())
 
 
 @pytest.mark.slow

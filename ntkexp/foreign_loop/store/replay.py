@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +32,7 @@ from ntkexp.shapes import Weights
 
 SHARE, MOST = 0.25, 50e9  # of what is free on the disk, and in bytes
 FIRST = 8  # steps: to seal and write a checkpoint costs more time than a small step of training
+NEARBY = (0, 1, -1, 2, -2, 3, -3, 4, -4)  # units in the last place of a factor that are tried
 IN_MEMORY = 3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
 
 
@@ -100,6 +101,7 @@ class ReplayedLoop:
     states: list[OptimizerState]
     signatures: Signatures
     events: int = 0  # since the checkpoint
+    exact: bool = True  # whether the weights have the loop's own bits
 
     def replay(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
         """Replay the next event, of a step that began at `start`; where the checkpoint `then` after it is given,
@@ -108,6 +110,7 @@ class ReplayedLoop:
         settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
         before = self.states[event["optimizer"]]
         has_momentum = {n for n in before if n in settings and rule.momentum(settings[n], before[n]) is not None}
+        exact = self.exact
 
         # the gradient, and the weights after the step
         gradient, error = self.gradient(event, calls, start), 0.0
@@ -119,6 +122,7 @@ class ReplayedLoop:
             after = self.signatures.of({name: self.weights[name] for name in settings})
             error = distance(after, event["after"])
             self.refuse_astray(event["step"], error, after)
+            self.exact &= all(torch.equal(part, event["after"][name]) for name, part in after.items())
 
         # the linear map of each parameter, from its settings and state after the step
         linear = dict.fromkeys(settings, IDLE)
@@ -140,6 +144,7 @@ class ReplayedLoop:
             settings=settings,
             rule_error=max(event["rule_error"], error),
             statistics=event.get("statistics"),
+            exact=exact,
         )
 
     def remembered(self, event: Event) -> Weights:
@@ -159,11 +164,25 @@ class ReplayedLoop:
             return zeros | stored
         found = zeros | self.called.gradient(calls, [start] * len(calls))
         ours = self.signatures.of({name: found[name] for name in signature})
-        factors, _ = factors_between(ours, signature, event["step"], calls, self.called.room_of(calls))
+        room = self.called.room_of(calls, exact=self.exact)
+        factors, _ = factors_between(ours, signature, event["step"], calls, room)
         if all(torch.equal(ours[name], signature[name]) for name in signature):
-            factors = dict.fromkeys(signature, 1.0)
-        multiplied = {n: found[n] if factors[n] == 1.0 else factors[n] * found[n] for n in signature}
-        return zeros | stored | multiplied
+            return zeros | stored | {name: found[name] for name in signature}
+        return zeros | stored | self.multiplied({name: found[name] for name in signature}, factors, signature)
+
+    def multiplied(self, found: Weights, factors: Mapping[str, float], signature: Weights) -> Weights:
+        """Gradients times their factors, to the bit of what was consumed if may be: a factor is read of rounded sums,
+        and the one that the loop took, as clipping does, is a few units in the last place from that."""
+        products, units = dict[str, Tensor](), NEARBY
+        for name, gradient in found.items():
+            for unit in units:
+                product = gradient * moved_by_units(factors[name], unit, gradient.dtype)
+                if torch.equal(self.signatures.of({name: product})[name], signature[name]):
+                    products[name], units = product, (unit, *(each for each in NEARBY if each != unit))
+                    break
+            else:
+                return {name: factors[name] * gradient for name, gradient in found.items()}
+        return products
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
@@ -212,6 +231,18 @@ class ReplayedLoop:
                 f"by {error:.2g} of them; replay on the machine and with the threads of the training, or follow with "
                 "every=1"
             )
+
+
+def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
+    """The number that is so many units in the last place from a factor, among those of this kind.
+
+    >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
+    True
+    """
+    near, toward = torch.tensor(factor, dtype=kind), torch.tensor(inf if units > 0 else -inf, dtype=kind)
+    for _ in range(abs(units)):
+        near = torch.nextafter(near, toward)
+    return near.item()
 
 
 def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Tensor) -> Tensor:
