@@ -402,10 +402,8 @@ class Backwards:
                 replace(each, outputs=given.to(each.outputs), cast_eps=called.room(call.how, exact=step.exact))
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
-        consumed, room = (
-            {name: step.gradient[name] for name in step.heard},
-            called.room_of(step.calls, exact=step.exact),
-        )
+        consumed = {name: step.gradient[name] for name in step.heard}
+        room = called.room_of(step.calls, exact=step.exact)
         factors, missed = factors_between(found, consumed, step.index, step.calls, room)
         for call, each in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (other := each.other(call.signed)):

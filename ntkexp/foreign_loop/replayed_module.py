@@ -316,9 +316,9 @@ class CalledModule:
         """How far what a call cast may be off, as an eps: at the exact weights and by the same kernels it is the same
         to the bit; others may round to the next short number."""
         kinds = (None if how.autocast is None else how.autocast.dtype, self.short)
-        return (
-            0.0 if self.same_kernels and exact else max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
-        )
+        if self.same_kernels and exact:
+            return 0.0
+        return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def room_of(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
         """The most of that of any of these calls."""

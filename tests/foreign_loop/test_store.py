@@ -67,7 +67,7 @@ def test_so_does_one_with_the_weights_of_every_step(optimizers: Maker, body: Bod
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("optimizers", [loops.momentum, loops.adam, loops.adamw])
 def test_steps_that_are_taken_again_have_the_bits_of_the_loop(optimizers: Maker, dtype: torch.dtype) -> None:
-    """Through clipping too, whose factor is read of sums: one bit beside it, and a cast may round a weight otherwise."""
+    """Through clipping too, whose factor is read of sums: one bit off, and a cast may round a weight otherwise."""
     given, weights = loop(optimizers, dtype), list[dict[str, torch.Tensor]]()
 
     def body(given: Loop, batch: torch.Tensor) -> None:

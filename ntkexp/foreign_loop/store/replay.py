@@ -173,7 +173,8 @@ class ReplayedLoop:
     def multiplied(self, found: Weights, factors: Mapping[str, float], signature: Weights) -> Weights:
         """Gradients times their factors, to the bit of what was consumed if may be: a factor is read of rounded sums,
         and the one that the loop took, as clipping does, is a few units in the last place from that."""
-        products, units = dict[str, Tensor](), NEARBY
+        products = dict[str, Tensor]()
+        units: Sequence[int] = NEARBY
         for name, gradient in found.items():
             for unit in units:
                 product = gradient * moved_by_units(factors[name], unit, gradient.dtype)
