@@ -22,7 +22,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
@@ -48,12 +47,8 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
     points = dict.fromkeys(run.point for run in sweep.runs)
     every = [comparable(sweep, runs, point) for point in points]
 
-    # ‖K_s − K̄‖² of every seed, by which seeds are ordered. Kernels are large: each is read again, and none is kept.
-    distances: list[dict[int, float]] = []
-    for here in every:
-        mean = reduce(np.add, map(first_kernel, here.values())) / len(here) if here else 0.0
-        distances.append({seed: float(((first_kernel(run) - mean) ** 2).sum()) for seed, run in here.items()})
-    order = nearest_first(distances)
+    # Kernels are large: each is read again, and two are held
+    order = nearest_first([(list(here), squared_distances(here)) for here in every])
 
     variances: dict[Path, float] = {}
     for here in every:
@@ -84,18 +79,48 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
     return by_seed if len(by_seed) > 1 and len(data) == 1 else {}
 
 
-def nearest_first(points: Iterable[Mapping[int, float]]) -> list[int]:
-    """Order seeds by their shares of what fluctuates, as means over the points at which they are.
+def squared_distances(here: Mapping[int, Run]) -> NDArray[np.float64]:
+    """‖K_s − K_t‖² of every two seeds at a point."""
+    found = np.zeros((len(here), len(here)))
+    for (one, run), (other, another) in combinations(enumerate(here.values()), 2):
+        found[one, other] = found[other, one] = ((first_kernel(run) - first_kernel(another)) ** 2).sum()
+    return found
 
-    >>> nearest_first([{0: 3.0, 1: 1.0}, {0: 20.0, 1: 10.0, 2: 970.0}])
-    [1, 0, 2]
+
+def nearest_first(points: Iterable[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
+    """Order seeds by their squared distances from one another at each point, from the nearest to the farthest: the one
+    that is farthest from the mean of all is the last; it is left out, and so on. What counts is a seed's share of what
+    fluctuates, as a mean over the points at which it is.
+
+    A seed that is far off moves the mean of all, and then the others seem equally far from it: to look once would not
+    tell which of them fluctuates most. Here seeds are at 300, 1, 20 and −1.
+
+    >>> places = np.array([300.0, 1.0, 20.0, -1.0])
+    >>> nearest_first([(range(4), np.subtract.outer(places, places) ** 2)])
+    [1, 3, 2, 0]
     """
-    shares: dict[int, list[float]] = {}
-    for point in points:
-        whole = sum(point.values()) or 1.0
-        for seed, distance in point.items():
-            shares.setdefault(seed, []).append(distance / whole)
-    return sorted(shares, key=lambda seed: (float(np.mean(shares[seed])), seed))
+    points = [(list(seeds), squares) for seeds, squares in points]
+    left, order = sorted({seed for seeds, _ in points for seed in seeds}), list[int]()
+    while left:
+        shares: dict[int, list[float]] = {seed: [] for seed in left}
+        for seeds, squares in points:
+            kept = [place for place, seed in enumerate(seeds) if seed in shares]
+            for place, share in zip(kept, shares_of(squares[np.ix_(kept, kept)]), strict=True):
+                shares[seeds[place]].append(share)
+        farthest = max(left, key=lambda seed: (np.mean(shares[seed]), seed))
+        left.remove(farthest)
+        order.insert(0, farthest)
+    return order
+
+
+def shares_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What part of Σ_s ‖K_s − K̄‖² each of n seeds has, from their squared distances.
+
+    ‖K_s − K̄‖² = Σ_t D_st/n − Σ_tu D_tu/2n²
+    """
+    seeds = len(squares)
+    whole = squares.sum() / (2 * seeds) if seeds else 0.0
+    return np.asarray((squares.mean(1) - whole / seeds) / whole) if whole else np.zeros(seeds)
 
 
 def spread(kernels: Iterable[NDArray[np.float64]]) -> list[float]:

@@ -18,10 +18,18 @@ from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import create_kernels, write_snapshot
 from ntkexp.records.sweep import Expected, Fit, read_sweep
 from ntkexp.report.analysis.estimate import power_law
-from ntkexp.report.analysis.laws import Fitted, dependence, law_in_words, spread, summary
+from ntkexp.report.analysis.laws import Fitted, dependence, law_in_words, nearest_first, spread, summary
 from ntkexp.report.analysis.tables import Analysis, analyse, draws
 from ntkexp.report.run import START_VARIANCE, Run, load_tables
-from tests.report.analysis.trials import AMOUNTS, WIDTHS, exponents, fluctuating, from_the_mean, variances
+from tests.report.analysis.trials import (
+    AMOUNTS,
+    WIDTHS,
+    exponents,
+    farthest_last,
+    fluctuating,
+    from_the_mean,
+    variances,
+)
 from tests.report.synthetic import WIDTHS as SWEEP_WIDTHS
 from tests.report.synthetic import write_sweep
 
@@ -277,6 +285,20 @@ def test_distances_from_the_mean_of_all_would_not(seeds: int) -> None:
     found = exponents(from_the_mean(fluctuating(seeds, 30, 0.0, "one far")))
     as_if_alike = ((seeds - 1) / (seeds - 2)) ** 0.5
     assert np.mean([law.widened(as_if_alike).covers(-1.0) is True for law in found]) < 0.91
+
+
+@pytest.mark.parametrize("amounts", AMOUNTS)
+def test_seeds_are_ordered_as_in_these_trials(amounts: str) -> None:
+    kernels = fluctuating(5, 4, 0.0, amounts)
+    for sweep in range(20):
+        places = np.moveaxis(kernels[..., sweep], 1, 0)  # [place, seed, mode]
+        squares = ((places[:, :, None] - places[:, None]) ** 2).sum(3)
+        found, expected = (
+            nearest_first([(range(5), each) for each in squares]),
+            farthest_last(kernels)[:, sweep].tolist(),
+        )
+        assert {*found[:2]} == {*expected[:2]}  # of two, both are as far from their mean
+        assert found[2:] == expected[2:]
 
 
 def test_numbers_are_distances_from_the_mean_of_those_before() -> None:

@@ -104,6 +104,7 @@ AMOUNTS: Mapping[str, Callable[[int], Array]] = {
     "one near": lambda seeds: np.append(np.ones(seeds - 1), 0.01),
     "one far": lambda seeds: np.append(4.0, np.ones(seeds - 1)),
     "two far": lambda seeds: np.append([10.0, 10.0], np.ones(seeds - 2)),
+    "by tens": lambda seeds: 10.0 ** np.arange(seeds),
 }
 """How much each seed fluctuates."""
 
@@ -120,12 +121,22 @@ def fluctuating(seeds: int, modes: int, shared: float, amounts: str = "alike") -
 
 
 def variances(kernels: Array) -> list[Estimate]:
-    """Exponents of the variance over seeds, by differences from the seeds that are nearer to the mean of all."""
-    far = from_the_mean(kernels)
-    order = (far / far.sum(axis=0)).mean(axis=1).argsort(axis=0)  # [rank, sweep]
-    ranked = np.take_along_axis(kernels, order[:, None, None], axis=0)
+    """Exponents of the variance over seeds, by differences from the seeds that fluctuate less."""
+    ranked = np.take_along_axis(kernels, farthest_last(kernels)[:, None, None], axis=0)
     before = np.cumsum(ranked, axis=0)[:-1] / np.arange(1, len(kernels))[:, None, None, None]
     return exponents(((ranked[1:] - before) ** 2).sum(axis=2))
+
+
+def farthest_last(kernels: Array) -> NDArray[np.int64]:
+    """Seeds in order, [rank, sweep]: of those that are left, the farthest from their mean is put last."""
+    left, order = np.ones((len(kernels), kernels.shape[-1]), dtype=bool), list[NDArray[np.int64]]()
+    for count in range(len(kernels), 0, -1):
+        here = left[:, None, None]
+        far = (here * (kernels - (here * kernels).sum(axis=0) / count) ** 2).sum(axis=2)
+        shares = (far / far.sum(axis=0)).mean(axis=1) if count > 1 else 1.0
+        order.append(np.where(left, shares, -1.0).argmax(axis=0))
+        left[order[-1], np.arange(left.shape[1])] = False
+    return np.stack(order[::-1])
 
 
 def from_the_mean(kernels: Array) -> Array:
