@@ -381,4 +381,5 @@ def attribute(
         quiet=quiet,
     )
     run = load_run(files.folder.path)
-    sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{run.path}\n")
+    named = f"examples: {trace.naming}\n" if trace.naming else ""
+    sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{named}{run.path}\n")

@@ -88,11 +88,19 @@ class Trace:
         self.refresh()
         names, queries = set(self.steps.names()), examples(self.queries)
         seen = counted(len(names), "example")
-        if names and all(map(is_digest, names)):
-            seen += " (named by digests of what they hold; ids='dataset' names them by their places in a Dataset)"
+        if advice := self.naming:
+            seen += f" ({advice})"
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
         of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
         return f"Trace of {of}, {seen}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
+
+    @property
+    def naming(self) -> str:
+        """How the examples may be named otherwise; nothing where they have names."""
+        names = set(self.steps.names())
+        if not names or not all(map(is_digest, names)):
+            return ""
+        return "named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset"
 
     def refresh(self) -> None:
         """Read again what is stored: the loop may have gone on."""

@@ -530,7 +530,7 @@ def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
 
     kept: list[Trace] = []
     trace = followed(given, looked_at, kept, to=tmp_path / "run")
-    names = "(named by digests of what they hold; ids='dataset' names them by their places in a Dataset)"
+    names = "(named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset)"
     assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples {names}, 3 queries, in {tmp_path / 'run'}"
     assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples {names}, 3 queries, in {tmp_path / 'run'}", 1)
     assert trace.attribute().sizes["step"] == loops.STEPS

@@ -182,7 +182,9 @@ def test_a_later_process_attributes_it_alike(
     assert command(["attribute", str(folder)]) == 2
     assert "give a function that builds it, --model=" in capfd.readouterr().err
     assert command(["attribute", str(folder), model, "--trust=net_of_mine.py"]) == 0
-    assert "reproduces the trained network to rounding" in capfd.readouterr().out
+    told = capfd.readouterr().out
+    assert "reproduces the trained network to rounding" in told
+    assert "ids='dataset' names them by their places in a Dataset" in told
     np.testing.assert_array_equal(ntkexp.load_run(folder).contributions["contribution"].to_numpy(), before)
 
 

@@ -436,6 +436,45 @@ def test_steps_up_to_what_memory_holds_are_explained() -> None:
     assert found["closure"].max() < 1e-9  # to rounding, as for a loop that came to its end
 
 
+LIMITED = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from ntkexp import follow
+from ntkexp.foreign_loop.trace import Trace
+
+def peak() -> int:
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(told["VmHWM"].split()[0]) * 1024
+
+def traced(rows: int, queries: int, outputs: int, memory_gb: float = 0.1) -> Trace:
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, outputs))
+    optimizer, x = torch.optim.AdamW(net.parameters(), lr=0.01), torch.randn(6, rows, 8)
+    with follow(net, optimizer, queries=torch.randn(queries, 8), memory_gb=memory_gb) as trace:
+        for batch in x:
+            optimizer.zero_grad()
+            (net(batch) - batch[:, :outputs]).square().mean().backward()
+            optimizer.step()
+    return trace
+
+traced(2, 2, 1, 1.0).attribute()  # libraries come in
+before = peak()
+found = traced(*map(int, sys.argv[1:])).attribute()
+print(found.nbytes, peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(330, 2500, 1), (160, 700, 3), (1000, 100, 5)])
+def test_following_takes_no_more_than_its_memory(sizes: tuple[int, ...]) -> None:
+    """Of the whole process, as the system counts it: what is freed and not given back is taken too."""
+    command = [sys.executable, "-c", LIMITED, *map(str, sizes)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    size, taken = map(int, ended.stdout.split())
+    assert 5e6 < size <= taken < 1e8
+
+
 TUNED = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
 
 
