@@ -184,7 +184,7 @@ def test_a_later_process_attributes_it_alike(
     assert command(["attribute", str(folder), model, "--trust=net_of_mine.py"]) == 0
     told = capfd.readouterr().out
     assert "reproduces the trained network to rounding" in told
-    assert "ids='dataset'" not in told  # they have names
+    assert "examples: named by digests of what they hold; follow(…, ids='dataset') names them by their places" in told
     np.testing.assert_array_equal(ntkexp.load_run(folder).contributions["contribution"].to_numpy(), before)
 
 
