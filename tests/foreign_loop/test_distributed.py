@@ -14,6 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -126,7 +127,7 @@ def agree(ours: Trace, theirs: Trace, **options: Any) -> None:
     """Both tell the same, to rounding."""
     here, there = (replace(each, folder=None).attribute(**options) for each in (ours, theirs))  # pages take long
     assert here["example"].to_numpy().tolist() == there["example"].to_numpy().tolist()
-    for name in {"contribution", "decay", "by_step", "change", "effect"} & set(there):
+    for name in {"contribution", "decay", "by_step", "by_component", "change", "effect"} & set(there):
         assert float(abs(here[name] - there[name]).max()) <= CLOSE * float(abs(there["contribution"]).max()), name
 
 
@@ -152,6 +153,24 @@ def test_ranks_leave_the_trace_of_one_process(ranks: Ranks, tmp_path: Path) -> N
     assert float(abs(missed).max()) <= CLOSE * float(abs(found["change"]).max())
     if ranks.clip > 1:
         assert found["gradient_factor"].to_numpy() == pytest.approx(1 / ranks.world, rel=1e-10)  # rounding of sums
+
+
+@pytest.mark.usefixtures("nothing_was_asked")
+def test_a_measure_is_explained_through_all_ranks(tmp_path: Path) -> None:
+    """And what came by which parameters."""
+
+    def surprise(outputs: Tensor, _: SeenCall) -> Tensor:
+        return outputs.logsumexp(1) - outputs[:, 0]
+
+    ranks = Ranks(loops.adamw, 2, clip=0.2)
+    before = surprise(ranks.loops[0].model(ranks.loops[0].queries), SeenCall.of(())).detach()
+    trace = trained(ranks, tmp_path / "run", measure=surprise)
+    agree(trace, one_process(ranks, measure=surprise), by="module")
+    found = replace(trace, folder=None).attribute(by="module")
+    change = (surprise(ranks.loops[0].model(ranks.loops[0].queries), SeenCall.of(())).detach() - before).numpy()
+    missed = found["contribution"].sum("example").to_numpy()[:, 0] + found["decay"].to_numpy()[:, 0] - change
+    assert np.abs(missed).max() <= CLOSE * np.abs(change).max()
+    assert float(abs(found["by_component"].sum("component") - found["contribution"]).max()) <= CLOSE
 
 
 @pytest.mark.usefixtures("nothing_was_asked")
