@@ -51,6 +51,8 @@ SCATTERED = {
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4096:glibc.malloc.tcache_count=0",
     "MALLOC_PERTURB_": "165",  # and nothing that was not written is zero
 }
+# oneDNN's code for AVX2 reads 32 bytes that begin at a multiple of 32, and breaks down elsewhere.
+ELSEWHERE = MIDDLE | SCATTERED | {"ONEDNN_MAX_CPU_ISA": "SSE41", THREADS: "2", "PYTHONHASHSEED": "1"}
 
 
 class Processor(NamedTuple):
@@ -87,7 +89,7 @@ PROCESSORS = {
     "mixed": Processor(MIXED, "avx512"),
     "threads": Processor({THREADS: "2", "PYTHONHASHSEED": "1"}),
     "unaligned": Processor(SCATTERED, unaligned=True),
-    "unaligned-avx2": Processor(MIDDLE | SCATTERED | {THREADS: "2", "PYTHONHASHSEED": "1"}, "avx2", unaligned=True),
+    "unaligned-avx2": Processor(ELSEWHERE, "avx2", unaligned=True),
 }
 
 

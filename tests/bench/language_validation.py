@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ntkexp
 from ntkexp.foreign_loop.trace import Trace
@@ -41,15 +41,21 @@ def of_call(outputs: Tensor, call: Any) -> Tensor:
     return losses(outputs, call.kwargs["input_ids"])
 
 
-def train(folder: Path, files: list[str]) -> Trace:
-    """The loop, from its seeds on. `eps` makes AdamW smooth: see metasmoothness."""
+def language_model() -> nn.Module:
+    """The model before it is trained."""
     load_torchvision()  # of which transformers finds only what was imported
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415  an extra
 
     torch.manual_seed(0)
     dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     size = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 64, "n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**size, **dropouts, attn_implementation="eager")).double()
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**size, **dropouts, attn_implementation="eager")).double()
+    return model
+
+
+def train(folder: Path, files: list[str]) -> Trace:
+    """The loop, from its seeds on. `eps` makes AdamW smooth: see metasmoothness."""
+    model = language_model()
     seen, asked = texts(files)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-2)
     steps = EPOCHS * TEXTS // BATCH
