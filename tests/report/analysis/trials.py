@@ -104,7 +104,7 @@ AMOUNTS: Mapping[str, Callable[[int], Array]] = {
     "one near": lambda seeds: np.append(np.ones(seeds - 1), 0.01),
     "one far": lambda seeds: np.append(4.0, np.ones(seeds - 1)),
     "two far": lambda seeds: np.append([10.0, 10.0], np.ones(seeds - 2)),
-    "by tens": lambda seeds: 10.0 ** np.arange(seeds),
+    "by tens": lambda seeds: np.logspace(0.0, seeds - 1.0, seeds),
 }
 """How much each seed fluctuates."""
 
