@@ -48,6 +48,18 @@ def test_what_is_asked_for_is_pinned(wanted: Requirement) -> None:
     assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
 
 
+def test_the_recipe_for_conda_asks_for_the_same() -> None:
+    recipe = (ROOT / "docs" / "conda" / "meta.yaml").read_text(encoding="utf-8")
+    asked = re.findall(r"^    - (.+)$", recipe.partition("  run:\n")[2].partition("\ntest:")[0], re.MULTILINE)
+    renamed = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    wanted = [Requirement(line) for line in PROJECT["dependencies"]] + [
+        Requirement(f"python{PROJECT['requires-python']}")
+    ]
+    ours = {renamed.get(each.name, each.name): each.specifier for each in wanted}
+    assert {each.name: each.specifier for each in map(Requirement, asked)} == ours
+    assert f'version = "{PROJECT["version"]}"' in recipe
+
+
 def test_extras_that_dev_leaves_out_have_stand_ins() -> None:
     (everything,) = (wanted for line in EXTRAS["dev"] if (wanted := Requirement(line)).name == PROJECT["name"])
     assert EXTRAS.keys() - {"dev", "docs"} - everything.extras == STOOD_IN == set(STAND_INS)
