@@ -66,6 +66,7 @@ LOG = logging.getLogger("ntkexp.follow")
 
 AGREES = 1e3  # eps: of outputs by other kernels, relative to their size
 OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does to outputs
+REPEATS = 4  # of a call, which by chance alone hardly all give nearly the same
 OF_CASTS = 8  # eps of the shorter numbers
 NOISE_OF_CASTS = 2.0  # times what noise of that size does
 AT_ONCE = 256  # queries
@@ -134,10 +135,9 @@ class Replayed:
 
         near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
         with torch.no_grad(), plain_kernels():
-            here, there, again = (
-                columns(self.function, *at) for at in ((self.weights, self.inputs), near, (self.weights, self.inputs))
-            )
-        moved, by_itself = float((there - here).norm()), float((again - here).norm())
+            here, there = (columns(self.function, *at) for at in ((self.weights, self.inputs), near))
+            again = [columns(self.function, self.weights, self.inputs) for _ in range(REPEATS)]
+        moved, by_itself = float((there - here).norm()), max(float((each - here).norm()) for each in again)
         times = NOISE_OF_CASTS if self.cast_eps else OF_NOISE
         return times * moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
 

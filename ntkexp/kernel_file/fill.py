@@ -6,7 +6,6 @@ The file has the same bytes whatever computes its tiles, and however often it is
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,8 +26,8 @@ from ntkexp.kernel_file.kernel import AbstractKernel, Blocks, splits_of
 from ntkexp.mistake import Mistake, NoPlace, Useless
 from ntkexp.path.budget import refuse_years
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.atomic import Damaged, acquire, make_folder, to_text
-from ntkexp.records.kernel_file import KernelMatrix, Layout, Tiling, create, open_matrix, side_for
+from ntkexp.records.atomic import Damaged, acquire, make_folder, release, to_text
+from ntkexp.records.kernel_file import KernelMatrix, Layout, Tiling, create, lock_of_marks, open_matrix, side_for
 from ntkexp.records.kernels import drop_partial
 from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
@@ -84,12 +83,13 @@ def fill(
 
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
-    """Be the one process that writes this file; the lock lies beside it."""
+    """Be the one process that writes this file; the lock lies beside it meanwhile."""
+    lock = path.with_name(f".{path.name}.lock") if path.name else path
     if not path.name:
         raise NoPlace(f"{path} is a folder that is there already, and no kernel file; choose another place")
     try:
         make_folder(path.parent)
-        descriptor = acquire(path.with_name(f".{path.name}.lock"))
+        descriptor = acquire(lock)
     except BlockingIOError:
         raise NoPlace(f"{path} is being written by another process; wait for it, or choose another place") from None
     except OSError as error:
@@ -97,7 +97,9 @@ def claim(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # held by a worker that was forgotten
+            release(acquire(lock_of_marks(path)), lock_of_marks(path))
+        release(descriptor, lock)
 
 
 def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatrix:

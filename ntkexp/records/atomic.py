@@ -112,30 +112,49 @@ ATTEMPTS, PAUSE = 10, 0.01  # `is_held` shares the lock for an instant, which mu
 
 def acquire(lock: Path) -> int:
     """Hold the lock until the descriptor that is returned is closed, or raise BlockingIOError if another does."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     for attempt in range(ATTEMPTS):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(descriptor, lock):
+                return descriptor
         except BlockingIOError:
             if attempt == ATTEMPTS - 1:
                 os.close(descriptor)
                 raise
             time.sleep(PAUSE)
-        else:
-            break
-    return descriptor
+        os.close(descriptor)
+    raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(lock))
+
+
+def release(descriptor: int, lock: Path) -> None:
+    """Let go of a lock that is held, and leave nothing of it; who was about to take it takes a new one."""
+    with suppress(OSError):
+        lock.unlink()
+    os.close(descriptor)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that lies there, and was not removed meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
 
 
 @contextmanager
 def waited_for(lock: Path) -> Iterator[None]:
     """Hold the lock, however long it takes until others let go of it."""
     make_folder(lock.parent)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_at(descriptor, lock):  # and was not removed meanwhile
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 def is_held(lock: Path) -> bool:

@@ -208,6 +208,11 @@ def check_attributes(path: Path) -> None:
 # outputs than the kernel, it holds for each of them.
 
 
+def lock_of_marks(path: Path) -> Path:
+    """Beside a kernel file: who holds it may mark tiles."""
+    return path.with_name(f".{path.name}.marks.lock")
+
+
 @dataclass(frozen=True)
 class KernelMatrix:
     path: Path
@@ -273,7 +278,7 @@ class KernelMatrix:
 
     def marking(self) -> AbstractContextManager[None]:
         """Be the one who marks: other processes may mark tiles of the same row."""
-        return waited_for(self.path.with_name(f".{self.path.name}.marks.lock"))
+        return waited_for(lock_of_marks(self.path))
 
     def missing(self) -> list[tuple[int, int]]:
         """The tiles that are not written, or not as they were."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from concurrent.futures import Future, wait
 from math import acos, inf, pi, sqrt
 from pathlib import Path
@@ -22,7 +24,7 @@ from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.model.networks import CNTK, UCINtk
-from ntkexp.records.atomic import acquire
+from ntkexp.records.atomic import acquire, release
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.subjects import Products, filled, whole
 
@@ -131,6 +133,27 @@ def test_one_process_writes(tmp_path: Path) -> None:
     acquire(tmp_path / ".k.zarr.lock")
     with pytest.raises(Mistake, match="is being written by another process"):
         products(tmp_path / "k.zarr")
+
+
+def test_nothing_lies_beside_the_file_afterwards(tmp_path: Path) -> None:
+    products(tmp_path / "k.zarr")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["k.zarr"]
+
+
+def test_a_lock_that_another_removes_just_before_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two would each hold a file of that name."""
+    lock, flock = tmp_path / ".lock", fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        release(os.dup(descriptor), lock)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    held = acquire(lock)
+    assert os.path.samestat(os.fstat(held), lock.stat())
+    release(held, lock)
+    assert not lock.exists()
 
 
 def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
