@@ -84,9 +84,9 @@ def fill(
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
     """Be the one process that writes this file; the lock lies beside it meanwhile."""
-    lock = path.with_name(f".{path.name}.lock") if path.name else path
     if not path.name:
         raise NoPlace(f"{path} is a folder that is there already, and no kernel file; choose another place")
+    lock = path.with_name(f".{path.name}.lock")
     try:
         make_folder(path.parent)
         descriptor = acquire(lock)
