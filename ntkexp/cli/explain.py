@@ -381,5 +381,5 @@ def attribute(
         quiet=quiet,
     )
     run = load_run(files.folder.path)
-    named = f"examples: {trace.naming}\n" if trace.naming else ""
+    named = f"examples: {naming}\n" if (naming := trace.naming) else ""
     sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{named}{run.path}\n")

@@ -66,7 +66,7 @@ LOG = logging.getLogger("ntkexp.follow")
 
 AGREES = 1e3  # eps: of outputs by other kernels, relative to their size
 OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does to outputs
-REPEATS = 4  # of a call, which by chance alone hardly all give nearly the same
+REPEATS = 4  # calls, which hardly give the same by chance where the function is another each time
 OF_CASTS = 8  # eps of the shorter numbers
 NOISE_OF_CASTS = 2.0  # times what noise of that size does
 AT_ONCE = 256  # queries

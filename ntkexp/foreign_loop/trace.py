@@ -86,8 +86,7 @@ class Trace:
 
     def __repr__(self) -> str:
         self.refresh()
-        names, queries = set(self.steps.names()), examples(self.queries)
-        seen = counted(len(names), "example")
+        queries, seen = examples(self.queries), counted(len(self.examples), "example")
         if advice := self.naming:
             seen += f" ({advice})"
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
@@ -97,8 +96,7 @@ class Trace:
     @property
     def naming(self) -> str:
         """How the examples may be named otherwise; nothing where they have names."""
-        names = set(self.steps.names())
-        if not names or not all(map(is_digest, names)):
+        if not self.examples or not all(map(is_digest, self.examples)):
             return ""
         return "named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset"
 

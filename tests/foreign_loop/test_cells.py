@@ -103,7 +103,7 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
             model.zero_grad()
             with torch.autocast("cpu", CASTS[precision]) if precision in CASTS else nullcontext():
                 loss = loss_of(model(batch), batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
             for optimizer in used:
                 optimizer.step()
     found = trace.attribute(by="parameter", positions=True, quiet=True)

@@ -32,7 +32,6 @@ from ntkexp.shapes import Weights
 
 SHARE, MOST = 0.25, 50e9  # of what is free on the disk, and in bytes
 FIRST = 8  # steps: to seal and write a checkpoint costs more time than a small step of training
-NEARBY = (0, 1, -1, 2, -2, 3, -3, 4, -4)  # units in the last place of a factor that are tried
 IN_MEMORY = 3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
 
 
@@ -89,6 +88,9 @@ def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
 #     step       by the optimizer, with its settings of then; the signature of the weights after it has to be the same
 #
 # Where there is a checkpoint on both sides of a step, nothing of it is taken again but the gradient.
+
+
+NEARBY = (0, 1, -1, 2, -2, 3, -3, 4, -4)  # units in the last place of a factor that are tried
 
 
 @dataclass
@@ -162,27 +164,33 @@ class ReplayedLoop:
         stored = {name: part.to(zeros[name]) for name, part in whole.items()}
         if signature.keys() <= whole.keys():
             return zeros | stored
-        found = zeros | self.called.gradient(calls, [start] * len(calls))
-        ours = self.signatures.of({name: found[name] for name in signature})
-        room = self.called.room_of(calls, exact=self.exact)
+        gradient = zeros | self.called.gradient(calls, [start] * len(calls))
+        found = {name: gradient[name] for name in signature}
+        ours, room = self.signatures.of(found), self.called.room_of(calls, exact=self.exact)
         factors, _ = factors_between(ours, signature, event["step"], calls, room)
-        if all(torch.equal(ours[name], signature[name]) for name in signature):
-            return zeros | stored | {name: found[name] for name in signature}
-        return zeros | stored | self.multiplied({name: found[name] for name in signature}, factors, signature)
+        if any(not torch.equal(ours[name], signature[name]) for name in signature):
+            found = self.multiplied(found, factors, signature)
+        return zeros | stored | found
 
     def multiplied(self, found: Weights, factors: Mapping[str, float], signature: Weights) -> Weights:
-        """Gradients times their factors, to the bit of what was consumed if may be: a factor is read of rounded sums,
-        and the one that the loop took, as clipping does, is a few units in the last place from that."""
-        products = dict[str, Tensor]()
-        units: Sequence[int] = NEARBY
+        """Gradients times their factors, to the bit of what was consumed where that can be.
+
+        The factors are read of rounded sums, and may be some units in the last place from those that the loop took.
+        """
+        products, units = dict[str, Tensor](), list(NEARBY)
         for name, gradient in found.items():
+            # the first factor near by that gives the signature of what was consumed, in every bit
             for unit in units:
                 product = gradient * moved_by_units(factors[name], unit, gradient.dtype)
                 if torch.equal(self.signatures.of({name: product})[name], signature[name]):
-                    products[name], units = product, (unit, *(each for each in NEARBY if each != unit))
                     break
-            else:
+            else:  # the loop did something else than to multiply: to rounding, this is it
                 return {name: factors[name] * gradient for name, gradient in found.items()}
+            products[name] = product
+
+            # parameters mostly share a factor, and so how far it is off
+            units.remove(unit)
+            units.insert(0, unit)
         return products
 
     def step(self, event: Event, gradient: Weights) -> None:

@@ -47,7 +47,7 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
     points = dict.fromkeys(run.point for run in sweep.runs)
     every = [comparable(sweep, runs, point) for point in points]
 
-    # Kernels are large: each is read again, and two are held
+    # Kernels are large: they are read again rather than held, two at a time
     order = nearest_first([(list(here), squared_distances(here)) for here in every])
 
     variances: dict[Path, float] = {}
@@ -81,13 +81,15 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
 
 def squared_distances(here: Mapping[int, Run]) -> NDArray[np.float64]:
     """‖K_s − K_t‖² of every two seeds at a point."""
-    found = np.zeros((len(here), len(here)))
-    for (one, run), (other, another) in combinations(enumerate(here.values()), 2):
-        found[one, other] = found[other, one] = ((first_kernel(run) - first_kernel(another)) ** 2).sum()
+    found, runs = np.zeros((len(here), len(here))), list(here.values())
+    for one, run in enumerate(runs):
+        kernel = first_kernel(run)
+        for other, another in enumerate(runs[:one]):
+            found[one, other] = found[other, one] = ((kernel - first_kernel(another)) ** 2).sum()
     return found
 
 
-def nearest_first(points: Iterable[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
+def nearest_first(points: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
     """Order seeds by their squared distances from one another at each point, from the nearest to the farthest: the one
     that is farthest from the mean of all is the last; it is left out, and so on. What counts is a seed's share of what
     fluctuates, as a mean over the points at which it is.
@@ -99,7 +101,6 @@ def nearest_first(points: Iterable[tuple[Sequence[int], NDArray[np.float64]]]) -
     >>> nearest_first([(range(4), np.subtract.outer(places, places) ** 2)])
     [1, 3, 2, 0]
     """
-    points = [(list(seeds), squares) for seeds, squares in points]
     left, order = sorted({seed for seeds, _ in points for seed in seeds}), list[int]()
     while left:
         shares: dict[int, list[float]] = {seed: [] for seed in left}

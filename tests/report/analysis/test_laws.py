@@ -293,10 +293,8 @@ def test_seeds_are_ordered_as_in_these_trials(amounts: str) -> None:
     for sweep in range(20):
         places = np.moveaxis(kernels[..., sweep], 1, 0)  # [place, seed, mode]
         squares = ((places[:, :, None] - places[:, None]) ** 2).sum(3)
-        found, expected = (
-            nearest_first([(range(5), each) for each in squares]),
-            farthest_last(kernels)[:, sweep].tolist(),
-        )
+        found = nearest_first([(range(5), each) for each in squares])
+        expected = farthest_last(kernels)[:, sweep].tolist()
         assert {*found[:2]} == {*expected[:2]}  # of two, both are as far from their mean
         assert found[2:] == expected[2:]
 
