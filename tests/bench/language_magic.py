@@ -11,7 +11,6 @@ PYTHONPATH=THERE python -m tests.bench.language_magic FOLDER TEXT [TEXT …]    
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import ntkexp
-from ntkexp.foreign_loop.example_names import digests
-from ntkexp.foreign_loop.trace import find_trace, load_trace
-from tests.bench.language_validation import BATCH, EPOCHS, TEXTS, language_model, losses, of_call, texts, train
-
-RATE, WARM, STEPS = 2e-3, 10, EPOCHS * TEXTS // BATCH
+from tests.bench.language_validation import (
+    EPS,
+    RATE,
+    STEPS,
+    WARM,
+    compare,
+    language_model,
+    losses,
+    places,
+    recorded,
+    texts,
+)
 
 
 class Weighted(nn.Module):
@@ -51,11 +56,12 @@ def rate(step: Tensor) -> Tensor:
 
 def scores(batches: list[Tensor], seen: Tensor, asked: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """∂ℓ(q)/∂w of every query and text, [query, text], and the weights at the end."""
-    import torchopt  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    # both lie in another environment, and mypy may not see them
+    import torchopt  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from bergson.magic.trainer import Trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     model, weights = Weighted(language_model()), nn.Parameter(torch.ones(len(seen), dtype=torch.float64))
-    adamw = torchopt.adamw(lr=rate, betas=(0.9, 0.999), eps=1e-2, weight_decay=1e-2, eps_root=1e-30)
+    adamw = torchopt.adamw(lr=rate, betas=(0.9, 0.999), eps=EPS, weight_decay=1e-2, eps_root=1e-30)
     trainer, state = Trainer.initialize(model, adamw)
     state.requires_grad = True
     for batch in batches:
@@ -67,20 +73,12 @@ def scores(batches: list[Tensor], seen: Tensor, asked: Tensor) -> tuple[Tensor, 
 
 
 def main(folder: Path, files: list[str]) -> None:
-    seen, asked = texts(files)
-    trace = load_trace(find_trace(folder), language_model(), of_call)
-    names = digests({"input_ids": seen})
-    batches = [
-        torch.tensor([names.index(name) for call in calls for name in call.names]) for calls in trace.steps.calls()
-    ]
+    (seen, asked), trace = texts(files), recorded(folder)
+    batches = [places((name for call in calls for name in call.names), seen) for calls in trace.steps.calls()]
     found, end = scores(batches, seen, asked)
     off = max(float((end[name] - weight).abs().max()) for name, weight in trace.steps.end.items())
     sys.stdout.write(f"weights at the end differ by {off:.0e}\n")
-    order = torch.tensor([names.index(name) for name in trace.examples])
-    given = {"magic-bergson": found[:, None, order].numpy()}
-    sys.stdout.write(
-        f"{ntkexp.validate(folder, scores=given, again=partial(train, folder, files), lower_is_better=True)}\n"
-    )
+    compare(folder, files, {"magic-bergson": found})
 
 
 if __name__ == "__main__":

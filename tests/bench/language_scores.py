@@ -14,7 +14,6 @@ PYTHONPATH=.venv/others python -m tests.bench.language_scores FOLDER TEXT [TEXT 
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import tempfile
@@ -22,23 +21,19 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-import ntkexp
-from ntkexp.foreign_loop.example_names import digests
-from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.shapes import Weights
-from tests.bench.language_validation import language_model, losses, of_call, texts, train
+from tests.bench import scorers
+from tests.bench.attribution_asked import AbstractAsked
+from tests.bench.language_validation import compare, language_model, losses, recorded, texts
 
 DIMENSION, GRAM, SATURATES, BY_LENGTH = 128, 3, 1.5, 0.75
 Score: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -104,6 +99,7 @@ def grams(row: list[int]) -> Counter[tuple[int, ...]]:
 
 def ekfac(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
     """Of linear layers, the readout among them."""
+    # kronfluence lies in another environment, and mypy may not see it; what it has no types for is Any
     from kronfluence.analyzer import Analyzer, prepare_model  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from kronfluence.task import Task  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
@@ -118,78 +114,48 @@ def ekfac(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
         def compute_measurement(self, batch: list[Tensor], model: nn.Module) -> Tensor:
             return losses(model(batch[0]), batch[0]).sum()
 
-    task = Language()
-    analyzer = Analyzer(
-        "gpt2", prepare_model(model, task), task, cpu=True, disable_tqdm=True, output_dir=tempfile.mkdtemp()
-    )
-    train, read = TensorDataset(seen), TensorDataset(asked)
-    analyzer.fit_all_factors("factors", train, per_device_batch_size=50)
-    analyzer.compute_pairwise_scores("scores", "factors", read, train, per_device_query_batch_size=50)
-    found: Tensor = analyzer.load_pairwise_scores("scores")["all_modules"]
+    task, train, read = Language(), TensorDataset(seen), TensorDataset(asked)
+    with tempfile.TemporaryDirectory() as place:
+        ready = prepare_model(model, task)
+        analyzer = Analyzer("gpt2", ready, task, cpu=True, disable_tqdm=True, output_dir=place)
+        analyzer.fit_all_factors("factors", train, per_device_batch_size=50)
+        analyzer.compute_pairwise_scores("scores", "factors", read, train, per_device_query_batch_size=50)
+        found: Tensor = analyzer.load_pairwise_scores("scores")["all_modules"]
     return -found.double()
 
 
-def margin_of_one(model: nn.Module) -> Callable[[Weights, Tensor], Tensor]:
-    """log p/(1 − p) of the mean probability that the loss stands for."""
+class OfText(AbstractAsked):
+    """The loss ℓ of a text; its margin is log p/(1 − p) of the probability p = exp(−ℓ) that it stands for."""
 
-    def margin(weights: Weights, tokens: Tensor) -> Tensor:
-        loss = loss_of_one(model)(weights, tokens)
+    margin_raises: ClassVar[float] = -1.0
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return losses(outputs, targets)
+
+    def targets(self, targets: Tensor) -> Tensor:
+        return targets
+
+    def margin(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self.of(outputs, targets)
         return -loss - torch.log(-torch.expm1(-loss))
 
-    return margin
+    def pull(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -torch.expm1(-self.of(outputs, targets))
+
+
+def asked_of_trak(model: nn.Module, seen: Tensor, asked: Tensor) -> dict[str, Any]:
+    """What other programs are asked: a text is its own target."""
+    texts = {"inputs": seen, "targets": seen, "read": asked, "read_targets": asked}
+    return {"network": model, "ends": [model.state_dict()], "asked": OfText(), "dimension": DIMENSION, **texts}
 
 
 def trak_of_dattri(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
-    from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
-    from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
-
-    margin, one = margin_of_one(model), loss_of_one(model)
-    task = AttributionTask(
-        loss_func=lambda weights, batch: margin(weights, batch[0]),
-        model=model,
-        checkpoints=[model.state_dict()],
-        target_func=lambda weights, batch: margin(weights, batch[0]),
-    )
-    trak = TRAKAttributor(
-        task, lambda weights, batch: (-one(weights, batch[0])).exp(), projector_kwargs={"proj_dim": DIMENSION}
-    )
-    trak.cache(DataLoader(TensorDataset(seen), batch_size=50))
-    found: Tensor = trak.attribute(DataLoader(TensorDataset(asked), batch_size=50))
-    return -found.T.double()
+    case = asked_of_trak(model, seen, asked)
+    return -scorers.trak(case, scorers.loaders_of(case)).T.double()
 
 
 def trak_of_traker(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
-    """It keeps its numbers in float32."""
-    from trak import TRAKer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
-    from trak.modelout_functions import AbstractModelOutput  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
-
-    class Margin(AbstractModelOutput):  # type: ignore[misc, unused-ignore]
-        def __init__(self) -> None:
-            pass
-
-        @staticmethod
-        def get_output(network: nn.Module, weights: Any, buffers: Any, tokens: Tensor) -> Tensor:
-            return margin_of_one(network)({**weights, **buffers}, tokens)
-
-        @staticmethod
-        def get_out_to_loss_grad(network: nn.Module, weights: Any, buffers: Any, batch: Any) -> Tensor:
-            found = losses(functional_call(network, {**weights, **buffers}, (batch[0],)), batch[0])
-            return (1 - (-found).exp())[:, None]
-
-    with tempfile.TemporaryDirectory() as place:
-        scorer = TRAKer(
-            model=model, task=Margin(), train_set_size=len(seen), save_dir=place, device="cpu",
-            proj_dim=DIMENSION, use_half_precision=False, logging_level=logging.ERROR,
-        )  # fmt: skip
-        weights = model.state_dict()
-        scorer.load_checkpoint(weights, model_id=0)
-        for part in torch.split(seen, 50):
-            scorer.featurize(batch=(part,), num_samples=len(part))
-        scorer.finalize_features()
-        scorer.start_scoring_checkpoint("read", weights, model_id=0, num_targets=len(asked))
-        scorer.score(batch=(asked,), num_samples=len(asked))
-        found = torch.as_tensor(np.asarray(scorer.finalize_scores("read"))).double()
-    return -found.T
+    return -scorers.traker(asked_of_trak(model, seen, asked))
 
 
 SCORES: dict[str, Score] = {
@@ -203,20 +169,14 @@ SCORES: dict[str, Score] = {
 
 
 def main(folder: Path, files: list[str]) -> None:
-    seen, asked = texts(files)
-    model = language_model()
-    trace = load_trace(find_trace(folder), model, of_call)
-    model.load_state_dict(trace.steps.end, strict=False)
-    names = digests({"input_ids": seen})
-    order = torch.tensor([names.index(name) for name in trace.examples])  # as the loop first used them
-    given = dict[str, NDArray[np.float64]]()
+    (seen, asked), model = texts(files), language_model()
+    model.load_state_dict(recorded(folder).steps.end, strict=False)  # the readout is the table of words
+    given = dict[str, Tensor]()
     for name, score in SCORES.items():
         began = time.process_time()
-        found = score(Logits(deepcopy(model).eval()), seen, asked)
+        given[name] = score(Logits(deepcopy(model).eval()), seen, asked)
         sys.stdout.write(f"{name}: {time.process_time() - began:.1f} s of CPU\n")
-        given[name] = found.detach()[:, None, order].numpy()
-    again = partial(train, folder, files)
-    sys.stdout.write(f"{ntkexp.validate(folder, scores=given, again=again, lower_is_better=True)}\n")
+    compare(folder, files, given)
 
 
 if __name__ == "__main__":

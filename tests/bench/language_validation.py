@@ -7,6 +7,7 @@ python -m tests.bench.language_validation FOLDER TEXT [TEXT …]     some 40 min
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import ntkexp
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.model.foreign import load_torchvision
 
 TEXTS, QUERIES, LENGTH, BATCH, EPOCHS = 400, 50, 32, 20, 4
+RATE, WARM, STEPS, EPS = 2e-3, 10, EPOCHS * TEXTS // BATCH, 1e-2  # of AdamW; this `eps` makes it smooth
 
 
 def texts(files: list[str]) -> tuple[Tensor, Tensor]:
@@ -54,12 +57,11 @@ def language_model() -> nn.Module:
 
 
 def train(folder: Path, files: list[str]) -> Trace:
-    """The loop, from its seeds on. `eps` makes AdamW smooth: see metasmoothness."""
+    """The loop, from its seeds on."""
     model = language_model()
     seen, asked = texts(files)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-2)
-    steps = EPOCHS * TEXTS // BATCH
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 10) * (1 - step / steps))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPS)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM) * (1 - step / STEPS))
     queries = {"input_ids": asked}
     with ntkexp.follow(
         model, optimizer, queries=queries, output="logits", measure=of_call, loss=of_call, to=folder
@@ -71,6 +73,25 @@ def train(folder: Path, files: list[str]) -> Trace:
                 optimizer.step()
                 schedule.step()
     return trace
+
+
+def places(names: Iterable[str], seen: Tensor) -> Tensor:
+    """Where the texts of these names are among all."""
+    known = digests({"input_ids": seen})
+    return torch.tensor([known.index(name) for name in names])
+
+
+def compare(folder: Path, files: list[str], scores: Mapping[str, Tensor]) -> None:
+    """Hold scores of other methods, [query, text], against the retrainings; a positive one raises the loss."""
+    order = places(recorded(folder).examples, texts(files)[0])  # as the loop first used them
+    given = {name: found.detach()[:, None, order].numpy() for name, found in scores.items()}
+    again = partial(train, folder, files)
+    sys.stdout.write(f"{ntkexp.validate(folder, scores=given, again=again, lower_is_better=True)}\n")
+
+
+def recorded(folder: Path) -> Trace:
+    """The loop that is in a folder; its module is at the weights before it."""
+    return load_trace(find_trace(folder), language_model(), of_call)
 
 
 def main(folder: Path, files: list[str]) -> None:
