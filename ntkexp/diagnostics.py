@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.on_disk import blocks, summed
 
-PRODUCTS, SETTLED = 100, 1e-7  # at most so many, until one more changes the value by no more
+PRODUCTS, SETTLED = 100, 1e-7  # at most 100 products, until one more changes the value by less than 1e-7
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -246,8 +246,8 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of networks held against one process, at so many of the points that were not learned; NaN where not all
-    networks are finite.
+    """One kind of networks held against one process, at the first `points` that were not learned; NaN where not
+    all networks are finite.
     """
 
     networks: str

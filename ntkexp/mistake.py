@@ -76,7 +76,7 @@ class Useless(Mistake):
 
 
 class HydraSetting(Mistake):
-    """Hydra itself is told something, which has no effect here."""
+    """An option of Hydra itself, which has no effect here."""
 
 
 class UnknownKey(Mistake):

@@ -127,7 +127,7 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """A tensor, less another if there is one, is an array of numpy for whoever looks at a few rows; either may lie in a
+    """A tensor, less another if there is one, is an array of numpy for reading a few rows; either may lie in a
     file.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]

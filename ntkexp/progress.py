@@ -26,7 +26,7 @@ class AbstractProgress(ABC):
         """Make a remark of one line."""
 
     def warn(self, text: str) -> None:
-        """A remark of consequence, such as of work that was lost: who wants no others is told this one."""
+        """A remark of consequence, such as that work was lost: it is shown where other remarks are not."""
         self.say(text)
 
     @abstractmethod

@@ -98,7 +98,7 @@ def number_of(given: float, examples: int, name: str) -> int:
     return max(1, count)
 
 
-# --- Whose training it is: a run of this package, or a loop that somebody carries out anew.
+# --- Whose training it is: a run of this package, or a loop that a user's function carries out anew.
 
 
 AT_ONCE = 8
@@ -146,7 +146,7 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # so that a training gives the same bits whoever carries it out
+        fix_circumstances(experiment, 1)  # so that a training gives the same bits in any process
         return experiment
 
     @cached_property

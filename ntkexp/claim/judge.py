@@ -152,7 +152,7 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
         return replace(beyond[0], p=None if certain else min(1.0, len(parts) * min(chances)))
 
     # Undecided: a part is, or is refuted by itself but not beyond chance among m parts.
-    undecided = [finding.doubted("refuted alone, not among so many parts") for finding in refuted]
+    undecided = [finding.doubted("refuted alone, not among all its parts") for finding in refuted]
     undecided += [finding for finding in parts if finding.verdict == "undecided"]
     if undecided:
         needed = [finding.more for finding in undecided if finding.more is not None]

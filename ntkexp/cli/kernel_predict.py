@@ -46,7 +46,7 @@ def predict(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", min=0, help="Train by so many steps of gradient descent instead."),
+        typer.Option("--steps", metavar="N", min=0, help="Train by N steps of gradient descent instead."),
     ] = None,
     step_size: Annotated[
         float | None, typer.Option("--step-size", metavar="ETA", help="The size of these steps.")

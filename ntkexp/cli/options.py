@@ -260,7 +260,7 @@ def ensure_writable(folder: Path) -> Path:
 
 
 def write_events(folder: Path, wanted: bool) -> None:
-    """Write the finished run as TensorBoard reads it, if somebody wants it."""
+    """Write the finished run as TensorBoard reads it, if that is asked for."""
     if wanted:
         from ntkexp.report.events import ensure_events
 

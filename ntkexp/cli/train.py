@@ -77,7 +77,7 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """What an interrupted run is told, once it is known whether it had begun."""
+    """What to say when a run is interrupted, once it is known whether it had begun."""
     return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 

@@ -27,7 +27,7 @@ from ntkexp.data.base import (
 from ntkexp.data.images import Digits
 from ntkexp.mistake import Mistake
 
-# --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to be told of each.
+# --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to predict.
 #
 # They reach the network as they are, or encoded as one-hot vectors for networks that know numbers only:
 #
@@ -93,7 +93,7 @@ class ModularAddition(AbstractTokens):
 
 
 class Text(AbstractTokens):
-    """Text from a file, byte by byte: `context` bytes are shown, the next one is to be told.
+    """Text from a file, byte by byte: `context` bytes are shown, the next one is to be predicted.
 
     A source of few examples by default, since there are many classes.
 

@@ -169,13 +169,13 @@ class Teacher(AbstractSynthetic):
 
 
 class Cued(AbstractSynthetic):
-    """Gaussian inputs with a cue that says which of two tasks is asked.
+    """Gaussian inputs with a cue that says which of two tasks is asked for.
 
     Regression on the first task, or on the second, of two that never agree.
 
     x ~ N(0, I_d) and a cue, (c, 0) for the first task and (0, c) for the second;    y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
 
-    Both tasks of one seed are asked at the same x, and differ by cue and target alone: with `data=sequence` they
+    Both tasks of one seed have the same x, and differ by cue and target alone: with `data=sequence` they
     are learned in turn, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield, "Orthogonal
     representations for robust context-dependent task performance in brains and neural networks", Neuron 110
     (2022).

@@ -49,7 +49,7 @@ def at_once(function: Callable[..., Found], *several: Num[Tensor, "several ..."]
     """
     try:
         found: Found = vmap(function, chunk_size=together, randomness="same")(*several)  # of a known state
-    except RuntimeError:  # what is wrong with the function itself is told below
+    except RuntimeError:  # an error of the function itself is reported below
         return one_by_one(function, *several)
     return found
 

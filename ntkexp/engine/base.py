@@ -124,7 +124,7 @@ class AbstractEngine(ABC):
         """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
 
     def refuse_longer(self, seconds: float) -> None:  # noqa: B027  most engines end no worker
-        """Refuse work that cannot be kept before so many seconds are over, if no worker has them."""
+        """Refuse work that cannot be kept before `seconds` are over, if no worker has that long."""
 
 
 # --- Jobs run on an executor: one way for sweeps, kernels and claims.

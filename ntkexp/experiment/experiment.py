@@ -62,7 +62,7 @@ class Experiment(Component):
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        """Whether this machine has such a device is asked when it is needed."""
+        """Whether this machine has such a device is checked when it is needed."""
         if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
             raise Mistake("it takes cpu, cuda or cuda:K")
         return name
@@ -133,7 +133,8 @@ class Experiment(Component):
             )
         if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
             raise Mistake(
-                f"{given}: nobody knows the derivative of what optimizer={self.optimizer.option} does to a gradient; "
+                f"{given}: there is no rule for the derivative of what optimizer={self.optimizer.option} does to a "
+                "gradient; "
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
             )

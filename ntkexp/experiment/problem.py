@@ -110,7 +110,7 @@ def limit_kernels(
 ) -> LimitKernels | DoesNotApply:
     """The kernels, if a machine of the ladder asks for them."""
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
-        return DoesNotApply("nobody asks for it")
+        return DoesNotApply("it is not asked for")
     try:
         network = experiment.model.limit(experiment.init, LearningTask(tuple(inputs.shape[1:]), 1, vocabulary))
     except Mistake as mistake:

@@ -6,10 +6,10 @@
 
 Three proofs stand behind each step: the gradient that was consumed is that of the examples seen, up to one factor; the
 optimizer's rule leads from the weights before to those after; the secant explains the change of the queries' outputs.
-The first two refuse a step that fails; how far the third is off is told, step by step. Where a call draws random
+The first two refuse a step that fails; the error of the third is reported, step by step. Where a call draws random
 numbers, as dropout does, the first holds for the masks that were drawn, which are constants of the step; the third for
 queries in evaluation, without dropout, for that is how a model is used. Under autocast, the first holds under the same
-casts, to the rounding of the shorter numbers, and the third without them; what they cost is told.
+casts, to the rounding of the shorter numbers, and the third without them; their cost is reported.
 
 Where to read what:
 

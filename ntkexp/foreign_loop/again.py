@@ -76,7 +76,7 @@ class Weighing:
         return not self.left(names).any()
 
 
-# --- A loop is carried out again, by the function that its user gives, and `follow` inside it is told what has
+# --- A loop is carried out again, by the function that its user gives, and `follow` inside it learns what has
 # changed: what examples weigh, and where the steps are kept, so that the first trace stays as it is.
 
 
@@ -97,7 +97,7 @@ UNDER_WAY: ContextVar[AlteredLoop | None] = ContextVar("UNDER_WAY", default=None
 
 
 def altered_loop() -> AlteredLoop | None:
-    """What is otherwise in the loop inside which somebody asks, if it is carried out again."""
+    """What differs in the loop that is under way, if it is carried out again."""
     return UNDER_WAY.get()
 
 

@@ -381,7 +381,7 @@ class Backwards:
             self.added.carried -= self.sum.adjoint.applied(nothing | carried)
 
     def pass_over(self, start: Weights) -> None:
-        """Go back over steps that nobody followed, to the weights at which the first of them began; U begins anew."""
+        """Go back over steps that were not followed, to the weights at which the first of them began; U begins anew."""
         tape = self.reader.record(start, self.queries)
         self.added.other_steps += self.later.outputs - tape.outputs
         self.later, self.sum = tape, BackwardSum(components=self.sum.components)

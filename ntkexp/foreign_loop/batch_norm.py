@@ -5,7 +5,7 @@ The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; whole batch)). What an example did i
     gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ is the gradient, exactly        (batch_norm="exact")
 
 a backward pass of the whole batch for each example. With mean and variance as constants of the step an example's J is
-its own again, which takes one pass a call; what that leaves is told (batch_norm="constant"):
+its own again, which takes one pass a call; what that leaves is reported (batch_norm="constant"):
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at the batch's mean and variance        coupling = what Σᵢ gᵢ lacks of the gradient
 

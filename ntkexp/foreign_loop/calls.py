@@ -346,7 +346,7 @@ COUNT_EPS = 1e-6  # of class weights in float32, relative to them
 
 @dataclass(frozen=True)
 class CallShare:
-    """The κ of a call of so many examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
+    """The κ of a call of `examples` examples and `numbers` of outputs, what they count in their mean, if `loss=` gives
     that, and what their `targets` count, if it takes cross-entropies; κ is known to `room`, relative."""
 
     factor: float

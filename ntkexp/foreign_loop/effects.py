@@ -152,7 +152,7 @@ def loop_effects(
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsFound:
-    """Sweep back over the loop, and carry it out again without examples where somebody says how."""
+    """Sweep back over the loop, and carry it out again without examples if a function for that is given."""
     progress = progress or Silent()
     training = FollowedTraining(
         steps=trace.steps,

@@ -80,8 +80,8 @@ def follow(
     what they hold, or by `ids`: the keyword of the model that holds their names, a function of the call (its `args` and
     `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All steps are held in memory,
     up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed training leaves there what
-    it has done, and goes on there when it is resumed. Weights are kept `every` so many steps, by itself 8 in memory and
-    as often as there is room on disk; those between are replayed. Of several processes that train one model, each
+    it has done, and goes on there when it is resumed. Weights are kept once in `every` steps: by default 8 in memory,
+    and as often as there is room on disk; those between are replayed. Of several processes that train one model, each
     follows, into the same folder; the first attributes.
 
     Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
@@ -261,8 +261,8 @@ def choose_store(
 
 
 class FollowSession:
-    """Following between two calls, where somebody else's loop says when training begins and ends. The options are those
-    of `follow`, and are checked before anybody trains.
+    """Following between two calls, where another library's loop says when training begins and ends. The options are
+    those of `follow`, and are checked before training begins.
 
     >>> FollowSession(queries=torch.eye(2), question=1)
     Traceback (most recent call last):

@@ -127,7 +127,7 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 #
 # That the others share what an example leaves, as 1/(Σm − mᵢ) in place of 1/Σm, is right where κ is one number over
 # Σm, the same at every call but for the scale of a scaler. Where `loss=` does not say what examples count, all of a
-# call have to count the same: 1, or so many numbers or targets as each of them has.
+# call have to count the same: 1, or the number of outputs or targets of each.
 
 
 PLAIN = 1000  # the largest part of which a mean may be the share of a loss that is given otherwise

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 # --- What no followed optimizer moves stays as it was: frozen parameters, and buffers.
 #
 # The queries are evaluated in a copy of the model, in which these are as they were when following began. A readout's
-# bias that somebody else moves changes no gradient, so that no other proof would show it.
+# bias that other code moves changes no gradient, so that no other proof would show it.
 
 
 @dataclass
 class FrozenTensors:
-    """`copy` is the model as it was; `checked` are tensors that are as they were after so many writes to them. A buffer
+    """`copy` is the model as it was; `checked` are its tensors, each with the writes to it at the last look. A buffer
     may be assigned anew instead of written to.
     """
 

@@ -151,7 +151,7 @@ CHANGED = (
 @dataclass
 class OutputsAtEnds:
     """Signatures of what the model itself gave at the queries, or a measure of it, in evaluation, when following began,
-    and after the last of so many `steps`, if it was evaluated then: f_0 and f_T have to be that."""
+    and after the last of `steps` steps, if it was evaluated then: f_0 and f_T have to be that."""
 
     start: Tensor | None = None
     end: Tensor | None = None
@@ -208,7 +208,7 @@ def chunks(queries: Inputs) -> Iterator[Inputs]:
 
 
 def in_chunks(function: Function) -> Function:
-    """A function that is asked of so many queries at a time."""
+    """A function that takes queries a few at a time."""
 
     def asked(weights: Weights, queries: Inputs) -> Tensor:
         return torch.cat([function(weights, some) for some in chunks(queries)])
@@ -515,7 +515,7 @@ class CallGradients:
         return features.total(weights)
 
 
-# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, told beside what was found in
+# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, beside what was found in
 # the precision of the weights that move.
 #
 #     f_T − f_0 = Σ contributions + decay + casts        f in the precision of the weights that move

@@ -204,7 +204,7 @@ def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
 #
 # Where S, N and α are numbers, so are what they multiply signatures with: no tensor is formed.
 # Where S is a number for each element, σ(S ⊙ m) is read of what the optimizer remembers, and that m is held
-# against the sum above. All this happens at every step of somebody's training: it reads each gradient and weight
+# against the sum above. All this happens at every step of a user's training: it reads each gradient and weight
 # once, where to form every element anew reads and writes them several times. An error in a tensor shows with its
 # own size, in numbers of the size of the whole tensor. One that is smaller than 64 eps of that, as of one weight
 # among very many, cannot be told from rounding; that nothing else moved a weight between two steps is seen element by

@@ -176,7 +176,7 @@ class AbstractStore(ABC):
 
 
 def placed(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
-    """The index of what an optimizer did, after so many steps of which the last moved these parameters, and all that
+    """The index of what an optimizer did after `count` steps, the last of which moved these parameters, and all that
     the step moved by now: several optimizers that take in the same gradients make one step."""
     if count and not moved & step.linear.keys() and all(call.at < count for call in step.calls):
         return count - 1, moved | step.linear.keys()

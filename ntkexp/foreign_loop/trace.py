@@ -201,7 +201,7 @@ class Trace:
         position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
         class] or [example, class, position]. It takes a back-propagation of a call for each of its positions.
 
-        What is added up takes no more than `memory_gb`, by itself that of `follow`.
+        What is added up takes no more than `memory_gb`, by default that of `follow`.
 
         What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
 

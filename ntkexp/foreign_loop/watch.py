@@ -78,7 +78,7 @@ FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers that somebody follows already."""
+    """Refuse optimizers that are followed already."""
     if any(optimizer in FOLLOWED for optimizer in optimizers):
         raise Mistake("the optimizer is followed already; one trace holds all of its steps")
 

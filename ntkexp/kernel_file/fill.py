@@ -50,7 +50,7 @@ def fill(
     """Finish the file of a kernel, which may be new, gone on with, or found as it was.
 
     Its tiles are computed by `kernel.threads` threads of this process, or by the workers of an engine, which trust what
-    is trusted here and need about so many `seconds` for a tile.
+    is trusted here and need about `seconds` for a tile.
     """
     progress = progress or Silent()
     with claim(path):

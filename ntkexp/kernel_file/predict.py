@@ -159,7 +159,7 @@ class Question:
         if (self.steps is None) != (self.step_size is None):
             given, lacking = ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
             raise WrongArgument(
-                f"{given}={getattr(self, given)} goes with {lacking}=…: so many steps of gradient descent of one size",
+                f"{given}={getattr(self, given)} goes with {lacking}=…: steps of gradient descent, all of one size",
                 *(given, lacking),
             )
         if self.folds == 1:

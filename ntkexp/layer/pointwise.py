@@ -198,7 +198,7 @@ class Abs(AbstractBent):
 
 
 class AbstractEntire(AbstractPointwise):
-    """A kernel that depends on differences of variances and covariances, where these can be told."""
+    """A kernel that depends on differences of variances and covariances, where these are known."""
 
     @property
     def squared_frequency(self) -> float:

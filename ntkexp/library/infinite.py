@@ -151,7 +151,7 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
     for name, weight in module.named_parameters():
         if id(weight) not in known:
             raise Mistake(
-                f"method='monte_carlo': the parameter '{name}' belongs to a module without reset_parameters, so nobody "
+                f"method='monte_carlo': the parameter '{name}' belongs to a module without reset_parameters: nothing "
                 "knows how it is drawn; give it one"
             )
     for k in range(samples):

@@ -75,7 +75,7 @@ def listed(outputs: object) -> Any:
     return outputs.tolist() if isinstance(outputs, Tensor | np.ndarray) else outputs
 
 
-MANY = 10**8  # numbers, of which it is asked how long they are
+MANY = 10**8  # numbers, from which on the cost is estimated first
 
 
 @runtime_checkable
@@ -114,7 +114,7 @@ def kernel(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> Float[T
 
 
 def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -> None:
-    """Refuse sides of different outputs, and blocks of so many that the machine has no memory for them."""
+    """Refuse sides of different outputs, and blocks that do not fit into the machine's memory."""
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return

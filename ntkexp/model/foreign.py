@@ -207,7 +207,7 @@ def imported_packages(file: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-# --- Libraries that not everybody wants: imported where they are needed, and asked for in one line where they are
+# --- Optional libraries: imported where they are needed, and asked for in one line where they are
 # not.
 
 

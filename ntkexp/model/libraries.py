@@ -205,7 +205,7 @@ class Timm(AbstractArchitecture):
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """What a class of timm can be told: its arguments, those it hands on, and entries of the description it is made of.
+    """What a class of timm takes: its arguments, those it hands on, and entries of the description it is made of.
 
     >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']

@@ -206,7 +206,7 @@ class Backward(AbstractIntegration):
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
     """Which points are attributed where each costs a pass backwards: the first ones of every group, as many of each as
-    of the others where it has so many; how many of each group these are.
+    of the others where it has that many; how many of each group these are.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]

@@ -3,7 +3,7 @@ r"""How files are written so that a kill at any moment, by a signal or by a powe
     a file    is written beside its place, forced to the disk, and moved into its place. A kill before the move leaves
               what was there, and a `.partial` that is never read; a kill after it leaves the new file.
     a lock    is the kernel's `flock`, which ends with the process that holds it, however that ends. The file that is
-              locked stays, and means nothing: no lock is ever left over, and none is taken away from somebody.
+              locked stays, and means nothing: no lock is ever left over, and none is taken from its holder.
     a seal    is a digest that lies with what it seals, or in another file that is written later. What was cut off,
               changed, or copied from elsewhere does not match it, and is refused before any parser sees it.
     a log     only grows, by sealed entries. A kill leaves at most its last entry unfinished, which is as if it had
@@ -97,9 +97,9 @@ def cannot_write(folder: Path) -> PermissionError:
 # the child cannot take the lock from its parent. On NFS, Linux makes of it a lock of the server's, for which the file
 # has to be open for writing.
 #
-# The package filelock would replace `acquire` and `waited_for`, and not `is_held`: it cannot tell whether somebody
-# holds a lock without taking it, for which the folder has to be writable, and during which a claim fails. What it does
-# where a system lacks flock, and in forked children, changes with its version. So these forty lines stay.
+# The package filelock would replace `acquire` and `waited_for`, and not `is_held`: it cannot say whether another
+# process holds a lock without taking it, for which the folder has to be writable, and during which a claim fails. What
+# it does where a system lacks flock, and in forked children, changes with its version. So these forty lines stay.
 
 
 try:

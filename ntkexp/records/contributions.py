@@ -63,7 +63,7 @@ RETRAINED = "retrained"
 
 DIMS = ("probe", "out", "example")
 ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The rules that are told of first, and that which is told of last."""
+"""The rules that are shown first, and the one that is shown last."""
 
 
 class ByStep(NamedTuple):

@@ -128,7 +128,7 @@ CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """What an attempt can go on from: that of a run, and that of a loop that was followed."""
 
 REDO = "resume it, and it is run again"
-SMALL = 1 << 20  # bytes of a file that is read whenever somebody asks how its folder is
+SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
 
 CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""

@@ -1,7 +1,7 @@
 """Ground truth for scores of training examples: what trainings without some of them gave.
 
     validation/<12 hex>.bin     the outputs of one training, by the digest of what it was
-    ground_truth.npz            all trainings of one design together, for whoever scores other methods by them
+    ground_truth.npz            all trainings of one design together, for scoring other methods by them
 
 A training is written once, sealed for its run, and whole or not at all: a validation that was killed goes on with those
 that are missing, and another design takes those that it shares.

@@ -104,7 +104,7 @@ class Tiling:
 def side_for(train: int, seconds: float) -> int:
     """A power of two of which about 32 cover the training examples: a kill costs a tile, and each is a file.
 
-    Where a pair of points takes so many `seconds` that a kill would cost hours, up to 256 of them do.
+    Where a pair of points takes long (`seconds`), so that a kill would cost hours, up to 256 of them do.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]

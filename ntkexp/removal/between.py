@@ -145,7 +145,7 @@ SAME_SIZE = 1e-5  # of the step sizes of both trainings, in float32
 
 @dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """The same step of two trainings, which took the same calls and were told the same by their schedules."""
+    """The same step of two trainings, which took the same calls with the same schedules."""
 
     first: TrainedStep
     second: TrainedStep
@@ -347,7 +347,7 @@ class TrainingPair:
     emptied: int = 0  # steps of whose calls nothing was left, on the way back that was taken last
 
     def ledger(self, outputs: Jacobian, tell: Callable[[int], None]) -> Ledger:
-        """Split the change of the outputs. The number of steps back is told."""
+        """Split the change of the outputs; `tell` gets the number of steps back."""
         ends = Pair(self.first.end, self.second.end)
         (before, slopes), (after, others) = map(outputs, ends)
         adjoint = StateAdjoint(weights=secant((slopes + others) / 2, after - before, ends.change))

@@ -175,7 +175,7 @@ def gradient(
 # --- Two trainings on film, step by step: weights, and what the optimizer remembers.
 #
 # Frame s of each run is [θ_s, memory after step s]. The film lies in a file that has no name: it takes room on
-# the disk, which is looked at first, and is gone when nobody looks at it any more, whatever ends the process.
+# the disk, which is looked at first, and is gone when no process looks at it any more, whatever ends it.
 
 
 WEIGHTS = "weights"

@@ -1,4 +1,4 @@
-"""Training examples in names for readers: which somebody means, when they are learned, when they acted, when outputs
+"""Training examples in names for readers: which a request means, when they are learned, when they acted, when outputs
 moved.
 """
 
@@ -102,7 +102,7 @@ def example_on_axis(run: Run, axis: str, place: int) -> Example:
     return example(run, split, place - run.points[split].start)
 
 
-# --- Which training examples somebody means: by place, number in the source, name, class or influence.
+# --- Which training examples a request means: by place, number in the source, name, class or influence.
 #
 #     3        the example at this place among the training examples
 #     20..29   all from one place to another

@@ -295,14 +295,14 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
 
 
 PLAIN = {"loss": "squared", "optimizer": "gd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None}
-"""What a run must have been told."""
+"""The settings that a run must have had."""
 
 
 def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
     """What the kernel at the switch to a phase, counted from 1, says at all points that were read, [point, out].
 
-    Nothing where the run was told otherwise, or kept no kernel there. `shift` takes kernels with other examples of the
-    phase, so many places on, for those with each.
+    Nothing where the run had other settings, or kept no kernel there. `shift` takes kernels with other examples of the
+    phase, that many places on, for those with each.
     """
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:

@@ -3,7 +3,7 @@
 `python -m ntkexp.report.painter` is that process. It is given a run folder, as JSON, on its stdin, and writes no file:
 what it drew is a line of JSON a file on its stdout, [name, content], and `null` when that was all. The process that
 holds the lock of the run writes the files: one that is killed leaves nothing, and it ends with the one that started it.
-Where it fails, or has left as nobody asked it for long, the process that computes draws by itself, and what is wrong is
+Where it fails, or has ended after a long wait, the process that computes draws them itself, and what is wrong is
 raised there.
 """
 
@@ -29,7 +29,7 @@ BESIDE = [sys.executable, "-P", "-m", "ntkexp.report.painter"]  # -P: no module 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # more are never needed, and take time to start
 END = "null\n"
 """The last line of the process."""
-PATIENCE = 60.0  # seconds; a longer run has time enough to draw by itself, and better use for the memory
+PATIENCE = 60.0  # seconds; a longer run has time enough to draw them itself, and better use for the memory
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def progress_listener(quiet: bool, again: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task of so many `steps` that says how long it takes, once that is known and is long, and goes on with a bar, in
+    """A task of `steps` steps that says how long it takes, once that is known and is long, and goes on with a bar, in
     a terminal and a notebook, or with lines. One that takes less than `LONG` says nothing.
 
     >>> times = (60.0 * minute for minute in range(9))

@@ -46,7 +46,7 @@ def commit() -> str | None:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into somebody else's checkout
+    beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into another project's checkout
     return answer.stdout.strip() or None if beside else None
 
 

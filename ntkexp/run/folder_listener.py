@@ -133,7 +133,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
-    went on from its last step would be told by its bytes.
+    went on from its last step would differ in its bytes.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 

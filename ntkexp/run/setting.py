@@ -248,7 +248,8 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     if not (differentiated or sweep.retrains):
         outputs = plan.points * plan.outputs
         raise Mistake(
-            f"path.effects=true: nobody knows the derivative of what optimizer={optimizer.option} does to a gradient, "
+            f"path.effects=true: there is no rule for the derivative of what optimizer={optimizer.option} does to a "
+            "gradient, "
             f"and {train} trainings, each without one example, are more than the {RETRAININGS * outputs} that effects "
             f"on {outputs} outputs are worth; lower data.train, raise path.attributed, or use one of ntkexp's "
             "optimizers"
@@ -257,7 +258,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
 
 
 def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
-    """The first points of each place, so many of each.
+    """The first points of each place, as many of each as `counts` says.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]

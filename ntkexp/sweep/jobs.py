@@ -222,7 +222,7 @@ class RemainingTime:
 
     @property
     def ahead(self) -> float | None:
-        """The seconds that the sweep will still take, about, once that can be told."""
+        """About how many seconds the sweep will still take, once that can be estimated."""
         left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
         seen = sum(self.costs.values()) - sum(left.values())
         busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())

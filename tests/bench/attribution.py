@@ -287,7 +287,7 @@ def correlations(says: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Ma
 
 
 def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
-    """The same run without somebody."""
+    """The same run without an example."""
     size = trainings[0].size
     title = (
         f"Attribution, one run: {size.train} digits of two classes, {size.steps} steps of {size.batch}, outputs at "

@@ -127,11 +127,11 @@ def price(lines: Sequence[Line]) -> str:
     """How much longer the truth takes than effects.
 
     >>> price([Line("a", "s", {"effect": 2.0, "retrained": 3.0}), Line("b", "s", {"effect": 1.0, "retrained": 4.0})])
-    'All trainings without somebody together take 1.5 to 4.0 times as long as `effect`, its training included.'
+    'All trainings without an example together take 1.5 to 4.0 times as long as `effect`, its training included.'
     """
     ratios = [line.values[TRAINED] / line.values["effect"] for line in lines]
     times = f"{min(ratios):.1f} to {max(ratios):.1f} times"
-    return f"All trainings without somebody together take {times} as long as `effect`, its training included."
+    return f"All trainings without an example together take {times} as long as `effect`, its training included."
 
 
 def of_kind(kind: str, lines: Sequence[Line]) -> str:
@@ -142,7 +142,7 @@ def of_kind(kind: str, lines: Sequence[Line]) -> str:
     wins = Counter(line.best[0] for line in lines)
     often = ", ".join(f"{name} {count}" for name, count in wins.most_common())
     told = ", ".join(f"{name} {means[name]:.2f}" for name in order)
-    text = f"`{kind}`, means over {len(lines)} lines: {told}. Best in so many lines, the first of equals: {often}."
+    text = f"`{kind}`, means over {len(lines)} lines: {told}. Lines in which it is best (the first of equals): {often}."
     if trained is None:
         return text
     return f"{text} What leaving out one by one does in the run itself (`{TRAINED}`): {trained:.2f}."

@@ -205,7 +205,7 @@ class ConvolutionalAccuracy(AbstractTrial):
         kernel       regression with its tangent kernel
         network      a network of finite width, less its first outputs, all layers trained by descent with momentum
 
-    Asked are those named by `regressors`. Targets are one-hot and centred, errors are squared; rows are told apart by
+    Those named by `regressors` are measured. Targets are one-hot and centred, errors squared; rows are told apart by
     `depth` and by the `family`, `CNTK` or `CNTK-GAP`, with pooling. S. Arora et al., "On exact computation with an
     infinitely wide neural net" (2019), arXiv:1904.11955, table 1.
     """

@@ -151,7 +151,7 @@ class ScaledNetwork:
         until: float,
         stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Take steps on a task, so many, or until the mean of ½ missed² is no larger than `until`.
+        """Take `steps` steps on a task, or until the mean of ½ missed² is no larger than `until`.
 
         None moves the weights by more than `stride`, as a share of their length.
         """
@@ -522,7 +522,7 @@ class FollowedMode:
 def top_mode(
     function: Function, weights: Weights, x: Tensor, mode: Float[Tensor, "train out"], powers: int
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Follow the first mode of the kernel J Jᵀ, and find its eigenvalue from below, by so many powers.
+    """Follow the first mode of the kernel J Jᵀ, and find its eigenvalue from below, by `powers` powers.
 
     >>> import torch
     >>> square = torch.diag(torch.tensor([3.0, 1.0]))

@@ -203,7 +203,7 @@ class AddedRemovals(AbstractTrial):
 class DatamodelScore(AbstractTrial):
     """Whether contributions predict what training on other examples does: the linear datamodeling score (LDS).
 
-    A training, in the words of `ntkexp train`, is repeated on so many halves of its examples.
+    A training, in the words of `ntkexp train`, is repeated on many halves of its examples.
 
         score = mean over points x of Spearman over halves S of  Σ_{i ∈ S} τ(x, xᵢ)  with  f_T(x), trained on S
                                                                  alone

@@ -68,7 +68,7 @@ class FirstOutputs(AbstractTrial):
                                                                      v the variance of f given the hidden
                                                                          units' weights
 
-    over so many networks drawn for each.
+    over `networks` networks drawn for each.
     """
 
     model: MLP
@@ -118,7 +118,7 @@ class FirstKernels(AbstractTrial):
         distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
 
-    over so many networks drawn for each. The distance counts what their mean is off as well.
+    over `networks` networks drawn for each. The distance counts what their mean is off as well.
     """
 
     model: AbstractArchitecture
@@ -185,7 +185,7 @@ class KernelMovement(AbstractTrial):
         movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        where α is large ∝ 1/α (Chizat, Oyallon & Bach 2019)
         test_error  mean (f_T − y)²/mean y²          on points that were not learned
 
-    over so many networks, which start as `init` says and take steps of `stable` · 2/λ_max(K_0).
+    over `networks` networks, which start as `init` says and take steps of `stable` · 2/λ_max(K_0).
     """
 
     model: AbstractArchitecture
@@ -270,7 +270,7 @@ class TrainingBesideKernels(AbstractTrial):
         f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
         gap        √(E_t,x (f_t(x) − f̂_t(x))²/E_t,x (f_t(x) − f_0(x))²)
 
-    over points x that were not learned and so many networks. Rows are told apart by `kernel`: `start`, each
+    over points x that were not learned and `networks` networks. Rows are told apart by `kernel`: `start`, each
     network's K_0, by which its linearisation trains as well, and `limit`, that of infinite width.
     """
 

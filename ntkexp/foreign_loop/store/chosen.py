@@ -144,7 +144,7 @@ class ChosenSteps(AbstractSteps):
 
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
-        """Those of them that have steps, each of which is told what was remembered where it begins."""
+        """Those of them that have steps, each with what was remembered where it begins."""
         begins = frozenset(index for index in self.store.indices if index - 1 not in self.store.indices)
         return [
             ReplayedSteps(run.loop, self.module, self.store.output, self.known, self.same_kernels, begins=begins)

@@ -274,7 +274,7 @@ class DiskStore(AbstractStore):
         disk = disk_usage(self.files.path).free
         by = f" in each of {self.processes.world} processes" if self.processes.world > 1 else ""
         limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
-        LOG.warning(  # nobody who has not asked for a log would see anything less
+        LOG.warning(  # without a log, a user would see nothing below a warning
             "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes per parameter, "
             "%.3g MB; %s%.3g GB are free",
             *(self.files.folder.path, entry / 1e6, by, often, each, self.plan.size / 1e6, limit, disk / 1e9),

@@ -176,7 +176,7 @@ def written(content: object) -> list[bytes | memoryview]:
     def described(part: object) -> object:
         """The same with the place of every tensor in its stead."""
         nonlocal size
-        if type(part) in PLAIN:  # most of it is, at every step of somebody's training
+        if type(part) in PLAIN:  # most of it is, at every step of a user's training
             return part
         if isinstance(part, Tensor):
             place, flat = size, part.detach().cpu().reshape(-1).contiguous()

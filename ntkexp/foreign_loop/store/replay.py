@@ -243,7 +243,7 @@ class ReplayedLoop:
 
 
 def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
-    """The number that is so many units in the last place from a factor, among those of this kind.
+    """The number that is `units` units in the last place from a factor, among those of this kind.
 
     >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
     True

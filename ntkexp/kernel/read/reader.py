@@ -225,8 +225,8 @@ def kernel_bytes(some: Jacobian, probe: int, train: int) -> float:
 
 
 def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Sizes], int]:
-    """The weights whose factors may be kept, and how large these are for so many examples; and how many numbers a
-    gradient has of all other parameters."""
+    """The weights whose factors may be kept, and how large these are for `probe` and `train` examples; and how many
+    numbers a gradient has of all other parameters."""
     found = alone(some, some)
     factors = {key: replace(size, probe=probe, train=train) for key, size in found.items() if size is not None}
     kept = {view.name for key in factors for view in key if isinstance(view, View)}

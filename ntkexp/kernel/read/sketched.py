@@ -295,7 +295,7 @@ LONG = 1e11  # multiplications of a sketch that are worth a word: a second or tw
 
 
 def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
-    """What to say of a sketch of so many examples, with as many as `train` or with themselves, which are like some."""
+    """What to say of a sketch of `probe` examples, with as many as `train` or with themselves, which are like some."""
     # The sketch of each example, and its error bar
     sketched = 0.0
     for block in some.blocks:

@@ -39,7 +39,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def cached_in(folder: Path) -> Iterator[None]:
-    """Functions that are decorated meanwhile are kept there, or, where numba was told of a folder, in one inside it."""
+    """Functions that are decorated meanwhile are kept there, or inside numba's own folder, where it has one."""
     settings = vars(numba.config)
     before = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(Path(before or folder.parent) / folder.name)
@@ -60,7 +60,7 @@ def source_digest(folder: Path) -> str:
 #
 # Numba counts who owns an array at every slice of it and at every call with one, by instructions that other
 # processors have to agree to. In short loops over tiles that takes a third of the time. What is lent has no count
-# to keep; whoever lends it keeps it: only arguments of a function are lent, which live as long as its call, and
+# to keep; the lender keeps it: only arguments of a function are lent, which live as long as its call, and
 # nothing lent is returned.
 
 

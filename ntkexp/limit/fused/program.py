@@ -179,7 +179,7 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots(coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int) -> Array:
-    """The slots of all pixels, [offset, pixel], where a tile takes so many numbers, and a pixel of this axis a unit.
+    """The slots of all pixels, [offset, pixel], in numbers: tiles are `tile` apart, pixels of this axis `unit`.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]

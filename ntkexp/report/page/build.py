@@ -5,7 +5,7 @@ and the same in Markdown.
     outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
     outputs/report/runs.csv             the table of all runs
     outputs/report/claims.html          the page of claims, if any was judged
-    outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where somebody asked
+    outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where that was asked for
 
 A template is filled with views: what the page shows of a run, a sweep, a point or a claim, by the template's names.
 """
@@ -260,7 +260,7 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
 
 
 def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
-    """Show one point: what its output is, all training examples, and what a removal changed, if one was asked for."""
+    """Show one point: what its output is, all training examples, and what a removal changed, if there was one."""
     name, point = f"{explanation.split} {explanation.number}", explanation.point
     anchor = slug(name.replace(" ", "-"))
     pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
@@ -280,7 +280,7 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
 
 
 def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
-    """Show through which components the output came, where these were told apart."""
+    """Show through which components the output came, where they are known."""
     if not explanation.components:
         return None
     table = tabulate_components(explanation.components)
@@ -288,7 +288,7 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
 
 
 def texts_view(explanation: Explanation) -> list[tuple[str, list[Shaded]]]:
-    """Show the training texts that added or took most, shaded by their positions, where these were told apart."""
+    """Show the training texts that added or took most, shaded by their positions, where they are known."""
     most = [part.example.index for part in explanation.parts[:MOST]]
     return shaded_texts(explanation.positions, most) if explanation.positions else []
 

@@ -81,7 +81,7 @@ COLOUR = {
     "rbf_regression": "#666666",
 }
 APART = 0.25
-"""How far from another a colour is that can be told from it, where red, green and blue go from 0 to 1."""
+"""How far apart two colours are that a reader can tell apart, where red, green and blue go from 0 to 1."""
 
 
 def colour(machine: str) -> str:
@@ -90,7 +90,7 @@ def colour(machine: str) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Draw the first colour of a digest of the name that can be told from those that mean something else.
+    """Draw the first colour of a digest of the name that differs visibly from those that mean something else.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
