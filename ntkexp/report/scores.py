@@ -8,7 +8,7 @@ So dattri, TRAK, quanda and `ntkexp.validate` read scores. The arrays of the dat
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,9 @@ from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, 
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.top_examples import FindExample, html_table, output_names
 from ntkexp.text import listed
+
+if TYPE_CHECKING:
+    from ntkexp.report.plots.examples import AttributionPlots
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
 LAYOUTS: dict[str, tuple[str, str]] = {"train,test": ("example", "probe"), "test,train": ("probe", "example")}
@@ -59,6 +62,13 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         table = html_table(self, getattr(self, "_find", lambda axis, place: None))
         return f"<div>{table}<details><summary>all arrays</summary>{arrays}</details></div>"
 
+    @property
+    def plot(self) -> AttributionPlots:  # type: ignore[override]  # which hands on what xarray's has
+        """Pictures of a point, as matplotlib axes: `.plot.contributions(probe=0)`, `.timeline()`, `.components()`."""
+        from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
+
+        return AttributionPlots(self)
+
     def to_scores(
         self,
         layout: Layout = "train,test",
@@ -78,7 +88,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         """
         if layout not in LAYOUTS:
             raise WrongArgument(f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout")
-        parts = self._one_output(self._one_score(score, component), out)
+        parts = self.one_output(self._one_score(score, component), out)
         for axis in ("probe", "example"):
             if axis not in parts.dims:
                 raise WrongArgument(f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])")
@@ -132,7 +142,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
             raise WrongArgument(f"component={component!r}: there is no such component{advice}", "component")
         return self[BY_COMPONENT].sel(component=component, drop=True)
 
-    def _one_output(self, parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
+    def one_output(self, parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
         """The part of one output, which has to be named if there are several."""
         if "out" not in parts.dims:
             return parts.drop_vars(["out", OUT_NAME], errors="ignore")

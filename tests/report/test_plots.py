@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,11 +28,12 @@ from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.material import sweep_extent, tabulate_points
+from ntkexp.report.page.picture import inline
 from ntkexp.report.painter import another_process, draw_beside, draw_here
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
-from ntkexp.report.plots.run_plots import gallery, save
+from ntkexp.report.plots.run_plots import gallery, save, svg
 from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
@@ -45,6 +47,7 @@ PICTURES = dict(gallery())
 ALL = set(PICTURES)
 OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # what a diverged run does not have
 
+OF_TRAINING = {"path_kernel", "gradients"}  # what a run does not have that reads no training examples
 OF_PHASES = {"tasks"}  # which none of these runs has; tests/run/test_sequence.py draws it
 
 DRAWN = [  # every picture of two kinds, every kind in a picture or two, and both that do not apply
@@ -58,9 +61,7 @@ DRAWN = [  # every picture of two kinds, every kind in a picture or two, and bot
 def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
     with house_style():
         figure = PICTURES[name](load_run(finished[kind]))
-        without = (
-            OF_A_NETWORK if kind == "diverged" else {"path_kernel"} if kind == "nothing read in training" else set()
-        )
+        without = OF_A_NETWORK if kind == "diverged" else OF_TRAINING if kind == "nothing read in training" else set()
         assert (figure is None) == (name in without | OF_PHASES)
         if figure is not None:
             assert figure.get_figwidth() in (NARROW, WIDE)
@@ -92,6 +93,24 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
         run.plot.laddr()
     with pytest.raises(Mistake, match="nothing of which 'tasks' could be drawn"):
         run.plot.tasks()
+
+
+def test_points_and_bars_say_their_values() -> None:
+    """Where the pointer rests: by the names of ticks, or by what the axes measure; curves without dots say nothing."""
+    figure = Figure(layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    above.plot([1, 2], [0.5, 0.25], "o-")
+    above.plot([1, 2], [3.0, 4.0])
+    above.set_ylabel("loss")
+    below.barh([0, 1], [1.5, -2.0])
+    below.set(xlabel="step")
+    below.set_yticks([0, 1], ["<cat>", "dog"])
+    drawing = svg(figure)
+    assert re.findall("<title>(.*?)</title>", drawing) == [
+        *("step 1, loss 0.5", "step 2, loss 0.25"),
+        *("step 1.5, &lt;cat&gt;", "step -2, dog"),
+    ]
+    inline(drawing, "a", "title")  # a page takes it
 
 
 @pytest.mark.slow

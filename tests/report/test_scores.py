@@ -15,7 +15,9 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.image import imread
+from matplotlib.patches import Rectangle
 
 import ntkexp
 from ntkexp.mistake import WrongArgument
@@ -140,6 +142,34 @@ def test_a_followed_loop_and_a_run_give_it(finished: dict[str, Path]) -> None:
         scores = found.to_scores(out=2)
         expected = found["contribution"][:, found["out"].to_numpy().tolist().index(2)]
         np.testing.assert_array_equal(scores, expected.sel(probe=scores["probe"]).T)
+
+
+def widths_of(axes: Axes) -> list[float]:
+    return [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
+
+
+def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]) -> None:
+    """Of a followed loop: bars of examples and of components, and the line over the steps; of a run, those it has."""
+    traced = followed(loop(adamw), plain).attribute(by="module", quiet=True)
+    parts = traced["contribution"].sel(out=2).isel(probe=1)
+    axes = traced.plot.contributions(1, out=2, top=parts.size)
+    widths = widths_of(axes)
+    assert widths == sorted(parts.to_numpy().tolist(), key=abs, reverse=True)
+    whole = float(parts.sum() + traced["decay"].sel(out=2).isel(probe=1))
+    through = traced.plot.components(1, out=2)
+    assert sum(widths_of(through)) == pytest.approx(whole, rel=1e-5)
+    (line, *_) = traced.plot.timeline(1, out=2).get_lines()
+    assert np.asarray(line.get_ydata())[-1] == pytest.approx(float(traced["by_step"].sel(out=2)[1].sum()), rel=1e-6)
+
+    run = load_run(finished["ten classes"]).contributions
+    assert run.plot.contributions(0, out=2).get_yticklabels()
+    with pytest.raises(WrongArgument, match="no 'by_component' here to draw; attribute with by="):
+        run.plot.components(0, out=2)
+    wrong: list[Any] = [traced.sizes["probe"], True, "first"]
+    for probe in wrong:
+        with pytest.raises(WrongArgument, match="the place of a point"):
+            traced.plot.contributions(probe, out=2)
+    assert callable(traced.plot.scatter)
 
 
 # What a notebook shows.

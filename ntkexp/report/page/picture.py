@@ -33,7 +33,7 @@ from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
 
 ELEMENTS = frozenset({
-    *("svg", "g", "defs", "clipPath", "use", "image", "text", "tspan"),
+    *("svg", "g", "defs", "clipPath", "use", "image", "text", "tspan", "title"),
     *("path", "rect", "circle", "ellipse", "line", "polyline", "polygon"),
 })  # fmt: skip
 REFERENCE = r"url\(#[\w.-]+\)"

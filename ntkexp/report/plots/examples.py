@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ntkexp.records.contributions import LeaveOut
+from ntkexp.mistake import WrongArgument
+from ntkexp.records.contributions import (
+    BY_COMPONENT,
+    BY_STEP,
+    COMPONENT,
+    CONTRIBUTION,
+    DECAY_BY_COMPONENT,
+    LAST_STEP,
+    LeaveOut,
+)
 from ntkexp.report.examples import Example
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
@@ -37,6 +47,9 @@ from ntkexp.report.plots.style import (
     name_ends,
 )
 from ntkexp.text import percent, short
+
+if TYPE_CHECKING:
+    from ntkexp.report.scores import Attribution
 
 # --- Points beside the training examples that made most of their outputs, as a picture.
 #
@@ -350,3 +363,66 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.axvline(0, color=BLACK, linewidth=0.5)
     axes.set_xlabel(label)
+
+
+# --- The same of what `attribute` and `load_run(…).contributions` give, as matplotlib axes.
+
+
+@dataclass(frozen=True)
+class AttributionPlots:
+    """Pictures of one point, each as the axes that it is drawn on; `axes.figure` is what `savefig` writes.
+
+    `probe` is the place of the point, and `out` names an output, if there are several. What is not here is what
+    xarray's own `plot` has.
+    """
+
+    found: Attribution
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(xr.Dataset(self.found.data_vars, self.found.coords).plot, name)
+
+    def contributions(self, probe: int = 0, *, out: str | int | None = None, top: int = BARS) -> Axes:
+        """Draw the examples that added most to an output, or took most from it."""
+        parts = self.array(CONTRIBUTION, probe, out)
+        order = np.argsort(-np.abs(parts.to_numpy()), kind="stable")[:top]
+        names = [fitting(str(name), ACROSS_A_LINE) for name in parts["example"].to_numpy()[order]]
+        return self.bars(parts.to_numpy()[order], names, "added on the way", f"What made {self.name_of(probe)}")
+
+    def components(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
+        """Draw what came through each component, examples and decay together; it takes `by=`."""
+        parts = self.array(BY_COMPONENT, probe, out).sum("example")
+        if DECAY_BY_COMPONENT in self.found:
+            parts = parts + self.array(DECAY_BY_COMPONENT, probe, out)
+        names = [fitting(str(name), ACROSS_A_LINE) for name in parts[COMPONENT].to_numpy()]
+        title = f"Through which components {self.name_of(probe)} moved"
+        return self.bars(parts.to_numpy(), names, "examples and decay did", title)
+
+    def timeline(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
+        """Draw when it came, added up from the first step on."""
+        by_step = self.array(BY_STEP, probe, out)
+        last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
+        return when(by_step.to_numpy(), f"When {self.name_of(probe)} came", last).figure.axes[0]
+
+    def array(self, name: str, probe: int, out: str | int | None) -> xr.DataArray:
+        """An array at one point and output."""
+        if name not in self.found:
+            advice = "; attribute with by=" if "component" in name else ""
+            raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
+        points = self.found.sizes["probe"]
+        if isinstance(probe, bool) or not isinstance(probe, int) or not -points <= probe < points:
+            raise WrongArgument(f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe")
+        parts = self.found.one_output(self.found[name], out).isel(probe=probe)
+        if not bool(np.isfinite(parts).all()):
+            raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")
+        return parts
+
+    def name_of(self, probe: int) -> str:
+        return f"point {self.found['probe'].to_numpy()[probe]}"
+
+    def bars(self, values: Array, names: Sequence[str], label: str, title: str) -> Axes:
+        with house_style():
+            figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
+            axes = figure.subplots()
+            named_bars(axes, names, values, label)
+            heading(figure, title)
+        return axes

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
@@ -15,8 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, nearest
@@ -135,9 +137,93 @@ def render(figure: Figure, kind: str) -> bytes:
     if layout is not None:
         layout.execute(figure)
         figure.set_layout_engine(None)
+    values = values_of(figure) if kind == "svg" else {}
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=METADATA[kind])
-    return NO_XML.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+    if kind != "svg":
+        return buffer.getvalue()
+    return with_values(NO_XML.sub(b"?", buffer.getvalue()).decode(), values).encode()
+
+
+# --- The values of points and bars, as titles inside an SVG, which browsers show where the pointer rests.
+
+
+POINTS = 500
+"""Points of a line beyond which none says its value: they lie on each other, and the file would double."""
+GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S)
+USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
+
+Values: TypeAlias = dict[str, dict[tuple[int, int], str]]
+"""By the name of a group: what each of its points says, by its place in tenths of a point of print."""
+
+
+def values_of(figure: Figure) -> Values:
+    """Give lines with markers, and bars, names in the file, and say what their points are."""
+    found: Values = {}
+    height = 72 * figure.get_figheight()
+    for axes in figure.axes:
+        for line in axes.get_lines():
+            data = np.asarray(line.get_xydata(), dtype=np.float64)
+            if line.get_marker() in ("None", "", " ", None) or not 0 < len(data) <= POINTS:
+                continue
+            name = f"values-{len(found)}"
+            line.set_gid(name)
+            places = line.get_transform().transform(data) * 72 / figure.dpi
+            found[name] = {
+                (round(10 * x), round(10 * (height - y))): value_in_words(axes, *pair)
+                for (x, y), pair in zip(places, data, strict=True)
+                if np.isfinite([x, y]).all()
+            }
+        for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
+            for bar in bars.patches:
+                name = f"bar-{len(found)}"
+                bar.set_gid(name)
+                (left, low), (right, high) = bar.get_bbox().get_points()
+                end = ((left + right) / 2, high) if bars.orientation == "vertical" else (right, (low + high) / 2)
+                found[name] = {(0, 0): value_in_words(axes, *end)}
+    return found
+
+
+def value_in_words(axes: Axes, x: float, y: float) -> str:
+    """A point by its axes: the label of its tick, where that is a name, or what the axis measures.
+
+    >>> axes = Figure().subplots()
+    >>> _ = axes.set(xlabel="step", ylabel="loss")
+    >>> value_in_words(axes, 3.0, 0.25)
+    'step 3, loss 0.25'
+    """
+    said, figure = [], axes.get_figure(root=True)
+    assert figure is not None
+    for axis, value, whole in ((axes.xaxis, x, figure.get_supxlabel()), (axes.yaxis, y, figure.get_supylabel())):
+        formatter = axis.get_major_formatter()  # one of functions where ticks have names
+        if isinstance(formatter, FuncFormatter) and (named := formatter(value, 0)):
+            said.append(named)
+            continue
+        # panels above each other have their label once
+        here = tuple(axis.get_view_interval())
+        across = [getattr(each, f"{axis.axis_name}axis") for each in figure.axes]
+        others = [each.get_label_text() for each in across if tuple(each.get_view_interval()) == here]
+        label = next(filter(None, [axis.get_label_text(), *others, whole]), "")
+        said.append(f"{label} {short(value)}".strip())
+    return ", ".join(said)
+
+
+def with_values(drawing: str, values: Values) -> str:
+    """The SVG with a title inside each point and bar that says its value."""
+
+    def titled(match: re.Match[str]) -> str:
+        if match[3]:
+            (said,) = values[match[3]].values()
+            return f'<g id="{match[3]}"><title>{escape(said)}</title>{match[4]}</g>'
+        said_at = values[match[1]]
+
+        def point(use: re.Match[str]) -> str:
+            said = said_at.get((round(10 * float(use[2])), round(10 * float(use[3]))))
+            return f"{use[1]}><title>{escape(said)}</title></use>" if said else use[0]
+
+        return match[0].replace(match[2], USED.sub(point, match[2]))
+
+    return GROUP.sub(titled, drawing)
 
 
 # --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all

@@ -1,0 +1,140 @@
+"""How alike are the gradients at two examples along the path? Domingos' figure 1, of the run itself.
+
+    K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
+
+The two training examples are those that the path kernel ties most to each other. Lengths and angles are those of the
+kernels that the run kept; with several outputs, of all their gradients together (traces). Directions are not known:
+the plane of each pair is turned into that of the picture.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ntkexp.report.examples import example
+from ntkexp.report.plots.examples import fitting
+from ntkexp.report.plots.figures.path_kernel import read as read_path_kernel
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, heading, name_ends
+from ntkexp.report.run import Run
+from ntkexp.text import short
+
+STATIONS = 4  # places of the path at which both gradients are drawn, at most
+HEIGHT, ACROSS = 0.9, 1.7  # inches that gradients, and all places, may take
+LETTERS = 14  # of an example's name
+
+Array = NDArray[np.float64]
+
+
+class Course(NamedTuple):
+    """Two training examples, and their gradients along the path."""
+
+    pair: tuple[int, int]
+    moved: Array  # ‖θ_s − θ_0‖/‖θ_0‖
+    lengths: Array  # ‖∇f‖ of either, [snapshot, 2]
+    kernel: Array  # K_s(x, x′)
+
+    @property
+    def angles(self) -> Array:
+        """Between the two, in degrees.
+
+        >>> Course((0, 1), np.zeros(1), np.array([[2.0, 1.0]]), np.array([1.0])).angles.round(9).tolist()
+        [60.0]
+        """
+        cosines: Array = self.kernel / self.lengths.prod(axis=1)
+        return np.asarray(np.degrees(np.arccos(np.clip(cosines, -1, 1))))
+
+
+def read(run: Run) -> Course | None:
+    """Read the gradients at the pair; nothing where kernels among training examples were not kept at two steps."""
+    found = read_path_kernel(run)
+    if found is None or "tangent" not in run.kernels or len(found[0]) < 2:
+        return None
+    tied = np.abs(found[0])
+    np.fill_diagonal(tied, -1)
+    pair = [int(place) for place in np.unravel_index(np.argmax(tied), tied.shape)]
+    places = [run.points["train"].start + place for place in pair]
+    among = run.kernels["tangent"].isel(probe=places, train=pair).to_numpy()
+    among = np.einsum("sacbc->sab", among)
+
+    # where the weights were, of the snapshots whose kernels and weights are finite
+    steps = run.series("weights_moved")
+    where = dict(zip(steps["step"], steps["weights_moved"], strict=True))
+    moved = np.array([where.get(step, np.nan) for step in run.kernels["step"].to_numpy().tolist()])
+    diagonal = np.einsum("saa->sa", among)
+    known = np.isfinite(moved) & np.isfinite(among).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
+    if known.sum() < 2 or not moved[known].max() > 0:
+        return None
+    return Course((pair[0], pair[1]), moved[known], np.sqrt(diagonal[known]), among[known, 0, 1])
+
+
+def draw(run: Run) -> Figure | None:
+    course = read(run)
+    if course is None:
+        return None
+    names = [fitting(name_of(run, place), LETTERS) for place in course.pair]
+    figure = Figure(figsize=(NARROW, 3.0), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    draw_pairs(above, course, names)
+    below.plot(course.moved, course.kernel, "o-", color=BLACK, markersize=2.5)
+    below.axhline(0, color=GREY, linewidth=0.5)
+    below.set(xlabel="relative change of the weights ‖θ − θ₀‖/‖θ₀‖", ylabel="K(x, x′)")
+    heading(figure, answer(course, names))
+    return figure
+
+
+def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
+    """Draw both gradients at places of the path, half their angle to either side of upright."""
+    places = course.moved / course.moved.max()
+    stations = [0]
+    for k in range(1, len(places)):  # those that lie far enough from the one before
+        if places[k] - places[stations[-1]] >= 0.9 / (STATIONS - 1):
+            stations.append(k)
+    turn = np.radians(course.angles[stations]) / 2
+    # inches of the longest gradient: as high as the panel, or such that neighbours do not cross
+    inches = min(HEIGHT, ACROSS / (STATIONS - 1) / 2 / max(np.sin(turn).max(), 1e-9))
+    axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
+    axes.plot(course.moved[stations], np.zeros(len(stations)), "o", color=BLACK, markersize=2.5)
+    for which, (side, ink) in enumerate(((-1, BLUE), (1, ORANGE))):
+        lengths = inches * course.lengths[stations, which] / course.lengths[stations].max()
+        arrows = axes.quiver(
+            course.moved[stations], np.zeros(len(stations)), side * lengths * np.sin(turn), lengths * np.cos(turn),
+            color=ink, angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
+        )  # fmt: skip
+        arrows.set_in_layout(False)  # they keep clear of what is beside them
+    axes.set(ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
+    axes.spines["left"].set_visible(False)
+    axes.set_xlim(-0.2 * course.moved.max(), 1.2 * course.moved.max())
+    name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
+
+
+def name_of(run: Run, place: int) -> str:
+    shown = example(run, "train", place)
+    return f"#{shown.index} ({shown.label})"
+
+
+def table(run: Run) -> pd.DataFrame:
+    course = read(run)
+    if course is None:
+        return pd.DataFrame()
+    first, second = course.pair
+    return pd.DataFrame({
+        "weights_moved": course.moved,
+        f"norm_{first}": course.lengths[:, 0],
+        f"norm_{second}": course.lengths[:, 1],
+        "angle": course.angles,
+        "kernel": course.kernel,
+    })  # fmt: skip
+
+
+def answer(course: Course, names: list[str]) -> str:
+    """Write the title: how far the two gradients turned, and what became of their lengths."""
+    start, end = course.angles[[0, -1]]
+    grown = course.lengths[-1].mean() / course.lengths[0].mean()
+    turned = f"are {end:.0f}° apart at the end, {start:.0f}° at the start"
+    return f"The gradients at {names[0]} and {names[1]} {turned}, and {short(grown)} times as long"
