@@ -26,6 +26,7 @@ import pandas as pd
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
 from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
+from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
 from ntkexp.records.results import of_machines, read_timings
@@ -34,7 +35,7 @@ from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.components import tabulate_components
-from ntkexp.report.explain import Explanation, known_effects, tabulate_examples, tabulate_pieces
+from ntkexp.report.explain import Explanation, explain, known_effects, tabulate_examples, tabulate_pieces, worst_points
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.inventory import differing, flatten_config
@@ -46,7 +47,7 @@ from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.positions import Shaded, shaded_texts
 from ntkexp.report.run import Run, RunGroup, combined, grouped
-from ntkexp.report.sentence import ladder_notes, ladder_sentence, tabulate_ladder
+from ntkexp.report.sentence import ladder_notes, ladder_sentence, main_split, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
 from ntkexp.text import listed, short
 
@@ -56,6 +57,8 @@ PER_PAGE = 25
 """Rows that a table shows at once."""
 MOST = 8
 """Training texts that are shown whole."""
+EXPLAINED, POINTS, EXAMPLES = 4, 3, 2000
+"""Runs of a page that are explained, at so many points each, unless they have more training examples than these."""
 
 View: TypeAlias = dict[str, object]
 
@@ -197,11 +200,13 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         for row in analysis.sweep.runs:
             if row.folder in material.by_folder:
                 first.setdefault((analysis.sweep.name, *row.point), material.by_folder[row.folder])
-    left, figures = ROOM, dict[Path, tuple[Shown, ...]]()
+    left, figures, points = ROOM, dict[Path, tuple[Shown, ...]](), dict[Path, list[View]]()
     for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
         if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
             figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
             left -= sum(len(shown.svg) for shown in figures[run.path])
+        if len(points) < EXPLAINED:
+            points[run.path] = points_of_run(run, names[run.path])
 
     configs = {run.path: flatten_config(run.config) for run in material.runs}
     keys = differing(list(configs.values()))
@@ -210,9 +215,24 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         | {
             "differences": [(key, configs[run.path][key]) for key in keys if key in configs[run.path]],
             "figures": figures.get(run.path, ()),
+            "points": points.get(run.path, ()),
         }
         for run in material.runs
     ]
+
+
+def points_of_run(run: Run, anchor: str) -> list[View]:
+    """Explain the points that a finished run misses most, if its parts are known and their table is no long one."""
+    if not run.finished or run.diverged or not main_split(run.ladder):
+        return []
+    try:
+        if explained_rule(run.rules) is None or run.contributions.sizes["example"] > EXAMPLES:
+            return []
+        split = main_split(run.ladder)
+        explanations = explain(run, split, worst_points(run, split, POINTS))
+    except (Mistake, OSError):  # no contributions were written, or they are not as they were
+        return []
+    return [point_view(each, None, f"{anchor}-", rows=PER_PAGE) for each in explanations]
 
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
@@ -259,18 +279,23 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
 # --- A point that is explained: what made its output, what would change it, what a removal did.
 
 
-def point_view(explanation: Explanation, entry: LedgerEntry | None) -> View:
-    """Show one point: what its output is, all training examples, and what a removal changed, if there was one."""
+def point_view(explanation: Explanation, entry: LedgerEntry | None, prefix: str = "", rows: int | None = None) -> View:
+    """Show one point: what its output is, all training examples or the first `rows`, and what a removal changed, if
+    there was one. Names on the page begin with the prefix."""
     name, point = f"{explanation.split} {explanation.number}", explanation.point
-    anchor = slug(name.replace(" ", "-"))
+    anchor = prefix + slug(name.replace(" ", "-"))
     pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
+    caption = "All training examples"
     parts = tabulate_examples(explanation).select("example", "holds", *phase, "added", "if left out", "half by")
+    if rows is not None and len(parts.rows) > rows:
+        parts = replace(parts, rows=parts.rows[:rows])
+        caption = f"The {rows} training examples that added or took most"
     return {
         "anchor": anchor,
         "title": f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
         "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
-        "examples": format_html(parts, f"examples-{anchor}", "All training examples"),
+        "examples": format_html(parts, f"examples-{anchor}", caption),
         "components": components_view(explanation, anchor),
         "texts": texts_view(explanation),
         "notes": explanation_notes(explanation),

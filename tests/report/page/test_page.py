@@ -25,14 +25,16 @@ from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
 from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
+from ntkexp.report.explain import worst_points
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.material import Material, gather
-from ntkexp.report.page.build import HERE, markdown, write, write_claims
+from ntkexp.report.page.build import HERE, markdown, points_of_run, write, write_claims
 from ntkexp.report.page.picture import inline, link
 from ntkexp.report.plots.examples import checked
 from ntkexp.report.run import CHOICES, LONGEST, grouped, load_run
 from ntkexp.report.sentence import main_split
+from ntkexp.report.tables import PageTable
 from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
 
@@ -391,6 +393,17 @@ def explanation_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(tmp_path_factory.mktemp("outputs") / "runs" / "net", digits())
     assert run(["explain", str(folder), "--page", "--split=test", "--probe=1", "--probe=0"]) == 0
     return folder.parent.parent / "report" / f"explain-{folder.name}.html"
+
+
+def test_a_run_is_explained_where_it_misses_most(tmp_path: Path) -> None:
+    """On the page of runs as well, by names that no other run has there."""
+    loaded = load_run(write_run(tmp_path / "runs" / "net", digits()))
+    views, split = points_of_run(loaded, "run-a"), main_split(loaded.ladder)
+    worst = worst_points(loaded, split, 3)
+    assert [view["anchor"] for view in views] == [f"run-a-{split}-{number}" for number in worst]
+    table = views[0]["examples"]
+    assert isinstance(table, PageTable)
+    assert len(table.rows) == min(25, loaded.contributions.sizes["example"])
 
 
 def test_every_choice_has_its_part(explanation_page: Path) -> None:
