@@ -140,6 +140,12 @@ class Identity(AbstractExpectation):
     >>> table = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15], "bound": [1e-12, 1e-12]})
     >>> Identity().evidence(table).beyond, Identity().evidence(table.assign(bound=1e-16)).beyond
     (0, 2)
+
+    An error that is no number lies under no bound, and a bound without end, as that of a singular kernel, explains
+    nothing.
+
+    >>> Identity().evidence(table.assign(bound=math.inf)).beyond, Identity().evidence(table * math.nan).beyond
+    (2, 2)
     """
 
     null: ClassVar[float | None] = math.inf
@@ -161,7 +167,8 @@ class Identity(AbstractExpectation):
         bounds = table["bound"].astype(float) if "bound" in table else self.tolerance
         errors = table["value"].abs()
         worst = errors.groupby(table["seed"]).max()
-        return Errors(int((errors > bounds).sum()), len(table), float(worst.min()), float(worst.max()))
+        under = (errors <= bounds) & (np.abs(bounds) < math.inf)
+        return Errors(int((~under).sum()), len(table), float(worst.min()), float(worst.max()))
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         errors = np.sort(np.maximum(table["value"].abs().to_numpy(dtype=float), ZERO))

@@ -100,6 +100,7 @@ class Evidence:
     integrated: Sequence[int]  # and the outputs at which they are
     limit: LimitKernels | DoesNotApply
     training: Training
+    seed: int = 0  # of the run, for what machines draw
     measured: MeasuredPoints | None = None  # what the path is integrated of, if not of the outputs
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None  # others at these points, or a mistake
 

@@ -415,9 +415,9 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
-    """The random kernel between all points and the training examples."""
+    """The random kernel between all points and the training examples, another one for each seed of a run."""
     points = len(evidence.inputs)
-    factor = torch.randn(points, points, generator=stream("random kernel"), dtype=torch.float64)
+    factor = torch.randn(points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64)
     kernel = (factor @ factor[: evidence.train].t()).div_(points)
     kernel.diagonal().add_(1.0)
     return kernel.to(evidence.end)

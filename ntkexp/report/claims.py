@@ -58,7 +58,18 @@ def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
 
 
 def interval(judged: Judgement) -> str:
-    return f"{short(judged.low)} to {short(judged.high)}"
+    """Spell the interval; where chance has no part, there is none.
+
+    >>> from types import SimpleNamespace
+    >>> spell = lambda low, high, p=None: interval(SimpleNamespace(low=low, high=high, p=p, verdict="supported"))
+    >>> spell(0.1, 0.2, 1e-3), spell(31.0, 31.0, 0.0), spell(1e-16, 2e-15)
+    ('0.1 to 0.2', 'exact, no interval', 'errors 1e-16 to 2e-15')
+    """
+    if judged.low == judged.high:  # the same number for every seed
+        return "exact, no interval"
+    ends = f"{short(judged.low)} to {short(judged.high)}"
+    identity = judged.p is None and judged.verdict != "undecided"  # decided without a probability
+    return f"errors {ends}" if identity else ends
 
 
 def shortened(expected: str) -> str:

@@ -264,6 +264,7 @@ def evidence_of(
         attributed=attributed,
         limit=setting.start.limit,
         training=summarise_training(state),
+        seed=setting.experiment.seed,
         measured=setting.measured,
         measure=partial(measured_points, setting.experiment.loss, setting.problem),
     )

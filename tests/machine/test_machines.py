@@ -228,6 +228,11 @@ def test_its_regression_reproduces_what_was_learned() -> None:
     assert (outputs[TRAIN:] - EVIDENCE.end[TRAIN:]).norm() > 0.1
 
 
+def test_another_seed_draws_another() -> None:
+    assert torch.equal(random_kernel(EVIDENCE), random_kernel(replace(EVIDENCE, seed=0)))
+    assert not torch.equal(random_kernel(EVIDENCE), random_kernel(replace(EVIDENCE, seed=1)))
+
+
 def test_it_is_symmetric_and_at_least_the_identity() -> None:
     kernel = random_kernel(EVIDENCE)[:TRAIN]
     torch.testing.assert_close(kernel, kernel.t(), rtol=0, atol=10 * EPS)
