@@ -128,6 +128,7 @@ class AbstractOptimizerRule(ABC):
 
 
 PARTS = 16
+PIECE = 2**14  # numbers of a sum
 Numbers: TypeAlias = NDArray[np.float64]
 """A signature in double precision."""
 
@@ -158,7 +159,10 @@ class Signatures:
             parts = max(1, min(PARTS, flat.numel()))
             wide, rest = divmod(flat.numel(), parts)
             found = signatures[name] = flat.new_zeros(parts + 1)
-            torch.mv(flat[: wide * parts].view(parts, wide), self.drawn(wide, flat), out=found[:parts])
+            rows, drawn = flat[: wide * parts].view(parts, wide), self.drawn(wide, flat)
+            # rounding grows with the length of a sum: long ones are added up of pieces, in double precision
+            pieces = (torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE]) for at in range(0, wide, PIECE))
+            found[:parts] = next(pieces) if wide <= PIECE else sum(piece.double() for piece in pieces)
             if rest:
                 found[parts] = flat[wide * parts :] @ self.drawn(rest, flat)
         return signatures
@@ -212,7 +216,7 @@ def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
 
 
 ROUNDING = 64  # eps: of the few operations of a step, fused or not, and of short sums
-LONG = 16  # of long ones: it grows as the root of how many numbers they have
+LONG = 4  # of long ones, up to a piece: it grows as the root of how many numbers they have
 
 
 @dataclass
@@ -256,7 +260,7 @@ class RuleProof:
                 f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
             )
         weight = taken.weight
-        rounds = (ROUNDING + sqrt(weight.numel() / PARTS) / LONG) * torch.finfo(weight.dtype).eps
+        rounds = (ROUNDING + sqrt(min(weight.numel() / PARTS, PIECE)) / LONG) * torch.finfo(weight.dtype).eps
 
         # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
         pulled = pulled + step.coupled * before if step.coupled else pulled

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from math import sqrt
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from torch import nn, optim
 
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.rule import LONG, PARTS, PIECE, Signatures
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module
@@ -381,3 +383,17 @@ def test_effects_are_refused_where_no_derivative_is_known() -> None:
     trace = followed(given, plain, loss=loss, ids=lambda call: [places[tuple(row.tolist())] for row in call.args[0]])
     with pytest.raises(Mistake, match="effects of a loop with RMSprop are not known"):
         trace.attribute(effects=True)
+
+
+def test_signatures_of_long_tensors_are_no_less_exact() -> None:
+    """Sums of pieces: a long one in single precision would round by as much as a step moves a large table."""
+    generator = torch.Generator().manual_seed(0)
+    tensor, signatures = torch.randn(PARTS * 40 * PIECE + 5, generator=generator), Signatures()
+    wide = tensor.numel() // PARTS
+    rows, rest = tensor[: PARTS * wide].view(PARTS, wide).double(), tensor[PARTS * wide :].double()
+    expected = torch.cat([
+        rows @ signatures.drawn(wide, tensor).double(),
+        (rest @ signatures.drawn(len(rest), tensor).double()).view(1),
+    ])  # fmt: skip
+    missed = (signatures.of({"w": tensor})["w"].double() - expected).norm()
+    assert missed <= sqrt(PIECE) / LONG * torch.finfo(torch.float32).eps * expected.norm()
