@@ -6,7 +6,8 @@ docs/claims/README.md               a line for each claim
             <name>/<look>.csv       the judged table of a look: rows and columns that decide, every digit
             <name>/picture.svg      its picture
 
-`publish` writes what stands in the register and was judged at default size; `check` judges the tables again.
+`publish` writes what stands in the register and was judged at default size, and keeps what was published of other
+claims, as long as it stands; `check` judges the tables again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ntkexp.claim.read import claim_names, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, make_folder, read_bytes, to_text, write_atomically
-from ntkexp.records.claim import PICTURE, ClaimRecord, pair_verdict
+from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
 from ntkexp.report.claims import summarise_claims, tabulate_claims
@@ -44,7 +45,8 @@ ROUNDING = 1e-9
 def publish(
     folder: Path, builder: Builder, records: Sequence[ClaimRecord], entries: Mapping[str, Sequence[RegisterEntry]]
 ) -> list[str]:
-    """Write what was found of claims as they stand in the register, at their default size; the names written."""
+    """Write what was found of claims as they stand in the register, at their default size, beside what was published of
+    others before; the names that are there now."""
     standing = {name: of_name[-1] for name, of_name in entries.items()}
     found = [
         record
@@ -58,15 +60,39 @@ def publish(
         make_folder(folder / record.name)
         for name, look in claim.looks.items():
             table = read_table(record.path / f"{name}.csv")
-            rows = sorted({row for part in look.expectation for row in select_rows(table, part.where).index})
-            table = table.loc[rows, [column for column in table if column in {*ALWAYS, *columns_of(look)}]]
+            decide = sorted({row for part in look.expectation for row in select_rows(table, part.where).index})
+            table = table.loc[decide, [column for column in table if column in {*ALWAYS, *columns_of(look)}]]
             write_atomically(folder / record.name / f"{name}.csv", format_csv(table))
         if (record.path / PICTURE).is_file():
             shutil.copyfile(record.path / PICTURE, folder / record.name / PICTURE)
-    verdicts: list[Json] = [verdict_fields(record, standing[record.name]) for record in found]
-    write_atomically(folder / VERDICTS, to_text(verdicts))
-    write_atomically(folder / PAGE, page(found, len(standing)))
-    return [record.name for record in found]
+    rows: dict[str, Json] = {record.name: verdict_fields(record, standing[record.name]) for record in found}
+    told = {record.name: record for record in found}
+
+    # of the other claims, what was published before and still stands; what does not goes
+    before = json.loads(read_bytes(folder / VERDICTS)) if (folder / VERDICTS).is_file() else []
+    for row in (row for row in before if row["name"] not in rows):
+        if row["name"] in standing and row["entry"] == standing[row["name"]].digest:
+            rows[row["name"]], told[row["name"]] = row, published_record(folder, row)
+        else:
+            shutil.rmtree(folder / row["name"], ignore_errors=True)
+    write_atomically(folder / VERDICTS, to_text([rows[name] for name in sorted(rows)]))
+    write_atomically(folder / PAGE, page([told[name] for name in sorted(told)], len(standing)))
+    return sorted(rows)
+
+
+def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
+    """A claim as it was published, whose runs may be gone."""
+    return ClaimRecord(
+        path=folder / row["name"],
+        name=row["name"],
+        digest=row["entry"],
+        size="default",
+        statement=row["statement"],
+        source=row["source"],
+        refutes="",  # which its file says
+        command=row["command"],
+        looks={name: Judgement.of_fields(row[name]) for name in ("main", "control", "second")},
+    )
 
 
 def read_table(file: Path) -> pd.DataFrame:

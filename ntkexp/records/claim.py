@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
@@ -48,6 +49,14 @@ class Judgement:
         fields: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
         fields |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
         return fields | {"draws": self.draws, "note": self.note}
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Judgement:
+        """Read it; a number that JSON could not write is NaN."""
+        numbers = (fields["figure"], *fields["interval"])
+        figure, low, high = (math.nan if number is None else float(number) for number in numbers)
+        rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
+        return cls(figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +137,7 @@ def write_claim(claim: ClaimRecord) -> None:
 def read_claim_record(path: Path) -> ClaimRecord:
     fields = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
-        looks = {}
-        for name, look in fields.pop("looks").items():
-            # a number that JSON could not write is NaN
-            figure, low, high = (
-                math.nan if number is None else float(number) for number in (look["figure"], *look["interval"])
-            )
-            rest = {key: look[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
-            seeds = tuple(map(int, look["seeds"]))
-            looks[str(name)] = Judgement(figure=figure, low=low, high=high, seeds=seeds, **rest)
+        looks = {str(name): Judgement.of_fields(look) for name, look in fields.pop("looks").items()}
         return ClaimRecord(path=path, looks=looks, **fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Mistake(f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})") from error

@@ -68,6 +68,27 @@ def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Pa
         check(folder, made.builder, entries)
 
 
+def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) -> None:
+    """Its runs may be gone: its verdict, its tables and its line on the page are kept; of what was changed, they go."""
+    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
+    register = register_claim("tiny", made.builder, out)
+    register.record(judged(planned(TREE, out, made=made)), circumstances())
+    mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
+    publish(folder, made.builder, claim_records(out), mine)
+    (row,) = json.loads((folder / VERDICTS).read_text())
+    others = [row | {"name": "kept"}, row | {"name": "changed", "entry": "0" * 8}]
+    (folder / VERDICTS).write_text(json.dumps([row, *others]))
+    for other in others:
+        (folder / other["name"]).mkdir()
+
+    entries = mine | {"kept": mine["tiny"], "changed": mine["tiny"]}
+    assert publish(folder, made.builder, claim_records(out), entries) == ["kept", "tiny"]
+    kept, tiny = json.loads((folder / VERDICTS).read_text())
+    assert kept == tiny | {"name": "kept"}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
+    assert "| kept | supported |" in (folder / "README.md").read_text()
+
+
 def test_verdicts_of_the_project_are_those_of_their_tables() -> None:
     builder = composer(None, []).builder
     folder = Path(__file__).parents[2] / "docs" / "claims"
