@@ -63,15 +63,18 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Expected
 
 CONFIDENCE = 0.95
+FAR = 700.0  # of the logarithm of odds: beyond, they overflow
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error and its degrees of freedom."""
+    """A value with its standard error and its degrees of freedom. The interval of a `share` lies between 0 and 1: it is
+    that of log(value/(1 − value))."""
 
     value: float
     error: float = math.nan
     freedom: int = 0
+    share: bool = False
 
     @property
     def known(self) -> bool:
@@ -85,20 +88,30 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        return self.value - self.reach
+        return self.ends(self.reach)[0]
 
     @property
     def high(self) -> float:
-        return self.value + self.reach
+        return self.ends(self.reach)[1]
 
     def interval(self, level: float) -> tuple[float, float]:
         """The ends of the interval that misses the value with a probability of `level`.
 
         >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
         [-3.73, 7.73]
+        >>> [round(end, 3) for end in replace(mean_of([0.98, 0.99, 1.0]), share=True).interval(0.05)]
+        [0.89, 0.999]
         """
-        reach = student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan
-        return self.value - reach, self.value + reach
+        return self.ends(student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan)
+
+    def ends(self, reach: float) -> tuple[float, float]:
+        """The ends of an interval that reaches so far; of a share, as far in odds."""
+        if not self.share or not 0 < self.value < 1:
+            return self.value - reach, self.value + reach
+        # by the slope of the logarithm of the odds
+        odds, reach = math.log(self.value / (1 - self.value)), reach / (self.value * (1 - self.value))
+        low, high = (1 / (1 + math.exp(-end)) for end in (max(odds - reach, -FAR), min(odds + reach, FAR)))
+        return low, high
 
     def covers(self, value: float) -> bool | None:
         """Whether the interval holds a value; None where there is no interval."""
