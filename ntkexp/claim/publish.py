@@ -34,6 +34,7 @@ from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
 from ntkexp.report.claims import summarise_claims, tabulate_claims
 from ntkexp.report.tables import format_csv, format_markdown
+from ntkexp.text import counted
 
 VERDICTS, PAGE = "verdicts.json", "README.md"
 ALWAYS = ("runs", "seed", "value", "bound")
@@ -125,7 +126,7 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
     table = format_markdown(tabulate_claims(records, registered).select(*columns))
     links = [f"- [{record.name}]({record.name}): {record.statement}" for record in records]
     unjudged = registered - len(records)
-    missing = f" The other {unjudged} claims of the register were not judged for this page." if unjudged else ""
+    missing = f" Not judged for this page: {counted(unjudged, 'claim')} of the register." if unjudged else ""
     summary = summarise_claims(records, registered)
     return (
         "# Claims, as they were judged\n\n"
