@@ -39,6 +39,7 @@ Purpose: TypeAlias = Literal[
     "monte carlo",  # networks whose kernels are averaged
     "process",  # draws with which networks are compared
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
+    "pixels",  # where they go in images that are scrambled
 ]
 
 

@@ -195,10 +195,13 @@ def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
 def without_files(fields: Any) -> Any:
     """Plain data of trials and quantities, their classes spelled by what they are instead of where they stand.
 
-    A class of `ntkexp.claim.papers` may move between its files, or out of them, and is the same in every digest.
+    A class of `ntkexp.claim.papers` may move between its files, or out of them, and is the same in every digest; models
+    and data that are there for controls alone have no other place.
 
     >>> without_files({"_target_": "ntkexp.claim.papers.LaterTask", "task": 1})
     {'_target_': 'ntkexp.claim.quantity.LaterTask', 'task': 1}
+    >>> without_files({"_target_": "ntkexp.claim.papers.Bottleneck"})
+    {'_target_': 'ntkexp.claim.papers.Bottleneck'}
     """
     if isinstance(fields, list | tuple):
         return [without_files(item) for item in fields]
@@ -207,5 +210,5 @@ def without_files(fields: Any) -> Any:
     cleaned = {key: without_files(value) for key, value in fields.items()}
     package, _, name = str(cleaned.get("_target_", "")).rpartition(".")
     if package == PAPERS:
-        cleaned["_target_"] = f"{getattr(import_module(package), name).role}.{name}"
+        cleaned["_target_"] = f"{getattr(getattr(import_module(package), name), 'role', package)}.{name}"
     return cleaned

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ntkexp.data.images import CIFAR10 as CIFAR10
     from ntkexp.data.images import MNIST as MNIST
     from ntkexp.data.images import AbstractImages as AbstractImages
+    from ntkexp.data.images import Clothes as Clothes
     from ntkexp.data.images import Digits as Digits
     from ntkexp.data.images import FashionMnist as FashionMnist
     from ntkexp.data.sequence import AbstractTokens as AbstractTokens

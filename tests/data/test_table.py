@@ -323,6 +323,15 @@ def test_the_numbers_are_those_of_scikit_learn(name: str, options: dict[str, boo
     assert np.array_equal(target.numpy(), their_target)
 
 
+def test_clothes_are_as_many_of_each_kind_and_no_two_alike() -> None:
+    greys, kinds = read_bundled("clothes")
+    assert torch.equal(torch.bincount(kinds.long()), torch.full((10,), 180))
+    assert torch.equal(greys, greys.round())
+    assert greys.min() == 0
+    assert greys.max() == 16
+    assert len(np.unique(greys.numpy(), axis=0)) == 1800
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name"), [(BreastCancer(), "breast_cancer"), (Wine(), "wine"), (Digits(classes="all"), "digits")]

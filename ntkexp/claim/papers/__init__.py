@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import KernelTimes as KernelTimes
     from ntkexp.claim.papers.convolutional_kernels import LayerProducts as LayerProducts
     from ntkexp.claim.papers.convolutional_kernels import LimitRegression as LimitRegression
+    from ntkexp.claim.papers.convolutional_kernels import ScrambledPixels as ScrambledPixels
     from ntkexp.claim.papers.double_descent import InterpolationPeak as InterpolationPeak
     from ntkexp.claim.papers.double_descent import WidthSweep as WidthSweep
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.scalar_functions import ScalarCurve as ScalarCurve
     from ntkexp.claim.papers.scalar_functions import ScalarStep as ScalarStep
     from ntkexp.claim.papers.scalar_functions import ScalarTraining as ScalarTraining
+    from ntkexp.claim.papers.wide_networks import Bottleneck as Bottleneck
     from ntkexp.claim.papers.wide_networks import ChangeByWidth as ChangeByWidth
     from ntkexp.claim.papers.wide_networks import EnsembleBesideProcesses as EnsembleBesideProcesses
     from ntkexp.claim.papers.wide_networks import FirstKernels as FirstKernels

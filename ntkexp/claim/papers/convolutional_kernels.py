@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import sqrt
 from statistics import fmean
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows
 from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.component import Count
-from ntkexp.data.base import AbstractSource, Data
+from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
 from ntkexp.init import NTK, AbstractInit
 from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
@@ -181,6 +182,28 @@ class LimitRegression(AbstractTrial):
             }
 
 
+class ScrambledPixels(AbstractSource):
+    """Images whose pixels change places, the same way in all images: what lay side by side in them does no longer.
+
+    A control of what is said of convolutions: the information is all there, and no window finds it.
+
+    >>> from ntkexp.data.images import Digits
+    >>> whole, scrambled = Digits(train=9).split().train, ScrambledPixels(source=Digits(), train=9).split().train
+    >>> torch.equal(whole.inputs, scrambled.inputs), torch.equal(whole.inputs.flatten().sort()[0],
+    ...                                                          scrambled.inputs.flatten().sort()[0])
+    (False, True)
+    """
+
+    source: AbstractSource
+    standardise: Standardise = "all"
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        given = self.source.examples(generator)
+        pixels = given.inputs.flatten(2)
+        order = torch.randperm(pixels.shape[2], generator=stream("pixels", 0))
+        return replace(given, inputs=pixels[:, :, order].view_as(given.inputs))
+
+
 def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
     """One-hot targets whose rows sum to zero."""
     return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
@@ -287,9 +310,13 @@ class KernelTimes(AbstractTrial):
 
     Examples are Gaussian, in this shape; the model's kernel is timed at each size.
 
-        kernel_seconds, solve_seconds    time of this process, the shortest of `repeats` attempts
+        kernel_seconds     the kernel between n examples and n others             ∝ n²
+        solve_seconds      a solve with the kernel among n examples               ∝ n³
+        strip_seconds      the kernel between n examples and m others             ∝ n
+        product_seconds    the kernel among n examples times m vectors            ∝ n²
 
-    Times are measured, so that another attempt gives others; rows of a seed are measured once and kept.
+    where m is the least of the sizes. Seconds are of this process, the shortest of `repeats` attempts; another attempt
+    gives others, so rows of a seed are measured once and kept.
     """
 
     model: AbstractLayered
@@ -303,11 +330,14 @@ class KernelTimes(AbstractTrial):
         layers = self.model.layers(self.init, self.shape, 1)
         for size in self.sizes:
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
-            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, 1, dtype=x.dtype)
+            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones_like(x[:, :1])
+            few, vectors = others[: min(self.sizes)], torch.ones_like(x[:, :1]).expand(-1, min(self.sizes))
             matrix.diagonal().add_(matrix.diagonal().mean())  # regular, so that it can be solved with
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
                 "solve_seconds": partial(torch.linalg.solve, matrix, ones),
+                "strip_seconds": partial(infinite_kernel, layers, x, few, engine="torch", threads=1),
+                "product_seconds": partial(torch.matmul, matrix, vectors.contiguous()),
             }
             row: dict[str, Level] = {"examples": size}
             for name, work in works.items():

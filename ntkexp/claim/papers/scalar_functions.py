@@ -141,6 +141,7 @@ class FiniteSteps(AbstractTrial):
 
         error            ‖k̃_η − k‖/‖k‖ between the probe points and the first training examples
         centred_error    the same of (k̃_η + k̃_{−η})/2, in which the first order cancels
+        other_error      the same of k̃_η to the tangent kernel at other weights, to which it does not tend
 
     Networks are drawn by the seed; a function that starts where its fields say gets scatter·N(0, 1) added to its
     weights.
@@ -164,16 +165,23 @@ class FiniteSteps(AbstractTrial):
         seen = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])[: self.points]
         observed = data.train.inputs[: self.observed]
         tangent = tangent_kernel(module, seen, observed, weights=weights)
+        elsewhere = {name: weight + noise_like(weight, generator) for name, weight in weights.items()}
+        other = tangent_kernel(module, seen, observed, weights=elsewhere)
 
         def finite(step_size: float) -> Tensor:
             return finite_step_kernel(module, seen, observed, step_size, weights=weights)
 
-        def missed(kernel: Tensor) -> float:
-            return float((kernel - tangent).norm() / tangent.norm())
+        def missed(kernel: Tensor, limit: Tensor) -> float:
+            return float((kernel - limit).norm() / limit.norm())
 
         # the error falls as η, and as η² where the kernels of steps in both directions are averaged
         return [
-            {"step_size": eta, "error": missed(finite(eta)), "centred_error": missed((finite(eta) + finite(-eta)) / 2)}
+            {
+                "step_size": eta,
+                "error": missed(finite(eta), tangent),
+                "centred_error": missed((finite(eta) + finite(-eta)) / 2, tangent),
+                "other_error": missed(finite(eta), other),
+            }
             for eta in self.step_sizes
         ]
 

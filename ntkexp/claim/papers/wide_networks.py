@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -18,16 +18,19 @@ from torch import Tensor
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_change_by_width
 from ntkexp.claim.trial import AbstractTrial
-from ntkexp.component import LARGEST, Count
+from ntkexp.component import DEEPEST, LARGEST, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
-from ntkexp.init import NTK, AbstractInit
+from ntkexp.init import AbstractInit
+from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.linear import Flatten
+from ntkexp.layer.pointwise import ReLU
+from ntkexp.layer.spec import Activation
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import Squared
-from ntkexp.model.base import AbstractArchitecture, LearningTask, ScaledOutput
-from ntkexp.model.networks import MLP
+from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask, ScaledOutput
 from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.estimate import PowerLaw, power_law
 from ntkexp.report.analysis.laws import number
@@ -56,6 +59,30 @@ def network_of_width(
     return wide.module(init, task.shape, task.outputs, generator, task.vocabulary).eval()
 
 
+class Bottleneck(AbstractLayered):
+    """A multilayer perceptron whose first or last hidden layer has `narrow` units at any width.
+
+    A control of what is said of wide networks: their sums over many units tend to a mean, those over few do not.
+
+    >>> from ntkexp.init import NTK
+    >>> from ntkexp.layer.affine import Dense
+    >>> network = Bottleneck(width=8, narrow=2).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=1)
+    >>> [layer.features for layer in network if isinstance(layer, Dense)]
+    [2, 8, 1]
+    """
+
+    depth: int = Field(2, ge=1, le=DEEPEST)
+    narrow: Count = 4
+    place: Literal["first", "last"] = "first"
+    activation: Activation = ReLU()
+
+    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+        widths = [self.width] * self.depth
+        widths[0 if self.place == "first" else -1] = self.narrow
+        hidden = (layer for width in widths for layer in (init.dense(width), self.activation))
+        return (Flatten(), *hidden, init.readout(outputs))
+
+
 class FirstOutputs(AbstractTrial):
     """What networks say before training, beside the Gaussian process that they are at infinite width, width by width:
 
@@ -71,7 +98,7 @@ class FirstOutputs(AbstractTrial):
     over `networks` networks drawn for each.
     """
 
-    model: MLP
+    model: AbstractLayered
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
@@ -157,7 +184,7 @@ class SummedOutputs(AbstractTrial):
     with K [point, output] × [point, output], and C outputs.
     """
 
-    model: MLP
+    model: AbstractLayered
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((32, 64, 128, 256, 512), min_length=2)
@@ -236,8 +263,8 @@ class Fluctuations(AbstractTrial):
     over networks that all start at zero (of `init.antisymmetric`), trained by the same steps on the same data.
     """
 
-    model: MLP
-    init: NTK
+    model: AbstractLayered
+    init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((32, 64, 128, 256), min_length=2)
     networks: Count = 20
