@@ -57,8 +57,10 @@ PER_PAGE = 25
 """Rows that a table shows at once."""
 MOST = 8
 """Training texts that are shown whole."""
-EXPLAINED, POINTS, EXAMPLES = 4, 3, 2000
-"""Runs of a page that are explained, at so many points each, unless they have more training examples than these."""
+EXPLAINED, POINTS = 4, 3
+"""Runs of a page that are explained, and the points of each."""
+EXAMPLES, NUMBERS = 2000, 2**26
+"""Of a run with more training examples, or with contributions of more numbers, nothing is explained on its page."""
 
 View: TypeAlias = dict[str, object]
 
@@ -223,12 +225,12 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
     """Explain the points that a finished run misses most, if its parts are known and their table is no long one."""
-    if not run.finished or run.diverged or not main_split(run.ladder):
+    if not run.finished or run.diverged:
         return []
     try:
-        if explained_rule(run.rules) is None or run.contributions.sizes["example"] > EXAMPLES:
+        rule, split = explained_rule(run.rules), main_split(run.ladder)
+        if rule is None or run.contributions.sizes["example"] > EXAMPLES or run.parts(rule).size > NUMBERS:
             return []
-        split = main_split(run.ladder)
         explanations = explain(run, split, worst_points(run, split, POINTS))
     except (Mistake, OSError):  # no contributions were written, or they are not as they were
         return []
