@@ -306,7 +306,7 @@ class Total:
         out = self.outputs[0]
         step = -(-max(STRIP, -(-rows // STRIPS)) // out) * out
         ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
-        return [(self.matrix[:end, at:end], range(end), range(at, end)) for at, end in ends]
+        return [(self.matrix[at:end, at:], range(at, end), range(at, rows)) for at, end in ends]
 
     def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
         """R R′ᵀ."""
@@ -365,8 +365,8 @@ class Total:
         """The kernel, when all shares are in it."""
         if not self.begun:
             self.matrix.zero_()
-        for _, _, columns in self.strips if self.halved else ():
-            above = slice(columns.start), slice(columns.start, columns.stop)
+        for _, rows, columns in self.strips if self.halved else ():
+            above = slice(rows.start, rows.stop), slice(rows.stop, columns.stop)
             self.matrix[above[::-1]] = self.matrix[above].t()
         return self.matrix
 
