@@ -278,11 +278,11 @@ def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, lef
 
 # --- The total of a kernel, to which the shares of its parameters are added.
 #
-# Of a Jacobian with itself only the half up to the diagonal is formed, strip by strip, and mirrored once, when all
+# Of a Jacobian with itself only the half from the diagonal on is formed, strip by strip, and mirrored once, when all
 # shares are in it.
 
 
-STRIP, STRIPS = 64, 12  # columns of a strip at least, and strips at most: thinner ones cost more than they save
+STRIP, STRIPS = 64, 12  # rows of a strip at least, and strips at most: thinner ones cost more than they save
 BLOCK = 2**17  # numbers of a strip that are summed over all weights while they are in the cache
 
 
