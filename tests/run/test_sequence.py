@@ -420,7 +420,8 @@ class OfMyOwn(SGD):
 
 def test_an_optimizer_from_elsewhere_has_no_effects() -> None:
     experiment = small(*QUICK_EFFECTS, "optimizer=sgd")
-    with pytest.raises(ValidationError, match=r"path.effects=derivative: there is no rule for .* optimizer=of_my_own does"):
+    said = r"path.effects=derivative: there is no rule for .* optimizer=of_my_own does"
+    with pytest.raises(ValidationError, match=said):
         Experiment(**dict(experiment) | {"optimizer": OfMyOwn()})
 
 
