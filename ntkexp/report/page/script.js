@@ -1,6 +1,6 @@
 "use strict";
 // Tables sort by their headings, page, and filter; links into closed details open them;
-// a choice hides what was not chosen. Without it all is shown.
+// a choice hides what was not chosen; pictures grow. Without it all is shown.
 
 const numeric = (key) => (key === "" || Number.isNaN(Number(key)) ? null : Number(key));
 
@@ -107,6 +107,14 @@ function choose(choice) {
   show();
 }
 
+/** A click, or Enter, makes a picture twice as large, and as it was; text in it can still be selected. */
+function magnify(picture) {
+  const turn = () => { if (!String(getSelection())) picture.classList.toggle("large"); };
+  picture.addEventListener("click", turn);
+  picture.addEventListener("keydown", (event) => { if (event.key === "Enter") turn(); });
+}
+
+document.querySelectorAll("figure .scroll").forEach(magnify);
 document.querySelectorAll("table").forEach(enliven);
 document.querySelectorAll("select").forEach(choose);
 window.addEventListener("hashchange", open);

@@ -182,6 +182,29 @@ def test_text_in_pictures_can_be_selected(opened: Open) -> None:
 
 
 @pytest.mark.slow
+def test_a_picture_grows_at_a_click_and_shrinks_at_the_next(opened: Open) -> None:
+    """With the keyboard as well, and the page is no wider for it."""
+    page = opened()
+    picture = page.locator("figure .scroll").first
+    drawing = picture.locator("svg")
+
+    def width() -> float:
+        box = drawing.bounding_box()
+        assert box is not None
+        return box["width"]
+
+    small = width()
+    picture.click()
+    assert width() > 1.5 * small
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture.click()
+    assert width() == small
+    picture.focus()
+    page.keyboard.press("Enter")
+    assert width() > 1.5 * small
+
+
+@pytest.mark.slow
 def test_the_dark_page_is_dark(opened: Open) -> None:
     papers = [luminance(opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor"))
               for scheme in ("light", "dark")]  # fmt: skip
