@@ -9,7 +9,7 @@ PROGRAMS = {
 id=$(ls "$folder/jobs" | wc -l)
 cp "$1" "$folder/jobs/$id"
 SLURM_JOB_ID=$id SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 \\
-    setsid bash "$1" >"$folder/said" 2>&1 </dev/null &
+    setsid bash "$folder/jobs/$id" >>"$folder/said" 2>&1 </dev/null &
 echo "Submitted batch job $id"
 """,
     "srun": """
