@@ -167,7 +167,7 @@ class Identity(AbstractExpectation):
         bounds = table["bound"].astype(float) if "bound" in table else self.tolerance
         errors = table["value"].abs()
         worst = errors.groupby(table["seed"]).max()
-        under = (errors <= bounds) & (np.abs(bounds) < math.inf)
+        under = (errors <= bounds) & np.isfinite(bounds)
         return Errors(int((~under).sum()), len(table), float(worst.min()), float(worst.max()))
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:

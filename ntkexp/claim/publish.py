@@ -67,18 +67,30 @@ def publish(
         if (record.path / PICTURE).is_file():
             shutil.copyfile(record.path / PICTURE, folder / record.name / PICTURE)
     rows: dict[str, Json] = {record.name: verdict_fields(record, standing[record.name]) for record in found}
-    told = {record.name: record for record in found}
+    shown = {record.name: record for record in found}
 
-    # of the other claims, what was published before and still stands; what does not goes
-    before = json.loads(read_bytes(folder / VERDICTS)) if (folder / VERDICTS).is_file() else []
-    for row in (row for row in before if row["name"] not in rows):
-        if row["name"] in standing and row["entry"] == standing[row["name"]].digest:
-            rows[row["name"]], told[row["name"]] = row, published_record(folder, row)
+    # Of the other claims, what was published before and still stands. The tables of a claim that was changed go; a
+    # name that is none of the register's claims may be any path, and nothing is removed by it.
+    for row in published_rows(folder) if (folder / VERDICTS).is_file() else ():
+        name = row["name"]
+        if name in rows or name not in standing:
+            continue
+        if row["entry"] == standing[name].digest:
+            rows[name], shown[name] = row, published_record(folder, row)
         else:
-            shutil.rmtree(folder / row["name"], ignore_errors=True)
+            shutil.rmtree(folder / name, ignore_errors=True)
     write_atomically(folder / VERDICTS, to_text([rows[name] for name in sorted(rows)]))
-    write_atomically(folder / PAGE, page([told[name] for name in sorted(told)], len(standing)))
+    write_atomically(folder / PAGE, page([shown[name] for name in sorted(shown)], len(standing)))
     return sorted(rows)
+
+
+def published_rows(folder: Path) -> list[dict[str, Any]]:
+    """Read the verdicts that were published."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(read_bytes(folder / VERDICTS))
+    except ValueError as error:
+        raise Mistake(f"{folder / VERDICTS} is not JSON; `ntkexp claims publish {folder}` writes it") from error
+    return rows
 
 
 def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
@@ -141,10 +153,7 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
 
 def check(folder: Path, builder: Builder, entries: Mapping[str, Sequence[RegisterEntry]]) -> list[str]:
     """Judge published tables again; the names of the claims, or a refusal of the first that does not agree."""
-    try:
-        rows = json.loads(read_bytes(folder / VERDICTS))
-    except ValueError as error:
-        raise Mistake(f"{folder / VERDICTS} is not JSON; `ntkexp claims publish {folder}` writes it") from error
+    rows = published_rows(folder)
     for row in rows:
         name = row["name"]
         where = f"{folder / VERDICTS}: {name}"

@@ -265,8 +265,13 @@ class Digits(AbstractImages):
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
 
     def pictures(self) -> Pictures:
-        greys, labels = read_bundled("digits")
-        return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
+        return read_small_pictures("digits")
+
+
+def read_small_pictures(name: str) -> Pictures:
+    """Read pictures of 8 × 8 pixels that come with the package."""
+    greys, labels = read_bundled(name)
+    return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
 
 
 CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -289,8 +294,7 @@ class Clothes(AbstractImages):
     classes: tuple[int, ...] | Literal["all"] = (0, 6)
 
     def pictures(self) -> Pictures:
-        greys, labels = read_bundled("clothes")
-        return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
+        return read_small_pictures("clothes")
 
 
 ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"

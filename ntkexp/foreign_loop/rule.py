@@ -160,9 +160,11 @@ class Signatures:
             wide, rest = divmod(flat.numel(), parts)
             found = signatures[name] = flat.new_zeros(parts + 1)
             rows, drawn = flat[: wide * parts].view(parts, wide), self.drawn(wide, flat)
-            # rounding grows with the length of a sum: long ones are added up of pieces, in double precision
-            pieces = (torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE]) for at in range(0, wide, PIECE))
-            found[:parts] = next(pieces) if wide <= PIECE else sum(piece.double() for piece in pieces)
+            if wide <= PIECE:
+                torch.mv(rows, drawn, out=found[:parts])
+            else:  # rounding grows with the length of a sum: a long one is added up of pieces, in double precision
+                pieces = (torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE]) for at in range(0, wide, PIECE))
+                found[:parts] = sum(piece.double() for piece in pieces)
             if rest:
                 found[parts] = flat[wide * parts :] @ self.drawn(rest, flat)
         return signatures

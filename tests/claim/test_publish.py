@@ -76,10 +76,11 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
     mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
     publish(folder, made.builder, claim_records(out), mine)
     (row,) = json.loads((folder / VERDICTS).read_text())
-    others = [row | {"name": "kept"}, row | {"name": "changed", "entry": "0" * 8}]
-    (folder / VERDICTS).write_text(json.dumps([row, *others]))
-    for other in others:
-        (folder / other["name"]).mkdir()
+    others = [row | {"name": name, "entry": entry} for name, entry in (("kept", row["entry"]), ("changed", "0" * 8))]
+    elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # names of no claim, by which nothing is removed
+    (folder / VERDICTS).write_text(json.dumps([row, *others, *elsewhere]))
+    for name in ("kept", "changed", "../mine"):
+        (folder / name).mkdir()
 
     entries = mine | {"kept": mine["tiny"], "changed": mine["tiny"]}
     assert publish(folder, made.builder, claim_records(out), entries) == ["kept", "tiny"]
@@ -87,6 +88,7 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
     assert kept == tiny | {"name": "kept"}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
     assert "| kept | supported |" in (folder / "README.md").read_text()
+    assert (tmp_path / "mine").is_dir()
 
 
 def test_verdicts_of_the_project_are_those_of_their_tables() -> None:

@@ -100,6 +100,8 @@ def test_what_has_no_classes_is_not_classified() -> None:
 def test_every_size_is_timed() -> None:
     rows = KernelTimes(model=MLP(depth=1), init=INIT, sizes=(4, 8), repeats=1).rows(0)
     assert [row["examples"] for row in rows] == [4, 8]
+    images = KernelTimes(model=CNTK(depth=2), init=INIT, shape=(1, 4, 4), sizes=(2, 3), repeats=1)
+    assert [row["examples"] for row in images.rows(0)] == [2, 3]
 
 
 @pytest.mark.slow

@@ -188,9 +188,9 @@ class ScrambledPixels(AbstractSource):
     A control of what is said of convolutions: the information is all there, and no window finds it.
 
     >>> from ntkexp.data.images import Digits
-    >>> whole, scrambled = Digits(train=9).split().train, ScrambledPixels(source=Digits(), train=9).split().train
-    >>> torch.equal(whole.inputs, scrambled.inputs), torch.equal(whole.inputs.flatten().sort()[0],
-    ...                                                          scrambled.inputs.flatten().sort()[0])
+    >>> sources = Digits(train=9), ScrambledPixels(source=Digits(), train=9)
+    >>> whole, scrambled = (source.split().train.inputs for source in sources)
+    >>> torch.equal(whole, scrambled), torch.equal(whole.flatten().sort()[0], scrambled.flatten().sort()[0])
     (False, True)
     """
 
@@ -328,16 +328,16 @@ class KernelTimes(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator, rows = stream("trial", seed), list[Mapping[str, Level]]()
         layers = self.model.layers(self.init, self.shape, 1)
+        least = min(self.sizes)
         for size in self.sizes:
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
-            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones_like(x[:, :1])
-            few, vectors = others[: min(self.sizes)], torch.ones_like(x[:, :1]).expand(-1, min(self.sizes))
+            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, least).to(x)
             matrix.diagonal().add_(matrix.diagonal().mean())  # regular, so that it can be solved with
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
-                "solve_seconds": partial(torch.linalg.solve, matrix, ones),
-                "strip_seconds": partial(infinite_kernel, layers, x, few, engine="torch", threads=1),
-                "product_seconds": partial(torch.matmul, matrix, vectors.contiguous()),
+                "solve_seconds": partial(torch.linalg.solve, matrix, ones[:, :1]),
+                "strip_seconds": partial(infinite_kernel, layers, x, others[:least], engine="torch", threads=1),
+                "product_seconds": partial(torch.matmul, matrix, ones),
             }
             row: dict[str, Level] = {"examples": size}
             for name, work in works.items():

@@ -168,22 +168,16 @@ class FiniteSteps(AbstractTrial):
         elsewhere = {name: weight + noise_like(weight, generator) for name, weight in weights.items()}
         other = tangent_kernel(module, seen, observed, weights=elsewhere)
 
-        def finite(step_size: float) -> Tensor:
-            return finite_step_kernel(module, seen, observed, step_size, weights=weights)
-
         def missed(kernel: Tensor, limit: Tensor) -> float:
             return float((kernel - limit).norm() / limit.norm())
 
         # the error falls as η, and as η² where the kernels of steps in both directions are averaged
-        return [
-            {
-                "step_size": eta,
-                "error": missed(finite(eta), tangent),
-                "centred_error": missed((finite(eta) + finite(-eta)) / 2, tangent),
-                "other_error": missed(finite(eta), other),
-            }
-            for eta in self.step_sizes
-        ]
+        rows = list[Mapping[str, Level]]()
+        for eta in self.step_sizes:
+            finite, back = (finite_step_kernel(module, seen, observed, size, weights=weights) for size in (eta, -eta))
+            errors = {"error": missed(finite, tangent), "centred_error": missed((finite + back) / 2, tangent)}
+            rows.append({"step_size": eta, **errors, "other_error": missed(finite, other)})
+        return rows
 
 
 class ScalarStep(AbstractPicture):

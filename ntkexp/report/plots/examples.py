@@ -280,10 +280,8 @@ def through(explanation: Explanation) -> Picture:
     most = sorted(explanation.components, key=lambda part: -abs(part.together))[:BARS]
     chosen = [part for part in explanation.components if part in most]
     values = np.array([part.together for part in chosen])
-    with house_style():
-        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(chosen)), layout="constrained")
-        named_bars(figure.subplots(), [part.name for part in chosen], values, "examples and decay did")
-        heading(figure, "Through which components the output moved")
+    shown = [part.name for part in chosen]
+    figure = bar_figure(shown, values, "examples and decay did", "Through which components the output moved")
     names = [part.name for part in explanation.components]
     table = {"component": names, "in_all": [part.together for part in explanation.components]}
     return Picture("components", figure, pd.DataFrame(table))
@@ -356,6 +354,15 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     return Picture("checked", figure, table)
 
 
+def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> Figure:
+    """Draw a bar for each name, in one panel."""
+    with house_style():
+        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
+        named_bars(figure.subplots(), names, values, label)
+        heading(figure, title)
+    return figure
+
+
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
     """Draw bars downwards: blue raises the output, orange lowers it."""
     axes.barh(range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values])
@@ -386,7 +393,8 @@ class AttributionPlots:
         parts = self.array(CONTRIBUTION, probe, out)
         order = np.argsort(-np.abs(parts.to_numpy()), kind="stable")[:top]
         names = [fitting(str(name), ACROSS_A_LINE) for name in parts["example"].to_numpy()[order]]
-        return self.bars(parts.to_numpy()[order], names, "added on the way", f"What made {self.name_of(probe)}")
+        title = f"What made {self.name_of(probe)}"
+        return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
 
     def components(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
         """Draw what came through each component, examples and decay together; it takes `by=`."""
@@ -395,7 +403,7 @@ class AttributionPlots:
             parts = parts + self.array(DECAY_BY_COMPONENT, probe, out)
         names = [fitting(str(name), ACROSS_A_LINE) for name in parts[COMPONENT].to_numpy()]
         title = f"Through which components {self.name_of(probe)} moved"
-        return self.bars(parts.to_numpy(), names, "examples and decay did", title)
+        return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
     def timeline(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
         """Draw when it came, added up from the first step on."""
@@ -418,11 +426,3 @@ class AttributionPlots:
 
     def name_of(self, probe: int) -> str:
         return f"point {self.found['probe'].to_numpy()[probe]}"
-
-    def bars(self, values: Array, names: Sequence[str], label: str, title: str) -> Axes:
-        with house_style():
-            figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
-            axes = figure.subplots()
-            named_bars(axes, names, values, label)
-            heading(figure, title)
-        return axes

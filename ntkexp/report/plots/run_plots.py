@@ -153,8 +153,8 @@ POINTS = 500
 GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S)
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
-Values: TypeAlias = dict[str, dict[tuple[int, int], str]]
-"""By the name of a group: what each of its points says, by its place in tenths of a point of print."""
+Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
+"""By the name of a group: what a bar says, or each point of a line, by its place in tenths of a point of print."""
 
 
 def values_of(figure: Figure) -> Values:
@@ -180,7 +180,7 @@ def values_of(figure: Figure) -> Values:
                 bar.set_gid(name)
                 (left, low), (right, high) = bar.get_bbox().get_points()
                 end = ((left + right) / 2, high) if bars.orientation == "vertical" else (right, (low + high) / 2)
-                found[name] = {(0, 0): value_in_words(axes, *end)}
+                found[name] = value_in_words(axes, *end)
     return found
 
 
@@ -212,14 +212,13 @@ def with_values(drawing: str, values: Values) -> str:
     """The SVG with a title inside each point and bar that says its value."""
 
     def titled(match: re.Match[str]) -> str:
-        if match[3]:
-            (said,) = values[match[3]].values()
+        said = values[match[1] or match[3]]
+        if isinstance(said, str):
             return f'<g id="{match[3]}"><title>{escape(said)}</title>{match[4]}</g>'
-        said_at = values[match[1]]
 
         def point(use: re.Match[str]) -> str:
-            said = said_at.get((round(10 * float(use[2])), round(10 * float(use[3]))))
-            return f"{use[1]}><title>{escape(said)}</title></use>" if said else use[0]
+            here = said.get((round(10 * float(use[2])), round(10 * float(use[3]))))
+            return f"{use[1]}><title>{escape(here)}</title></use>" if here else use[0]
 
         return match[0].replace(match[2], USED.sub(point, match[2]))
 
