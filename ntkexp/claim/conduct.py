@@ -27,9 +27,10 @@ from ntkexp.claim.judge import judge_protocol
 from ntkexp.claim.picture import JudgedClaim
 from ntkexp.claim.quantity import Measured
 from ntkexp.claim.read import read_sizes
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.config.build import Builder, admit
 from ntkexp.config.compose import Composer
+from ntkexp.data.base import AbstractSource, examples_stream
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Task, Tell, run_jobs
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
@@ -152,6 +153,7 @@ class PlannedLook:
     look: Look
     plans: Mapping[str, Plan]
     trials: tuple[TrialJob, ...]
+    trust: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> Seconds:
@@ -214,7 +216,7 @@ def plan_claim(
             of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
         jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
-        looks[name] = PlannedLook(look, of_look, jobs)
+        looks[name] = PlannedLook(look, of_look, jobs, tuple(trust))
     for look in claim.looks.values():
         if look.trial is None:
             look.quantity.refuse_early()
@@ -354,7 +356,45 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         frames.append(tried.assign(seed=tried.pop("seed")))  # behind all numbers
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    return Measured(table, loaded, axes, draws(loaded.values()) if loaded else "")
+    return Measured(table, loaded, axes, drawn(planned, loaded))
+
+
+def drawn(planned: PlannedLook, loaded: Mapping[str, Run]) -> str:
+    """What a seed of a look draws, and from which examples, if they are the same for all seeds."""
+    trial, trust = planned.look.trial, planned.trust
+    configs = {json.dumps(run.config["data"]): run.config["data"] for run in loaded.values()}
+    builder = Builder(admit(trust))
+    sources = [builder.component(config, (AbstractSource,), "data") for config in configs.values()]
+    sources += [] if trial is None else sources_of(trial, trust)
+    words = draws(loaded.values()) if loaded else "each drawing data" if sources else ""
+    return words + pools([source for source in sources if isinstance(source, AbstractSource) and source.seed is None])
+
+
+def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[AbstractSource]:
+    """The sources from which a trial draws data, as far as its fields tell."""
+    from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
+
+    if isinstance(trial, SideBySide):
+        return [source for each in trial.trials for source in sources_of(each, trust)]
+    words = getattr(trial, "base", None) or getattr(trial, "words", None)
+    source = compose(words, None, trust).data if words else getattr(trial, "data", None)
+    return [source] if isinstance(source, AbstractSource) else []
+
+
+def pools(sources: Sequence[AbstractSource]) -> str:
+    """Say from how many examples all seeds draw, where a source has the same for every seed: intervals over seeds then
+    speak of these examples alone.
+
+    >>> from ntkexp.data import Sphere, Wine
+    >>> pools([Wine(train=40), Sphere()])
+    ', from the same 178 examples'
+    """
+    sizes = []
+    for source in sources:
+        one, other = (source.examples(examples_stream(seed)).inputs for seed in (0, 1))
+        if one.shape == other.shape and bool((one == other).all()):
+            sizes.append(f"{len(one):,}")
+    return f", from the same {' or '.join(dict.fromkeys(sizes))} examples" if sizes else ""
 
 
 def draw(judged: JudgedClaim) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SEEDS = 5
 """Seeds of an invented table."""
+ADDED = ("each", "within")
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,17 @@ class Errors:
 
 
 class AbstractExpectation(Component, ABC):
-    """A rule says which figures support a claim; `where` chooses the rows it speaks of, by their columns."""
+    """A rule says which figures support a claim; `where` chooses the rows it speaks of, by their columns.
+
+    `each` names columns at every level of which the rule must hold by itself: opposite misses then do not cancel.
+    """
 
     where: dict[str, Any] = Field(default_factory=dict)
+    each: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """The rule is plain data; what was added to rules after claims had been digested stands there if it is set."""
+        return {name: value for name, value in super().fields().items() if value or name not in ADDED}
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
@@ -82,7 +91,8 @@ class AbstractExpectation(Component, ABC):
     @property
     def whole_words(self) -> str:
         rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
-        return f"{self.words} where {rows}" if rows else self.words
+        words = f"{self.words} where {rows}" if rows else self.words
+        return f"{words} at each {' and '.join(self.each)}" if self.each else words
 
     @abstractmethod
     def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
@@ -198,12 +208,23 @@ TOGETHER = {"mean": "mean", "least": "min", "largest": "max"}
 
 
 class AbstractAverage(AbstractExpectation):
-    """Rows of a seed are put together into its figure: their mean, the least, or the largest of them."""
+    """Rows of a seed are put together into its figure: their mean, the least, or the largest of them.
+
+    Figures that lie `within` two ends, as shares and correlations do, have an interval that lies there too.
+    """
 
     strict: ClassVar[bool] = False  # whether a figure at the edge of what is expected is none that was expected
     margin: float = Field(ge=0)
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
+    within: tuple[float, float] | None = None
+
+    @model_validator(mode="after")
+    def refuse_ends(self) -> Self:
+        """The ends are a lower and an upper one, of figures as they are."""
+        if self.within is not None and (self.scale == "log" or not self.within[0] < self.within[1]):
+            raise Mistake(f"within={list(self.within)}: give the lower end, then the upper one, with scale: linear")
+        return self
 
     @property
     @abstractmethod
@@ -223,7 +244,13 @@ class AbstractAverage(AbstractExpectation):
         return pd.DataFrame({"seed": range(len(figures)), "value": figures})
 
     def evidence(self, table: pd.DataFrame) -> Interval:
-        return Interval(mean_of(self.figures(table)), self.expected, strict=self.strict, log=self.scale == "log")
+        figures = self.figures(table)
+        if self.within is not None and figures:
+            beyond = next((figure for figure in figures if not self.within[0] <= figure <= self.within[1]), None)
+            if beyond is not None:
+                raise Mistake(f"within={list(self.within)}: a seed's figure is {short(beyond)}; give ends that hold it")
+        estimate = replace(mean_of(figures), within=self.within)
+        return Interval(estimate, self.expected, strict=self.strict, log=self.scale == "log")
 
     def scaled(self, value: float) -> float:
         """A number of the configuration, on the scale."""

@@ -9,7 +9,8 @@
    undecided   it lies across an edge, or there is none
 
    p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.compare`). An
-   identity has neither interval nor p: one error above its bound refutes it.
+   identity has neither interval nor p: one error above its bound refutes it. The interval of figures that lie within
+   two ends, such as correlations, is Student's of their log odds. A part that must hold `each` by each is several.
 
 2. Several parts, m of them, which must all hold:
 
@@ -45,6 +46,7 @@ from ntkexp.claim.expectation import (
     Location,
     Order,
     Slope,
+    find_column,
     select_rows,
 )
 from ntkexp.claim.quantity import Column, Measured
@@ -83,8 +85,20 @@ class Finding:
 
 
 def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge one part by the rows that it speaks of; where some of them have no number, nothing is decided."""
+    """Judge one part by the rows that it speaks of; of one that must hold at each level of columns, all must."""
     rows = select_rows(table, part.where)
+    if not part.each:
+        return judge_rows(part, rows, level)
+    for key in part.each:
+        find_column(rows, key, "each")
+    places = dict(iter(rows.groupby(list(part.each), sort=False)))
+    found = join_parts([judge_rows(part, group, level) for group in places.values()])
+    here = ", ".join(f"{key}={value}" for key, value in zip(part.each, [*places][found.part], strict=True))
+    return replace(found, part=0, note="; ".join(filter(None, [f"at {here}", found.note])))
+
+
+def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
+    """Judge rows by a part of what is expected; where some of them have no number, nothing is decided."""
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         evidence = part.evidence(rows[finite])
@@ -180,13 +194,32 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
 
 def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     """Judge all parts of a look, at the level of the planned time that it is at."""
-    finding = join_parts([judge_part(part, table, look.level) for part in look.expectation])
+    parts = [judge_part(part, table, look.level) for part in look.expectation]
+    finding = say_what_holds(join_parts(parts), look.expectation, parts)
     if not look.planned:
         return finding
     times = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds, by {100 * (1 - look.level):.3g} % intervals"
     goes_on = look.after("undecided") is not look  # as planned, so that no other seeds are called for
     more = None if goes_on else finding.more
     return replace(finding, more=more, note="; ".join(filter(None, [times, finding.note])))
+
+
+def say_what_holds(finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]) -> Finding:
+    """Say which other parts hold, and with what figures, where one does not.
+
+    >>> falls, holds = Finding("refuted", 1.2, 1.1, 1.4), Finding("supported", 28.8, 12.0, 69.4)
+    >>> say_what_holds(falls, RULES[3:5], [falls, holds]).note
+    'what holds: left − secant > 0.1 (28.8, 12 to 69.4)'
+    """
+    if finding.verdict == "supported":
+        return finding
+    holding = [
+        f"{part.whole_words} ({short(found.figure)}, {short(found.low)} to {short(found.high)})"
+        for part, found in zip(expected, parts, strict=True)
+        if found.verdict == "supported"
+    ]
+    words = f"what holds: {'; '.join(holding)}" if holding else ""
+    return replace(finding, note="; ".join(filter(None, [finding.note, words])))
 
 
 def judge_protocol(

@@ -118,7 +118,7 @@ def read_table(file: Path) -> pd.DataFrame:
 
 def columns_of(look: Look) -> set[str]:
     """The columns by which the rules of a look choose and order rows."""
-    return {column for part in look.expectation for column in (*part.where, getattr(part, "along", ""))}
+    return {name for part in look.expectation for name in (*part.where, *part.each, getattr(part, "along", ""))}
 
 
 def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Json]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.leaving_out import LeftOutKernel as LeftOutKernel
     from ntkexp.claim.papers.leaving_out import OtherRuns as OtherRuns
     from ntkexp.claim.papers.leaving_out import RemovalScores as RemovalScores
+    from ntkexp.claim.papers.path_kernel import EnoughExamples as EnoughExamples
+    from ntkexp.claim.papers.path_kernel import KernelChange as KernelChange
     from ntkexp.claim.papers.path_kernel import MachineError as MachineError
     from ntkexp.claim.papers.path_kernel import PathFact as PathFact
     from ntkexp.claim.papers.path_kernel import StoredExamples as StoredExamples
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.path_kernel import TimeShare as TimeShare
     from ntkexp.claim.papers.path_kernel import WeightRank as WeightRank
     from ntkexp.claim.papers.scalar_functions import FiniteSteps as FiniteSteps
+    from ntkexp.claim.papers.scalar_functions import Reparametrised as Reparametrised
     from ntkexp.claim.papers.scalar_functions import ScalarCurve as ScalarCurve
     from ntkexp.claim.papers.scalar_functions import ScalarStep as ScalarStep
     from ntkexp.claim.papers.scalar_functions import ScalarTraining as ScalarTraining
+    from ntkexp.claim.papers.subliminal import SubliminalLearning as SubliminalLearning
     from ntkexp.claim.papers.wide_networks import Bottleneck as Bottleneck
     from ntkexp.claim.papers.wide_networks import ChangeByWidth as ChangeByWidth
     from ntkexp.claim.papers.wide_networks import EnsembleBesideProcesses as EnsembleBesideProcesses

@@ -125,43 +125,58 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     return RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
 
 
+FAMILY = 10**6  # seeds of the other runs begin so much later than those of any look at a claim
+
+
 class LeftOutKernel(AbstractTrial):
     """How much the path kernel depends on the data: training is repeated without one example, and without half of
-    them.
+    them, for each size of the training set.
 
     A training, in the words of `ntkexp train`, is repeated so often without one example and without half.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
     between points that were in no training set, by the kernels at the beginnings of every `every`-th step.
-    `left_out` is `one`, averaged over several examples, or `half`, over several halves.
+    `left_out` is `one`, averaged over several examples; `half`, over several halves; or `nobody`, in a training
+    from another start.
     """
 
     base: tuple[str, ...]
+    trains: tuple[Count, ...] = Field((10, 20, 40, 80), min_length=1)
     times: Count = 6
     every: Count = 5
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        retrained = retraining([*self.base, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"], seed)
-        module, flat, times = retrained.setting.problem.module, retrained.rerun.flat, min(self.times, retrained.train)
-        everyone = torch.ones(1, retrained.train, dtype=torch.float64)
-        ones = everyone - torch.eye(retrained.train, dtype=torch.float64)[:times]
-        halves = draw_groups(retrained.train // 2, times, retrained.train, seed)
-        weights = torch.cat([everyone, ones, halves])
+        rows: list[Mapping[str, Level]] = []
+        for train in self.trains:
+            words = [*self.base, f"data.train={train}", "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"]
+            retrained, times = retraining(words, seed), min(self.times, train)
+            everyone = torch.ones(1, train, dtype=torch.float64)
+            ones = everyone - torch.eye(train, dtype=torch.float64)[:times]
+            halves = draw_groups(train // 2, times, train, seed)
+            kernels = self.path_kernels(retrained, torch.cat([everyone, ones, halves]))
+            of_seed = retrained.setting.experiment.data.seed
+            elsewhere = retraining([*words, f"data.seed={seed if of_seed is None else of_seed}"], seed + FAMILY)
+            kernels = torch.cat([kernels, self.path_kernels(elsewhere, everyone)])
 
-        # 𝒦 of each training: the mean of its kernels at regular steps.
-        totals = [torch.zeros(()) for _ in weights]
+            # ‖𝒦′ − 𝒦‖/‖𝒦‖
+            change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
+            without = {"one": change[:times].mean(), "half": change[times:-1].mean(), "nobody": change[-1]}
+            rows += [{"train": train, "left_out": who, "change": value.item()} for who, value in without.items()]
+        return rows
+
+    def path_kernels(
+        self, retrained: Retraining, weights: Float[Tensor, "training train"]
+    ) -> Float[Tensor, "training point point_"]:
+        """𝒦 of each training: the mean of its kernels at regular steps."""
+        module, flat = retrained.setting.problem.module, retrained.rerun.flat
         read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
+        totals = [torch.zeros(()) for _ in weights]
         for step in read:
             for run, vector in enumerate(step.found[WEIGHTS]):
                 here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[:, 0, :, 0]
                 totals[run] = totals[run] + here / len(read)
-        kernels = torch.stack(totals)
-
-        # ‖𝒦′ − 𝒦‖/‖𝒦‖
-        change = (kernels - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
-        one, half = change[1 : 1 + times].mean(), change[1 + times :].mean()
-        return [{"left_out": "one", "change": one.item()}, {"left_out": "half", "change": half.item()}]
+        return torch.stack(totals)
 
 
 class AddedRemovals(AbstractTrial):
@@ -374,7 +389,6 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
-FAMILY = 10**6  # seeds of the other runs begin so much later than those of any look at a claim
 
 
 class OtherRuns(AbstractTrial):

@@ -116,12 +116,15 @@ SMALL = 1e-3
 
 
 class WeightRank(AbstractQuantity):
-    """Whether examples that were badly fitted for long get large coefficients: a rank correlation over training
-    examples.
+    """Whether examples that were badly fitted for long weigh much: a rank correlation over training examples.
 
     Rows have the rank correlation of their run.
 
-        Spearman of  mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ),  with  ∫|ℓ′ᵢ| dt    for a network of one output
+        Spearman of  mean_x |w(x, xᵢ)|  with  ∫|ℓ′ᵢ| dt    for a network of one output
+
+        weight           w(x, xᵢ)
+        coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), which is nearly a mean of ℓ′ᵢ over the path by definition
+        contribution     𝒮(x, xᵢ), in which the kernel counts as well
 
     Queries x are the points of a split; where 𝒦 is small against its largest value, nothing is divided by it. The
     integral goes over the kernels that were kept, by the trapezoidal rule. `lag` compares with the integral of
@@ -131,6 +134,7 @@ class WeightRank(AbstractQuantity):
     rule: str = "secant"
     split: str = "probe"
     lag: int = Field(0, ge=0, le=10**6)
+    weight: Literal["coefficient", "contribution"] = "coefficient"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.table.assign(
@@ -143,11 +147,13 @@ class WeightRank(AbstractQuantity):
         points = run.points[self.split]
         parts = run.parts(self.rule).to_numpy()[points]
         if (outputs := run.predictions.sizes["out"]) != 1:
-            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and coefficients of one are compared")
-        # mean_x |aᵢ(x)|, aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ)
-        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
-        usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
-        weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
+            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and weights for one are compared")
+        # mean_x |w(x, xᵢ)|
+        weights = np.abs(parts[:, 0])
+        if self.weight == "coefficient":
+            kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
+            usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
+            weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
 
         # ∫|ℓ′ᵢ| dt
         times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
@@ -228,6 +234,80 @@ def top_share(parts: NDArray[np.float64], top: int) -> float:
     """
     sizes = np.sort(np.abs(parts), axis=1)[:, ::-1]
     return float((sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)).mean())
+
+
+class EnoughExamples(AbstractQuantity):
+    """How many examples are enough to make the predictions: those that contribute most, as a share of all.
+
+    Rows have the share of their run.
+
+        least m/M with  ‖Σ_{i ≤ m} 𝒮(·, xᵢ) − Σᵢ 𝒮(·, xᵢ)‖ ≤ tolerance ‖Σᵢ 𝒮(·, xᵢ)‖
+
+    over the points of a split; examples are taken in the order of ‖𝒮(·, xᵢ)‖, the largest first.
+    """
+
+    tolerance: float = Field(0.01, gt=0)
+    rule: str = "secant"
+    split: str = "probe"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        return measured.table.assign(value=[self.share(measured.known.get(name)) for name in measured.table["run"]])
+
+    def share(self, run: Run | None) -> float:
+        if run is None:
+            return math.nan
+        parts = run.parts(self.rule).to_numpy()[run.points[self.split]]
+        return enough(parts.reshape(-1, parts.shape[2]), self.tolerance)
+
+
+def enough(parts: NDArray[np.float64], tolerance: float) -> float:
+    """The share of the columns whose sum is that of all: no fewer of them will do.
+
+    >>> enough(np.array([[3.0, 0.001, 0.0, -1.0]]), 0.01), enough(np.array([[1.0, 1.0]]), 0.01)
+    (0.5, 1.0)
+    """
+    order = np.argsort(-np.linalg.norm(parts, axis=0), kind="stable")
+    sums = parts[:, order].cumsum(axis=1)
+    missed = np.linalg.norm(sums - sums[:, -1:], axis=0)
+    beyond = np.flatnonzero(missed > tolerance * np.linalg.norm(sums[:, -1]))
+    return float((beyond[-1] + 2 if len(beyond) else 1) / parts.shape[1])
+
+
+class KernelChange(AbstractQuantity):
+    """How much the path kernel differs between two runs of a seed that are alike but for one setting.
+
+    Rows have the change between the runs at `one` and at `other` along an axis.
+
+        change = ‖𝒦′ − 𝒦‖/‖𝒦‖    between the points of a split and the training examples
+
+    Both learn from the same inputs: labels, noise, or the way of training may differ.
+    """
+
+    along: str
+    one: Any
+    other: Any
+    rule: str = "secant"
+    split: str = "probe"
+
+    def of(self, measured: Measured) -> pd.DataFrame:
+        table, rest = measured.table, [axis for axis in measured.axes if axis != self.along]
+        if self.along not in measured.axes:
+            raise Mistake(f"quantity.along={self.along}: it is no axis of the runs{nearest(self.along, measured.axes)}")
+        one, other = (table[table[self.along] == level] for level in (self.one, self.other))
+        pairs = one.merge(other, on=["runs", "seed", *rest], suffixes=("", "_other"))
+        runs = zip(pairs["run"], pairs["run_other"], strict=True)
+        values = [self.change(*map(measured.known.get, names)) for names in runs]
+        compared: pd.DataFrame = pairs.assign(value=values)
+        return compared
+
+    def change(self, one: Run | None, other: Run | None) -> float:
+        """The change between two runs; NaN where one of them has no result."""
+        if one is None or other is None:
+            return math.nan
+        if not np.array_equal(one.data["train_inputs"], other.data["train_inputs"]):
+            raise Mistake(f"quantity: {one.name} and {other.name} learn from other inputs; vary what leaves them alike")
+        kernel, second = (run.kernels[f"path_{self.rule}"].to_numpy()[run.points[self.split]] for run in (one, other))
+        return float(np.linalg.norm(second - kernel) / np.linalg.norm(kernel))
 
 
 class TimeShare(AbstractQuantity):

@@ -5,12 +5,16 @@ kernel of a finite step differs from it (F. Huszár, "Some intuition on the neur
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from ntkexp.claim.claim import CONTROL, MAIN
 from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_scalar_step, draw_scalar_training
@@ -49,6 +53,7 @@ class ScalarCurve(AbstractTrial):
         finite       the same of the kernel k̃ of a finite step, η = `ascent`; `finite_largest_at` is where that is
                      largest
         spread       largest − least
+        fastest      which parameter changes f(x′) most, counted from 1: the largest ∣∂f(x′)/∂θ∣
         before       f(x) at the start                        after    f(x) after a step of η on (f(x′) − value)²
         moved        after − before                           wrong_way    1 where f(x) really moved against f(x′),
                      else 0
@@ -102,6 +107,10 @@ class ScalarCurve(AbstractTrial):
         after = function(ascend(module, point, 1, size, weights=weights), x)[:, 0]
         moved = after - before
 
+        # ∂f(x′)/∂θ, of all parameters in their order
+        gradient = torch.func.grad(lambda weights: function(weights, point).sum())(dict(weights))
+        slopes = torch.cat([gradient[name].flatten() for name in weights])
+
         # What the kernel should be: delta·[x = x′] + product·x x′ + constant.
         formula = self.product * x[:, 0] * self.observed + self.constant
         formula[here] += self.delta
@@ -112,6 +121,7 @@ class ScalarCurve(AbstractTrial):
             "largest_at": x[share.argmax()].item(),
             "finite_largest_at": x[finite.argmax()].item(),
             "spread": (share.max() - share.min()).item(),
+            "fastest": 1 + int(slopes.abs().argmax()),
         }
         for k, position in enumerate(x[:, 0].tolist()):
             yield {
@@ -178,6 +188,80 @@ class FiniteSteps(AbstractTrial):
             errors = {"error": missed(finite, tangent), "centred_error": missed((finite + back) / 2, tangent)}
             rows.append({"step_size": eta, **errors, "other_error": missed(finite, other)})
         return rows
+
+
+class Reparametrised(AbstractTrial):
+    """What becomes of a network's outputs and of its tangent kernel where its weights are spelled otherwise:
+
+    A network of torch's own layers, tanh between them, is read at the training examples of the data.
+
+        outputs    ‖f′ − f‖/‖f‖                  change    ‖K′ − K‖/‖K‖
+
+        spelling       the weights of a layer
+        weight_norm    W = g v/‖v‖, row by row (T. Salimans and D. Kingma 2016, arXiv:1602.07868)
+        batch_norm     the outputs of hidden layers are normalised, and stretched and moved back by two weights each
+        rotation       W = Q V, with Q a fixed rotation: the one spelling here that no kernel can tell
+    """
+
+    data: AbstractSource
+    width: Count = 64
+    depth: Count = 2
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        x, generator = self.data.split(seed).train.inputs.flatten(1), stream("weights", seed)
+        sizes = (x.shape[1], *(self.width,) * self.depth, 1)
+        layers = [layer for one, other in pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())]
+        plain = nn.Sequential(*layers[:-1]).double()
+        with torch.no_grad():
+            for weight in plain.parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator).double() / weight.shape[-1] ** 0.5)
+
+        kernel, outputs = tangent_kernel(plain, x), plain(x).detach()
+        rows: list[Mapping[str, Level]] = []
+        for spelling, module in self.spellings(plain, x, generator).items():
+            change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
+            missed = (module(x).detach() - outputs).norm() / outputs.norm()
+            rows.append({"spelling": spelling, "outputs": missed.item(), "change": change.item()})
+        return rows
+
+    def spellings(self, plain: nn.Sequential, x: Tensor, generator: torch.Generator) -> dict[str, nn.Module]:
+        """The same function with other weights."""
+        normed, rotated, batched = deepcopy(plain), deepcopy(plain), nn.Sequential()
+        for layer in normed:
+            if isinstance(layer, nn.Linear):
+                weight_norm(layer)
+        for layer in rotated:
+            if isinstance(layer, nn.Linear):
+                square = torch.randn(layer.out_features, layer.out_features, generator=generator).double()
+                register_parametrization(layer, "weight", Rotated(torch.linalg.qr(square).Q))
+        for layer in deepcopy(plain):
+            batched.append(layer)
+            if isinstance(layer, nn.Linear) and layer.out_features == self.width:
+                with torch.no_grad():
+                    values = batched(x)
+                norm = nn.BatchNorm1d(self.width).double()
+                norm.running_mean, norm.running_var = values.mean(0), values.var(0, correction=0)
+                with torch.no_grad():
+                    norm.weight.copy_((norm.running_var + norm.eps).sqrt())
+                    norm.bias.copy_(norm.running_mean)
+                batched.append(norm.eval())
+        return {"weight_norm": normed, "batch_norm": batched, "rotation": rotated}
+
+
+class Rotated(nn.Module):
+    """W = Q V, of a fixed rotation Q."""
+
+    def __init__(self, rotation: Tensor) -> None:
+        super().__init__()
+        self.rotation = nn.Buffer(rotation)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """W from V."""
+        return self.rotation @ weight
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """V from W."""
+        return self.rotation.t() @ weight
 
 
 class ScalarStep(AbstractPicture):

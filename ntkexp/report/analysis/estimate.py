@@ -68,13 +68,17 @@ FAR = 700.0  # of the logarithm of odds: beyond, they overflow
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its standard error and its degrees of freedom. The interval of a `share` lies between 0 and 1: it is
-    that of log(value/(1 − value))."""
+    """A value with its standard error and its degrees of freedom.
+
+    Of a number that lies `within` a … b, as shares and correlations do, the interval lies there too: it is that of
+    log((value − a)/(b − value)), whose error is the value's times the slope of this logarithm there. Near the ends,
+    Student's interval of such numbers misses on the inner side up to three times as often as this one.
+    """
 
     value: float
     error: float = math.nan
     freedom: int = 0
-    share: bool = False
+    within: tuple[float, float] | None = None
 
     @property
     def known(self) -> bool:
@@ -99,19 +103,45 @@ class Estimate:
 
         >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
         [-3.73, 7.73]
-        >>> [round(end, 3) for end in replace(mean_of([0.98, 0.99, 1.0]), share=True).interval(0.05)]
+        >>> [round(end, 3) for end in replace(mean_of([0.98, 0.99, 1.0]), within=(0, 1)).interval(0.05)]
         [0.89, 0.999]
         """
         return self.ends(student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan)
 
     def ends(self, reach: float) -> tuple[float, float]:
-        """The ends of an interval that reaches so far; of a share, as far in odds."""
-        if not self.share or not 0 < self.value < 1:
+        """The ends of an interval that reaches so far, on a scale which near the value is its own."""
+        if (odds := self.odds) is None:
             return self.value - reach, self.value + reach
-        # by the slope of the logarithm of the odds
-        odds, reach = math.log(self.value / (1 - self.value)), reach / (self.value * (1 - self.value))
-        low, high = (1 / (1 + math.exp(-end)) for end in (max(odds - reach, -FAR), min(odds + reach, FAR)))
+        assert self.within is not None
+        (a, b), (at_value, slope) = self.within, odds
+        low, high = (
+            a + (b - a) / (1 + math.exp(-min(max(end, -FAR), FAR)))
+            for end in (at_value - slope * reach, at_value + slope * reach)
+        )
         return low, high
+
+    def way_to(self, place: float) -> float:
+        """How far a place lies above the value, on the same scale.
+
+        >>> near = Estimate(0.9, error=0.05, freedom=9, within=(0, 1))
+        >>> [round(near.way_to(place), 3) for place in (near.ends(0.1)[1], 0.9, 1.0)]
+        [0.1, 0.0, inf]
+        """
+        if (odds := self.odds) is None:
+            return place - self.value
+        assert self.within is not None
+        (a, b), (at_value, slope) = self.within, odds
+        if not a < place < b:
+            return -math.inf if place <= a else math.inf
+        return (math.log((place - a) / (b - place)) - at_value) / slope
+
+    @property
+    def odds(self) -> tuple[float, float] | None:
+        """log((value − a)/(b − value)) and its slope; None of a value that has no range, or lies at an end of it."""
+        if self.within is None or not self.within[0] < self.value < self.within[1]:
+            return None
+        below, above = self.value - self.within[0], self.within[1] - self.value
+        return math.log(below / above), 1 / below + 1 / above
 
     def covers(self, value: float) -> bool | None:
         """Whether the interval holds a value; None where there is no interval."""
@@ -310,10 +340,11 @@ def compare(
         return float(stdtr(estimate.freedom, -way / estimate.error))
 
     at_edge = strict and value in {expected.low, expected.high} and not estimate.error
-    inside = 1.0 if at_edge else max(chance(value - expected.low), chance(expected.high - value))
+    low, high = estimate.way_to(expected.low), estimate.way_to(expected.high)
+    inside = 1.0 if at_edge else max(chance(-low), chance(high))
     if inside <= level / 2:
         return IntervalComparison("inside", inside)
-    outside = min(chance(expected.low - value), chance(value - expected.high))
+    outside = min(chance(low), chance(-high))
     if outside <= level / 2:
         return IntervalComparison("above" if value >= expected.high else "below", outside)
     return IntervalComparison("across", more=missing(estimate, expected))
@@ -326,7 +357,7 @@ def missing(estimate: Estimate, expected: Expected) -> int | None:
 
     90 %, because of two ends that are equally near an interval may miss either.
     """
-    way = min(abs(estimate.value - expected.low), abs(estimate.value - expected.high))
+    way = min(abs(estimate.way_to(expected.low)), abs(estimate.way_to(expected.high)))
     have = estimate.freedom + 1
     enough = np.flatnonzero(ways()[have:] * estimate.error * math.sqrt(have) <= way)
     return int(enough[0]) + 1 if len(enough) else None

@@ -111,7 +111,7 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
             values = column[here & ~np.isnan(column)].tolist()
             # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.
             mean = Estimate(mean_of(values).value) if name == START_VARIANCE else mean_of(values)
-            mean = replace(mean, share=name.startswith("accuracy"))
+            mean = replace(mean, within=(0.0, 1.0) if name.startswith("accuracy") else None)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)
