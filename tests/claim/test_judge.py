@@ -16,7 +16,7 @@ import pytest
 
 from ntkexp.claim.claim import Look
 from ntkexp.claim.conduct import measure
-from ntkexp.claim.expectation import Equality, Identity, Interval, Location, Order, Slope
+from ntkexp.claim.expectation import Bound, Equality, Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import (
     DESIGNS,
     RULES,
@@ -133,6 +133,42 @@ def test_all_parts_must_hold_and_one_refutes() -> None:
     assert join_parts([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # by chance, of two
     decided = ([ONE, ONE], [open_, refuted], [ONE, open_], [refuted, open_])
     assert [join_parts(parts).part for parts in decided] == [0, 1, 1, 0]
+
+
+def test_opposite_misses_do_not_cancel_where_each_level_is_judged() -> None:
+    rows = [{"width": w, "seed": s, "value": 1 + miss} for s in range(4) for w, miss in ((4, 0.2), (8, -0.2))]
+    table = pd.DataFrame(rows)
+    together = Equality(value=1.0, margin=0.05)
+    each = together.model_copy(update={"each": ("width",)})
+    assert judge_part(together, table).verdict == "supported"
+    found = judge_part(each, table)
+    assert (found.verdict, round(found.figure, 12), found.note) == ("refuted", 1.2, "at width=4")
+    assert each.whole_words == "1 ± 0.05 at each width"
+    assert {"each", "within"}.isdisjoint(together.fields())  # claims that do not use them keep their digests
+    with pytest.raises(Mistake, match="each: the table has no column widht"):
+        judge_part(together.model_copy(update={"each": ("widht",)}), table)
+
+
+@pytest.mark.parametrize("seeds", [5, 20])
+def test_intervals_of_shares_stay_in_range_and_lie_less_often_too_near_its_end(seeds: int) -> None:
+    """Shares near 1 are skewed. 20,000 intervals of each kind, of which either share is known to 0.3 %."""
+    figures = np.random.default_rng(0).beta(8, 1, (20_000, seeds))
+    missed = dict.fromkeys((None, (0.0, 1.0)), 0)
+    for shares in figures:
+        student_s = Estimate(float(shares.mean()), float(shares.std(ddof=1)) / math.sqrt(seeds), seeds - 1)
+        for within in missed:
+            low, high = replace(student_s, within=within).interval(0.05)
+            missed[within] += low > 8 / 9
+            assert within is None or 0 <= low <= high <= 1
+    assert missed[(0.0, 1.0)] < 0.75 * missed[None]
+
+
+def test_figures_out_of_the_range_that_a_rule_names_are_refused() -> None:
+    table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.9, 0.95, 1.2]})
+    with pytest.raises(Mistake, match=r"within=\[0.0, 1.0\]: a seed's figure is 1.2"):
+        judge_part(Bound(limit=0.5, side="lower", margin=0, within=(0, 1)), table)
+    with pytest.raises(ValueError, match="give the lower end, then the upper one, with scale: linear"):
+        Bound(limit=0.5, side="lower", margin=0, within=(1, 0))
 
 
 def test_the_part_whose_figure_is_told_is_told_first() -> None:

@@ -20,7 +20,9 @@ from ntkexp.claim.judge import judge_part
 from ntkexp.claim.papers import (
     AccuracyTable,
     ChangeByWidth,
+    EnoughExamples,
     InterpolationPeak,
+    KernelChange,
     PathFact,
     ScalarStep,
     ScalarTraining,
@@ -293,6 +295,33 @@ def test_coefficients_are_ranked_beside_the_misfit() -> None:
     """Means of |𝒮/𝒦| over the probes are 5/4 and 9/8; ∫|ℓ′| is 2 and 1.5: both rank the first example higher."""
     assert values(WeightRank(), run_of())["value"].tolist() == [1.0]
     assert values(WeightRank(lag=1), run_of())["value"].tolist() == [-1.0]
+
+
+def test_contributions_are_ranked_beside_the_misfit() -> None:
+    """Means of |𝒮| over the probes are 9/4 and 5/8; with those of the examples exchanged, the ranks are."""
+    ranks = WeightRank(weight="contribution")
+    assert values(ranks, run_of())["value"].tolist() == [1.0]
+    assert values(ranks, run_of(PARTS[:, :, ::-1]))["value"].tolist() == [-1.0]
+
+
+def test_enough_examples_make_the_predictions() -> None:
+    """Without the second example, the sums at the probes, 0.75 and 3, miss 0.25 and 1, a third of them."""
+    assert values(EnoughExamples(tolerance=0.34), run_of())["value"].tolist() == [0.5]
+    assert values(EnoughExamples(tolerance=0.33), run_of())["value"].tolist() == [1.0]
+
+
+def test_kernels_of_two_runs_on_the_same_inputs_are_compared() -> None:
+    """A kernel that is doubled has changed by as much as it was."""
+    one, other = run_of(), run_of()
+    vars(other)["kernels"] = other.kernels.assign(path_secant=2 * other.kernels["path_secant"])
+    table = pd.DataFrame({"runs": "runs", "run": ["one", "other"], "seed": 0, "noise": [0.0, 0.5]})
+    measured = Measured(table, {"one": one, "other": other}, ("noise",))
+    assert KernelChange(along="noise", one=0.0, other=0.5).of(measured)["value"].tolist() == [1.0]
+    with pytest.raises(Mistake, match="it is no axis of the runs"):
+        KernelChange(along="seed", one=0, other=1).of(measured)
+    vars(other)["data"] = other.data | {"train_inputs": np.array([[0.0], [2.0]])}
+    with pytest.raises(Mistake, match="learn from other inputs"):
+        KernelChange(along="noise", one=0.0, other=0.5).of(measured)
 
 
 def test_stored_examples() -> None:

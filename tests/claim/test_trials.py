@@ -22,7 +22,9 @@ from ntkexp.claim.papers import (
     LayerProducts,
     LeftOutKernel,
     LimitRegression,
+    Reparametrised,
     SilentAlignment,
+    SubliminalLearning,
     SummedOutputs,
     TrainingBesideKernels,
     WidthSweep,
@@ -116,14 +118,36 @@ def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
 
 @pytest.mark.slow
 def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
-    rows = LeftOutKernel(base=(*WORDS, "model=linear"), times=2, every=2).rows(0)
-    assert {row["left_out"]: row["change"] for row in rows} == {"one": 0.0, "half": 0.0}
+    rows = LeftOutKernel(base=(*WORDS, "model=linear"), trains=(4, 8), times=2, every=2).rows(0)
+    assert [row["train"] for row in rows] == [4, 4, 4, 8, 8, 8]
+    changes = {(row["train"], row["left_out"]): row["change"] for row in rows}
+    assert changes == {(train, who): 0.0 for train in (4, 8) for who in ("one", "half", "nobody")}
 
 
 @pytest.mark.slow
 def test_several_outputs_are_no_score() -> None:
     with pytest.raises(Mistake, match="choose data of one output"):
         retraining([*WORDS, "loss=cross_entropy"], seed=0)
+
+
+def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
+    trial = SubliminalLearning(
+        data=Digits(classes="all", train=64, probe=20, test=0), width=8, extra=4, noise=16, taught=4, steps=4, queries=6
+    )
+    rows = {row["start"]: row for row in trial.rows(0)}
+    assert set(rows) == {"teacher", "another"}
+    assert all(abs(float(row["rise"])) > 0 for row in rows.values())
+    assert all(row["miss"] < 1e-12 for row in rows.values())
+
+
+def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
+    """Of W = g v/‖v‖ with g = ‖v‖, the gradients in g and v are those in W, split into two directions at right angles;
+    a normalised unit has two weights more, whose kernel is added."""
+    rows = {row["spelling"]: row for row in Reparametrised(data=Digits(train=6, probe=0, test=0), width=5).rows(0)}
+    assert all(row["outputs"] < 1e-13 for row in rows.values())
+    assert rows["weight_norm"]["change"] < 1e-13
+    assert rows["rotation"]["change"] < 1e-13
+    assert rows["batch_norm"]["change"] > 1e-3
 
 
 # Trials about wide networks measure what is known of them.

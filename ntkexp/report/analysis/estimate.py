@@ -71,8 +71,8 @@ class Estimate:
     """A value with its standard error and its degrees of freedom.
 
     Of a number that lies `within` a … b, as shares and correlations do, the interval lies there too: it is that of
-    log((value − a)/(b − value)), whose error is the value's times the slope of this logarithm there. Near the ends,
-    Student's interval of such numbers misses on the inner side up to three times as often as this one.
+    log((value − a)/(b − value)), whose error is the value's times the slope of this logarithm there. Of numbers near
+    an end, such as shares around 8/9, Student's own interval lies wholly too near that end twice as often as this one.
     """
 
     value: float
