@@ -134,20 +134,20 @@ def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
     trial = SubliminalLearning(
         data=Digits(classes="all", train=64, probe=20, test=0), width=8, extra=4, noise=16, taught=4, steps=4, queries=6
     )
-    rows = {row["start"]: row for row in trial.rows(0)}
-    assert set(rows) == {"teacher", "another"}
-    assert all(abs(float(row["rise"])) > 0 for row in rows.values())
-    assert all(row["miss"] < 1e-12 for row in rows.values())
+    rows = pd.DataFrame([*trial.rows(0)]).set_index("start")
+    assert [*rows.index] == ["teacher", "another"]
+    assert (rows["rise"] != 0).all()
+    assert (rows["miss"] < 1e-12).all()
 
 
 def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
     """Of W = g v/‖v‖ with g = ‖v‖, the gradients in g and v are those in W, split into two directions at right angles;
     a normalised unit has two weights more, whose kernel is added."""
-    rows = {row["spelling"]: row for row in Reparametrised(data=Digits(train=6, probe=0, test=0), width=5).rows(0)}
-    assert all(row["outputs"] < 1e-13 for row in rows.values())
-    assert rows["weight_norm"]["change"] < 1e-13
-    assert rows["rotation"]["change"] < 1e-13
-    assert rows["batch_norm"]["change"] > 1e-3
+    trial = Reparametrised(data=Digits(train=6, probe=0, test=0), width=5)
+    rows = pd.DataFrame([*trial.rows(0)]).set_index("spelling")
+    assert (rows["outputs"] < 1e-13).all()
+    assert (rows["change"][["weight_norm", "rotation"]] < 1e-13).all()
+    assert rows["change"]["batch_norm"] > 1e-3
 
 
 # Trials about wide networks measure what is known of them.
