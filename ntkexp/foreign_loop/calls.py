@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.kernel.record.taping import plain_kernels
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
 
 if TYPE_CHECKING:
@@ -297,8 +297,16 @@ def losses_of(
 
 def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
     """What the examples of a call count in their mean, if that is given."""
-    with torch.no_grad():
-        found, counts = losses_of(loss, outputs.detach(), call)
+    try:
+        with torch.no_grad():
+            found, counts = losses_of(loss, outputs.detach(), call)
+    except Mistake:
+        raise
+    except Exception as error:  # the user's own
+        raise Mistake(
+            f"loss=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: {first_line(error)}); "
+            "it is given the outputs of a call, a tensor, and the call, which has args, kwargs and ids"
+        ) from error
     if counts is None:
         return None
     if not isinstance(counts, Tensor) or counts.shape != found.shape or not bool((counts >= 0).all()):

@@ -154,13 +154,7 @@ def loop_effects(
 ) -> EffectsFound:
     """Sweep back over the loop, and carry it out again without examples if a function for that is given."""
     progress = progress or Silent()
-    training = FollowedTraining(
-        steps=trace.steps,
-        called=trace.called,
-        loss=loss_of(trace),
-        names=trace.examples,
-        weighing=Weighing(mean=mean),
-    )
+    training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
@@ -186,6 +180,17 @@ def attributes_of(found: EffectsFound) -> dict[str, float | str]:
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
     return facts | {"caveats": "; ".join(found.caveats)} | agrees
+
+
+def training_of(trace: Trace, mean: MeanName) -> FollowedTraining:
+    """The loop as a training that can be differentiated, which takes its loss, and a rule whose effects are known."""
+    return FollowedTraining(
+        steps=trace.steps,
+        called=trace.called,
+        loss=loss_of(trace),
+        names=trace.examples,
+        weighing=Weighing(mean=mean),
+    )
 
 
 def loss_of(trace: Trace) -> ExampleLoss:

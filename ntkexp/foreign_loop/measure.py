@@ -148,7 +148,8 @@ class MeasuredQueries:
         except Exception as error:  # the user's own
             raise Mistake(
                 f"measure=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
-                f"{first_line(error)}); it is given the outputs of a call of the queries, and the call"
+                f"{first_line(error)}); it is given the outputs of a call of the queries, and the call, which "
+                "has args, kwargs and ids"
             ) from error
         first, _ = each[0]
         for where, (names, found) in zip(self.calls, each, strict=True):

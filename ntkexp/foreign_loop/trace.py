@@ -25,7 +25,7 @@ from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
-from ntkexp.foreign_loop.effects import attributes_of, loop_effects
+from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -228,6 +228,7 @@ class Trace:
             self.refuse_empty()
             self.refuse_outside()
             self.refuse_coupled()
+            training_of(self, mean).step(len(self.steps) - 1)  # what has no effects is refused before the work
         gallery = Gallery()
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)

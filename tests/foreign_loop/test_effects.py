@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName
 from ntkexp.foreign_loop import effects as followed_effects
-from ntkexp.foreign_loop.calls import CallLoss, ModelCall
+from ntkexp.foreign_loop.calls import CallLoss, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
@@ -201,9 +201,25 @@ def test_gradients_whose_squares_underflow_are_followed() -> None:
     assert bool(found["effect"].notnull().all())
 
 
-def test_without_a_loss_nothing_is_guessed() -> None:
-    with pytest.raises(Mistake, match=r"effects=True: .*loss="):
-        followed(loop(loops.sgd), loops.plain).attribute(effects=True)
+def of_logits(outputs: Any, call: SeenCall) -> Tensor:
+    """A loss of what the model gives, where only a part of it is asked for."""
+    return of_logits(outputs.logits, call)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (None, r"effects=True: .*loss="),
+        (of_logits, r"loss=: it fails at outputs of shape \[6, 3\] .*'logits'\); .* args, kwargs and ids$"),
+    ],
+)
+def test_without_a_loss_nothing_is_guessed_and_nothing_begun(
+    loss: ExampleLoss | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = followed(loop(loops.sgd), loops.plain, loss=loss)
+    monkeypatch.setattr(type(trace), "contributions", None)  # which would take long
+    with pytest.raises(Mistake, match=said):
+        trace.attribute(effects=True)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]
     parts = traced["contribution"].sel(out=2).isel(probe=1)
     axes = traced.plot.contributions(1, out=2, top=parts.size)
     widths = widths_of(axes)
+    assert widths == widths_of(traced.plot.contributions(np.int64(1), out=2, top=parts.size))
     assert widths == sorted(parts.to_numpy().tolist(), key=abs, reverse=True)
     whole = float(parts.sum() + traced["decay"].sel(out=2).isel(probe=1))
     through = traced.plot.components(1, out=2)

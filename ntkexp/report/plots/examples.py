@@ -417,7 +417,7 @@ class AttributionPlots:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
         points = self.found.sizes["probe"]
-        if isinstance(probe, bool) or not isinstance(probe, int) or not -points <= probe < points:
+        if isinstance(probe, bool) or not isinstance(probe, int | np.integer) or not -points <= probe < points:
             raise WrongArgument(f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe")
         parts = self.found.one_output(self.found[name], out).isel(probe=probe)
         if not bool(np.isfinite(parts).all()):
