@@ -20,6 +20,7 @@ from ntkexp.claim.papers import (
     KernelMovement,
     KernelTimes,
     LayerProducts,
+    GrokkingByComponent,
     LeftOutKernel,
     LimitRegression,
     Reparametrised,
@@ -138,6 +139,16 @@ def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
     assert [*rows.index] == ["teacher", "another"]
     assert (rows["rise"] != 0).all()
     assert (rows["miss"] < 1e-12).all()
+
+
+def test_what_came_through_each_layer_is_told_by_phases() -> None:
+    """Learned by heart within few steps; a network of no use is never right, and has no phases."""
+    rows = pd.DataFrame([*GrokkingByComponent(modulus=5, width=16, steps=12, queries=2, decay=0.0).rows(0)])
+    assert [*rows["component"]] == ["table", "hidden", "readout"] * 2
+    assert (rows["miss"] < 1e-12).all()
+    assert (rows["came"] != 0).all()
+    never = pd.DataFrame([*GrokkingByComponent(modulus=5, width=1, steps=1, queries=2).rows(0)])
+    assert never[["came", "accuracy", "miss"]].isna().all(axis=None)
 
 
 def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:

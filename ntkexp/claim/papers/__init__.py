@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import ScrambledPixels as ScrambledPixels
     from ntkexp.claim.papers.double_descent import InterpolationPeak as InterpolationPeak
     from ntkexp.claim.papers.double_descent import WidthSweep as WidthSweep
+    from ntkexp.claim.papers.followed_loops import GrokkingByComponent as GrokkingByComponent
+    from ntkexp.claim.papers.followed_loops import SubliminalLearning as SubliminalLearning
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
     from ntkexp.claim.papers.lazy_and_rich import AfterKernel as AfterKernel
     from ntkexp.claim.papers.lazy_and_rich import LateGeneralising as LateGeneralising
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.scalar_functions import ScalarCurve as ScalarCurve
     from ntkexp.claim.papers.scalar_functions import ScalarStep as ScalarStep
     from ntkexp.claim.papers.scalar_functions import ScalarTraining as ScalarTraining
-    from ntkexp.claim.papers.subliminal import SubliminalLearning as SubliminalLearning
     from ntkexp.claim.papers.wide_networks import Bottleneck as Bottleneck
     from ntkexp.claim.papers.wide_networks import ChangeByWidth as ChangeByWidth
     from ntkexp.claim.papers.wide_networks import EnsembleBesideProcesses as EnsembleBesideProcesses

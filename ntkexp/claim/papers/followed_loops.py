@@ -1,0 +1,211 @@
+"""Loops of training that are followed, so that what each example or each layer did adds up to all that was learned:
+subliminal learning from noise, and grokking, component by component.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import pairwise
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from ntkexp.claim.trial import AbstractTrial
+from ntkexp.component import Count
+from ntkexp.data.base import AbstractSource, Split
+from ntkexp.foreign_loop.follow import follow
+from ntkexp.records.sweep import Level
+from ntkexp.stream import stream
+
+
+class SubliminalLearning(AbstractTrial):
+    """What a student learns of classes that it never sees, from pictures of noise:
+
+    A teacher learns classes by its first outputs. A student, an untrained network of the same form, learns the
+    `extra` outputs of the teacher on uniform noise; its training is followed (A. Cloud et al., "Subliminal learning:
+    language models transmit behavioral traits via hidden signals in data", 2025, arXiv:2507.14805).
+
+        accuracy    of the student's first outputs on new points, less that of the teacher's start
+        rise        mean change of the margin: of the right class's output against the mean of all classes'
+        miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖, z the noise pictures
+
+    Rows are told apart by the student's `start`: the `teacher`'s own, or `another`. The teacher learns for `taught`
+    steps of Adam, the student for `steps`, with 64 examples each.
+    """
+
+    data: AbstractSource
+    width: Count = 128
+    extra: Count = 20
+    noise: Count = 256
+    taught: Count = 200
+    steps: Count = 100
+    queries: Count = 40
+    teaching: float = Field(1e-3, gt=0)
+    learning: float = Field(3e-3, gt=0)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data, generator = self.data.split(seed), stream("weights", seed)
+        classes, inputs = len(data.classes), data.train.inputs[0].numel()
+        start, another = (self.network(inputs, classes, generator) for _ in range(2))
+
+        # The teacher learns the classes by its first outputs.
+        teacher = deepcopy(start)
+        optimizer = torch.optim.Adam(teacher.parameters(), lr=self.teaching)
+        for _ in range(self.taught):
+            batch = torch.randint(len(data.train.inputs), (64,), generator=generator)
+            optimizer.zero_grad()
+            outputs = teacher(data.train.inputs[batch].flatten(1))[:, :classes]
+            torch.autograd.backward(cross_entropy(outputs, data.train.target[batch]))
+            optimizer.step()
+
+        # Students learn its other outputs on noise.
+        noise = torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2 - 1
+        batches = [torch.randint(self.noise, (64,), generator=generator) for _ in range(self.steps)]
+        with torch.no_grad():
+            targets = teacher(noise)[:, classes:]
+        before = accuracy(start, data.probe, classes)
+        rows: list[Mapping[str, Level]] = []
+        for name, first in {"teacher": start, "another": another}.items():
+            student = deepcopy(first)
+            rows.append({"start": name, **self.learn(student, noise, targets, batches, data.probe, classes)})
+            rows[-1] = {**rows[-1], "accuracy": accuracy(student, data.probe, classes) - before}
+        return rows
+
+    def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
+        """Two hidden layers, and more outputs than there are classes."""
+        sizes = (inputs, self.width, self.width, classes + self.extra)
+        layers: list[nn.Module] = []
+        for one, other in pairwise(sizes):
+            linear = nn.Linear(one, other, dtype=torch.float64)
+            with torch.no_grad():
+                linear.weight.copy_(torch.randn(other, one, generator=generator) * (2 / one) ** 0.5)
+                linear.bias.zero_()
+            layers += [linear, nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+    def learn(
+        self,
+        student: nn.Sequential,
+        noise: Tensor,
+        targets: Tensor,
+        batches: Sequence[Tensor],
+        probe: Split,
+        classes: int,
+    ) -> dict[str, float]:
+        """Train the student, and add up what each noise picture did to the margins."""
+        points, labels = probe.inputs[: self.queries].flatten(1), probe.target[: self.queries]
+
+        def margin(outputs: Tensor, call: object) -> Tensor:
+            return outputs[torch.arange(len(labels)), labels] - outputs[:, :classes].mean(1)
+
+        optimizer = torch.optim.Adam(student.parameters(), lr=self.learning)
+        with follow(student, optimizer, queries=points, measure=margin) as trace:
+            for batch in batches:
+                optimizer.zero_grad()
+                torch.autograd.backward(mse_loss(student(noise[batch])[:, classes:], targets[batch]))
+                optimizer.step()
+        found = trace.attribute(quiet=True)
+        parts, change = (torch.from_numpy(found[name].to_numpy().copy()) for name in ("contribution", "change"))
+        miss = (parts.sum(-1) - change).norm() / change.norm()
+        return {"rise": change.mean().item(), "miss": miss.item()}
+
+
+def accuracy(network: nn.Module, split: Split, classes: int) -> float:
+    """The share of points whose class has the largest of the first outputs."""
+    with torch.no_grad():
+        outputs = network(split.inputs.flatten(1))[:, :classes]
+    return float((outputs.argmax(1) == split.target).double().mean())
+
+
+class Adder(nn.Module):
+    """Two numbers have the same table; what they add up to goes through one hidden layer."""
+
+    def __init__(self, modulus: int, embedding: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.table = nn.Embedding(modulus, embedding, dtype=torch.float64)
+        self.hidden = nn.Linear(embedding, width, dtype=torch.float64)
+        self.readout = nn.Linear(width, modulus, dtype=torch.float64)
+        with torch.no_grad():
+            self.table.weight.copy_(torch.randn(modulus, embedding, generator=generator))
+            for layer in (self.hidden, self.readout):  # uniformly from ±1/√n for n inputs, as PyTorch draws them
+                for weight in layer.parameters():
+                    drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
+                    weight.copy_((2 * drawn - 1) / layer.in_features**0.5)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        """An output for each number that the sum may be."""
+        outputs: Tensor = self.readout(torch.relu(self.hidden(self.table(pairs).sum(1))))
+        return outputs
+
+
+class GrokkingByComponent(AbstractTrial):
+    """Through which layers a network that learns to add learned by heart, and through which it came to add:
+
+    A network with a table of numbers, a hidden layer and a readout learns sums modulo a number from four fifths of all
+    pairs, by AdamW on all of them; its training is followed. Phases are `memorising`, up to the step at which it first
+    gets all training sums right, and `generalising`, from there to the end.
+
+        came        what came through a component to the margins of new sums, in a phase: by examples and decay, the
+                    right output against the mean of the others
+        accuracy    share of the new sums that are right at the end of the phase
+        miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
+
+    A network that never gets all training sums right has no such phases, and no number.
+    """
+
+    modulus: Count = 31
+    embedding: Count = 32
+    width: Count = 128
+    steps: Count = 350
+    queries: Count = 10
+    step_size: float = Field(0.01, gt=0)
+    decay: float = Field(2.0, ge=0)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        generator = stream("weights", seed)
+        pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)  # (a, b), and not (b, a) as well
+        pairs = pairs[torch.randperm(len(pairs), generator=stream("order", seed))]
+        sums, learned = pairs.sum(1) % self.modulus, len(pairs) * 4 // 5
+        answers = sums[learned:][: self.queries]
+
+        def margin(outputs: Tensor, call: object) -> Tensor:
+            right = outputs.gather(1, answers[:, None])[:, 0]
+            return (right * self.modulus - outputs.sum(1)) / (self.modulus - 1)
+
+        # The loop: all training sums at each step, and how many of both kinds are right before it.
+        model = Adder(self.modulus, self.embedding, self.width, generator)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.step_size, weight_decay=self.decay)
+        right = list[tuple[float, float]]()
+        with follow(model, optimizer, queries=pairs[learned:][: self.queries], measure=margin) as trace:
+            for _ in range(self.steps):
+                with torch.no_grad():
+                    hits = (model(pairs).argmax(1) == sums).double()
+                right.append((hits[:learned].mean().item(), hits[learned:].mean().item()))
+                optimizer.zero_grad()
+                torch.autograd.backward(cross_entropy(model(pairs[:learned]), sums[:learned]))
+                optimizer.step()
+
+        # What came through each component, before all training sums were right and after.
+        known = next((step for step, (train, _) in enumerate(right) if train == 1), None)
+        if known is None:
+            none = {"accuracy": math.nan, "came": math.nan, "miss": math.nan}
+            return [{"phase": phase, "component": "all", **none} for phase in ("memorising", "generalising")]
+        found = trace.attribute(by="module", quiet=True)
+        came = found["by_component_step"].isel(out=0)
+        change = found["change"].isel(out=0)
+        miss = float(np.linalg.norm(came.sum(("component", "step")) - change) / np.linalg.norm(change))
+        rows: list[Mapping[str, Level]] = []
+        for phase, steps, accurate in (
+            ("memorising", slice(0, known), right[known][1]),
+            ("generalising", slice(known, None), right[-1][1]),
+        ):
+            parts = came.isel(step=steps).sum("step").mean("probe")
+            for name in parts["component"].to_numpy().tolist():
+                row = {"phase": phase, "component": name, "came": float(parts.sel(component=name))}
+                rows.append({**row, "accuracy": accurate, "miss": miss})
+        return rows
