@@ -17,10 +17,10 @@ from ntkexp.claim.papers import (
     FirstKernels,
     FirstOutputs,
     Fluctuations,
+    GrokkingByComponent,
     KernelMovement,
     KernelTimes,
     LayerProducts,
-    GrokkingByComponent,
     LeftOutKernel,
     LimitRegression,
     Reparametrised,
@@ -143,7 +143,7 @@ def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
 
 def test_what_came_through_each_layer_is_told_by_phases() -> None:
     """Learned by heart within few steps; a network of no use is never right, and has no phases."""
-    rows = pd.DataFrame([*GrokkingByComponent(modulus=5, width=16, steps=12, queries=2, decay=0.0).rows(0)])
+    rows = pd.DataFrame([*GrokkingByComponent(modulus=5, width=32, steps=40, queries=2, decay=0.0).rows(0)])
     assert [*rows["component"]] == ["table", "hidden", "readout"] * 2
     assert (rows["miss"] < 1e-12).all()
     assert (rows["came"] != 0).all()
