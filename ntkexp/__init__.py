@@ -10,7 +10,7 @@ The command `ntkexp` runs experiments; these functions are its library:
     load_run(folder)                                  a finished run, as data frames and a data set
     follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
     AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
-    validate(run, scores)                             scores held against trainings without some examples: LDS, QLD
+    validate(run, scores)                             scores compared with trainings without some examples: LDS, QLD
     lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
     bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop, in the shapes of other libraries
 

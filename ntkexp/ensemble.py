@@ -195,7 +195,7 @@ class EnsembleTraining:
 #                 points
 #     chance      how often n draws of the process are as far off, by mean or by covariance (the rarer, counted twice)
 #
-# Two kinds of networks, those that train all layers and those that train the readout alone, are held against two
+# Two kinds of networks, those that train all layers and those that train the readout alone, are compared with two
 # processes, the one of the tangent kernel and the one of the NNGP. They are compared where the process has kept a
 # tenth of the deviation that it had before training: next to what was learned it has hardly any, and in standard
 # errors of next to nothing the least that a finite width changes is as large as one likes.
@@ -246,7 +246,7 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of networks held against one process, at the first `points` that were not learned; NaN where not
+    """One kind of networks compared with one process, at the first `points` that were not learned; NaN where not
     all networks are finite.
     """
 
@@ -273,7 +273,7 @@ class Reference:
 
     process: TrainedNetworks
     train: int
-    count: int  # networks that are held against it
+    count: int  # networks that are compared with it
 
     @cached_property
     def where(self) -> Int[Tensor, " kept"]:
@@ -361,13 +361,13 @@ def ensemble(
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Hold every kind of networks against every process, at the points behind the first `train`."""
+    """Compare every kind of networks with every process, at the points behind the first `train`."""
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
     return [comparison(networks, reference) for networks in kinds for reference in references]
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
-    """Hold networks against a process, over points where the process has kept a spread."""
+    """Compare networks with a process, over points where the process has kept a spread."""
     errors = reference.errors(networks.outputs.to(reference.correlation))
     distances, count = reference.distances(errors, reference.correlation), len(errors)
     points, worst = len(reference.where), errors.mean(0).abs() * count**0.5

@@ -19,7 +19,7 @@ from ntkexp.stream import stream
 
 
 TRIED = 16
-"""Examples at whose targets a loss is held against differences."""
+"""Examples at whose targets a loss is compared with differences."""
 
 
 class AbstractLoss(Component):

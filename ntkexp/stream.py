@@ -26,15 +26,15 @@ Purpose: TypeAlias = Literal[
     "trial",  # inputs that a network is tried on before it meets the data
     "ownership",  # numbers by which a module shows which example owns what
     "sketch",  # where the elements of a parameter go, and with which signs
-    "sketch error",  # vectors by which a sketch is held against what it is a sketch of
+    "sketch error",  # vectors by which a sketch is compared with what it is a sketch of
     "independence",  # orders and parts of a batch that are run to see whether its examples are independent
-    "loss",  # outputs at which a loss is held against differences
+    "loss",  # outputs at which a loss is compared with differences
     "half",  # examples of which half is left out, and then the rest
     "random kernel",  # of a machine that knows nothing
     "left out",  # which examples a training is repeated without
     "cue",  # of a task, beside its inputs
     "signature",  # by which a tensor is recognised
-    "outputs",  # random sums of outputs, which a replay is held against, and noise in what it is given
+    "outputs",  # random sums of outputs, which a replay is compared with, and noise in what it is given
     "removals",  # examples that are left out to see what changes
     "monte carlo",  # networks whose kernels are averaged
     "process",  # draws with which networks are compared

@@ -383,7 +383,7 @@ def validate(
     trust: Sequence[str] = (),
     quiet: bool = False,
 ) -> Validation:
-    """Hold scores of training examples against trainings without some of them.
+    """Compare scores of training examples with trainings without some of them.
 
     `source` is a finished run (or its folder), or a trace of a followed loop with `again`, the function that carries it
     out anew. Beside its own contributions and effects, `scores` are those of other methods: an array [point, out,
@@ -442,7 +442,7 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
-    """Carry the trainings out, and hold every kind of scores against them."""
+    """Carry the trainings out, and compare every kind of scores with them."""
     count, whole = len(case.examples), case.whole
     removals = design.removals(count)
     seeds: list[int | None] = [design.seed + 1 + each for each in range(design.fresh)] or [None]

@@ -1,4 +1,4 @@
-"""Scores are held against trainings without the examples that they name, each kept once, whoever carries it out."""
+"""Scores are compared with trainings without the examples that they name, each kept once, whoever carries it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ntkexp validate`: scores of training examples, held against trainings without some of them."""
+"""`ntkexp validate`: scores of training examples, compared with trainings without some of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def validate(
     as_json: AsJson = False,
     trust: Trust = None,
 ) -> None:
-    """Hold scores of training examples against trainings without some of them: LDS and QLD."""
+    """Compare scores of training examples with trainings without some of them: LDS and QLD."""
     from ntkexp.engine.base import choose
 
     shares = {"leave-out": share_of(leave_out, "--leave-out"), "top": share_of(top, "--top")}

@@ -6,7 +6,7 @@
 
 1. Each text is split at its '='; the last word on a key counts.
 2. Hydra puts the chosen options together (`model=mlp`).
-3. Every other override is held against the keys of the chosen components and read with its field in mind.
+3. Every other override is compared with the keys of the chosen components and read with its field in mind.
 4. References `${KEY}` are counted, and then followed.
 5. `_target_`s become classes, from the leaves up, and pydantic validates them (`ntkexp.config.build`).
 

@@ -265,7 +265,7 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 
 # --- The loss of a loop, as its user gives it: one number for each example of a call, up to one factor for each call.
 #
-#     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest held against what came back to the outputs
+#     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        κ is found, and the rest compared with what came back to the outputs
 #
 # A mean divides by what its examples count, Σm: each 1, or its class weight, or the number of its tokens.
 

@@ -179,7 +179,7 @@ class Factors:
                 else:
                     groups.append([name])
 
-        # scales are explained at once; what may be clipping is held against the other steps, in `refuse_unexplained`
+        # scales are explained at once; what may be clipping is compared with the other steps, in `refuse_unexplained`
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else PARTS):

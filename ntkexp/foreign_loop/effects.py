@@ -133,9 +133,9 @@ def sweep_over(
 # --- What a followed loop says of its effects: by sweeps back, or by carrying it out again without each example, which
 # is done where a sweep would take longer.
 #
-# `loss=` is held against every call of the loop all the same, as only a mean of it is weighed by what comes back to the
-# outputs. In the trainings every step is held against the rule of its optimizer; that gradients are those of the calls
-# is proved of the training that was followed, which is repeated first.
+# `loss=` is compared with every call of the loop all the same, as only a mean of it is weighed by what comes back to
+# the outputs. In the trainings every step is compared with the rule of its optimizer; that gradients are those of the
+# calls is proved of the training that was followed, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")

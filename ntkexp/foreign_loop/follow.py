@@ -85,7 +85,7 @@ def follow(
     follows, into the same folder; the first attributes.
 
     Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
-    held against (`ntkexp.AbstractOptimizerRule`).
+    compared with (`ntkexp.AbstractOptimizerRule`).
 
     The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
 
@@ -95,7 +95,7 @@ def follow(
     `batch_norm` says how examples share a batch whose BatchNorm is in training mode, as `attribute` has it.
 
     `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is held against the gradients of every step. Where the loop's
+    each example, as the loop has it but for a factor; it is compared with the gradients of every step. Where the loop's
     mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
 
     `steps` says which steps are explained, if not all: a number, for the last n, or the numbers of some, such as

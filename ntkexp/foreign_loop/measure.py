@@ -303,7 +303,7 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 
 # --- Which measure it is: two traces with different ones are not one.
 #
-# By its name, its code and what it holds. Its numbers at the queries are held against what they were when the loop was
+# By its name, its code and what it holds. Its numbers at the queries are compared with what they were when the loop was
 # followed, before anything is said of them: `replayed_module.OutputsAtEnds`.
 
 

@@ -2,8 +2,8 @@
 
 Between steps such a change is refused, as later steps begin at it:
 
-    weights that the optimizers move    are held against a copy of what the last step left: `LatestWeights`
-    frozen parameters and buffers       are held against a copy of the model as it was: `FrozenTensors`
+    weights that the optimizers move    are compared with a copy of what the last step left: `LatestWeights`
+    frozen parameters and buffers       are compared with a copy of the model as it was: `FrozenTensors`
 
 After the last step it is a part of its own, which belongs to no example:
 
@@ -133,7 +133,7 @@ def same_values(now: Tensor, was: Tensor) -> bool:
 # --- Whether anything else than the optimizers moved the weights.
 #
 # PyTorch counts the writes to a tensor, and the count is read at every call. It does not know of writes to
-# `weight.data`, so before every step the weights themselves are held against this copy, to the bit.
+# `weight.data`, so before every step the weights themselves are compared with this copy, to the bit.
 
 
 LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t

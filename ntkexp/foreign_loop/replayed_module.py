@@ -1,4 +1,4 @@
-"""Whether a model that is replayed is the one that was called: signatures of its outputs are held against its replay.
+"""Whether a model that is replayed is the one that was called: signatures of its outputs are compared with its replay.
 
     σ_im = Σ_k r_k f_imk,   r_k ~ N(0, 1) drawn once          a number for each row of the last axis, of each example
 

@@ -274,7 +274,7 @@ class RuleProof:
         if step.rest is not None:
             left, whole = left - (rest := self.read(step.rest)), whole + size(rest)
 
-        # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is held against the rule's where it decides. Of numbers that is
+        # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is compared with the rule's where it decides. Of numbers that is
         # read only where the rule's does not explain the step: each may have rounding of long ago.
         moves = step.moves_in_numbers
         if moves is not None:

@@ -183,7 +183,7 @@ class Trace:
         their shares (fixed).
 
         `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
-        held against trainings without some examples; it is `follow` that leaves these out.
+        compared with trainings without some examples; it is `follow` that leaves these out.
 
         Of a loop of which some `steps` were followed, what they did adds up with `other_steps` to f_T − f_0, and
         `share` of the attributes says how much of that came of them. `carried` is what the optimizer remembered when

@@ -459,7 +459,7 @@ class FirstStepProof:
     queries: Inputs
 
     def prove(self, step: FollowedStep) -> None:
-        """Hold the gradient that was consumed against that of the calls."""
+        """Compare the gradient that was consumed with that of the calls."""
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
             submodule = common_submodule(step.heard)
             perhaps = f", perhaps its part '{submodule}'" if submodule else ""

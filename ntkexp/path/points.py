@@ -34,7 +34,7 @@ from ntkexp.shapes import Inputs, Weights
 
 @dataclass(frozen=True)
 class RightSide:
-    """The training examples at one set of weights, as all points are held against them: J(xᵢ), block by block.
+    """The training examples at one set of weights, as all points are compared with them: J(xᵢ), block by block.
 
     By a sketch S, which keeps a direction d apart, so that a step along it closes: S J(xᵢ) and J(xᵢ)·d.
     """

@@ -199,7 +199,7 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
         write_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
 
 
-# --- leave_out.zarr: predicted changes of outputs held against those of trainings that really left examples out.
+# --- leave_out.zarr: predicted changes of outputs compared with those of trainings that really left examples out.
 #
 #     predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr
 #     example              [place]                 who was left out, one removal after another

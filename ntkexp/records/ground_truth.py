@@ -97,7 +97,7 @@ class GroundTruth:
 
     @property
     def digest(self) -> str:
-        """Of who was left out and what came of it: two scores are comparable if they were held against the same."""
+        """Of who was left out and what came of it: two scores are comparable if they were compared with the same."""
         told = sha256(npy(self.left_out))
         for part in (self.outputs, self.whole):
             told.update(npy(part))

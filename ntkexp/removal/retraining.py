@@ -1,5 +1,5 @@
-"""What leaving examples out changes, by training again without them: effects are held against it or found by it, and it
-is split over the examples. Who trains is of no matter: this package (`removal.rerun`), or a loop that was followed
+"""What leaving examples out changes, by training again without them: effects are compared with it or found by it, and
+it is split over the examples. Who trains is of no matter: this package (`removal.rerun`), or a loop that was followed
 (`foreign_loop.again`).
 """
 
@@ -111,7 +111,7 @@ def metasmoothness(training: AbstractRetraining) -> float:
     return float((first * second.sign()).sum() / first.abs().sum())
 
 
-# --- The leave-out check: what effects predict is held against trainings that leave examples out.
+# --- The leave-out check: what effects predict is compared with trainings that leave examples out.
 #
 # Left out are the most influential examples (1, 10, 5 % of them) and as many random ones, some twice. Leaving out
 # a group is predicted to change an output by the sum of the effects of its members. Where trainings are cheaper
@@ -151,7 +151,7 @@ def leave_out(
     *,
     everyone: bool = False,
 ) -> LeaveOut:
-    """Hold effects against trainings without groups, and without each example if asked; `probe` names the points."""
+    """Compare effects with trainings without groups, and without each example if asked; `probe` names the points."""
     removals = groups_for(effect, training)
     if everyone:
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(effect.shape[2]))
@@ -203,7 +203,7 @@ def effects_swept(
     everyone: bool = False,
     unchecked: str = "",
 ) -> EffectsFound:
-    """Effects that sweeps back have found, held against trainings; `unchecked` is said where there are none."""
+    """Effects that sweeps back have found, compared with trainings; `unchecked` is said where there are none."""
     agrees = None if training is None else agreement(training)
     check = None
     if training is not None and sizes(values.shape[2]):

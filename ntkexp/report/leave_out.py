@@ -49,7 +49,7 @@ class Agreement:
         """
         head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
-            return f"{head} cannot be held against actual ones, which are none or not finite"
+            return f"{head} cannot be compared with actual ones, which are none or not finite"
         sentence = f"{head} correlate {self.correlation:.2f} with actual ones"
         if self.believed:
             return f"{sentence}, and are {off(self.size)}"

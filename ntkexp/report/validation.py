@@ -110,7 +110,7 @@ class ValidatedScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """How scores fared, and the ground truth that they were held against."""
+    """How scores fared, and the ground truth that they were compared with."""
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]

@@ -3,7 +3,7 @@
 Numbers that are compared are measured in turns within one run, and their medians are taken: machines drift. With
 `--peers` other programs are measured as well, in environments of their own. Figures are kept as times of a plain
 product of matrices in the same run, so that machines compare: `--tag` keeps those of this run under a name, and every
-later run is held against them.
+later run is compared with them.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def judged(kept: Cells, training: Training, wanted: Wanted) -> list[Judged]:
 
 
 def held(case: Case, told: Mapping[str, Told], of: Sequence[str]) -> Judged:
-    """Hold scores against the trainings of this project."""
+    """Compare scores with the trainings of this project."""
     truth, says = told[RETRAINED].found, {name: told[name].found for name in of}
     found = {who: correlations(says, left, truth[who]) for who, left in leavers(case).items()}
     found["s"] = {name: told[name].seconds for name in (*of, RETRAINED)}
@@ -348,7 +348,7 @@ def seconds(values: Sequence[float]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """The mean and how far its interval reaches; a dash for what is not held against itself.
+    """The mean and how far its interval reaches; a dash for what is not compared with itself.
 
     >>> cell([0.5, 0.6, 0.7]), cell([-1.0]), cell([])
     ('.60±.25', '-1.00', '–')

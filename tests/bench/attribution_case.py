@@ -211,7 +211,7 @@ class Cells:
         os.replace(part, path)
 
 
-# The truth that scores are held against: trainings without some examples, which all scores of a case share.
+# The truth that scores are compared with: trainings without some examples, which all scores of a case share.
 #
 #     one run     the same start, order and step sizes; batches are means of whoever is left in them
 #     fresh       half of the examples, drawn anew for every training, each from a start and in an order of its own

@@ -1,4 +1,4 @@
-"""MAGIC of bergson for the training of `tests.bench.language_validation`, held against the same retrainings.
+"""MAGIC of bergson for the training of `tests.bench.language_validation`, compared with the same retrainings.
 
 Its trainer takes the same steps, and is differentiated by the weight of each text.
 

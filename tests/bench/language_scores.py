@@ -1,4 +1,4 @@
-"""Scores of other methods for the training of `tests.bench.language_validation`, held against the same retrainings.
+"""Scores of other methods for the training of `tests.bench.language_validation`, compared with the same retrainings.
 
     gradients, products   ∇ℓ(q)·∇ℓ(i) at the end of training
     gradients, cosine     the same, of gradients of length one

@@ -1,5 +1,5 @@
 """The first line of the table in docs/attribution.md: a small GPT-2 learns a text by bytes, and scores of its training
-texts are held against trainings without 1 % of them.
+texts are compared with trainings without 1 % of them.
 
 python -m tests.bench.language_validation FOLDER TEXT [TEXT …]     some 40 minutes on two cores; it goes on when killed
 """
@@ -82,7 +82,7 @@ def places(names: Iterable[str], seen: Tensor) -> Tensor:
 
 
 def compare(folder: Path, files: list[str], scores: Mapping[str, Tensor]) -> None:
-    """Hold scores of other methods, [query, text], against the retrainings; a positive one raises the loss."""
+    """Compare scores of other methods, [query, text], with the retrainings; a positive one raises the loss."""
     order = places(recorded(folder).examples, texts(files)[0])  # as the loop first used them
     given = {name: found.detach()[:, None, order].numpy() for name, found in scores.items()}
     again = partial(train, folder, files)

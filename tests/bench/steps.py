@@ -72,7 +72,7 @@ def acts(name: str, outputs: int, kind: torch.dtype) -> dict[str, Act]:
         reader.along(before, after)
         reader.tangent(after)
 
-    for _ in range(3):  # the second round of a program is still held against the usual way
+    for _ in range(3):  # the second round of a program is still compared with the usual way
         features()
     return {"plain": plain, "features": features}
 

@@ -45,7 +45,7 @@ from tests.config.components import CONFIGS, REQUIRED, choices, configured
 
 __all__ = ["command"]
 
-MEMBERS = ("classes", "options")  # held against what there is
+MEMBERS = ("classes", "options")  # compared with what there is
 SMALL = ("data.train=12", "data.probe=6", "data.test=6", "threads=1", "path.count=3")
 
 

@@ -254,7 +254,7 @@ def test_of_one_step_it_is_the_truth(optimizer: str, mean: MeanName, tmp_path: P
         assert (predicted[:, example] - actual).abs().max() < 1e-12 * (actual.abs().max() + 1e-3)
 
 
-# The derivative is held against that of the whole training written out.
+# The derivative is compared with that of the whole training written out.
 
 
 TOLERANCE = 1e-11  # rounding, times what 7 steps and Adam's division by small numbers make of it

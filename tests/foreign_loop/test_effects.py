@@ -179,7 +179,7 @@ def test_class_weights_of_very_different_sizes_are_not_held_against_a_loop(
 
 
 def test_gradients_whose_squares_underflow_are_followed() -> None:
-    """Where a step is too small for its weights to move, nothing is held against it."""
+    """Where a step is too small for its weights to move, nothing is compared with it."""
     given, far = loop(loops.sgd, torch.float32), 50.0
 
     def body(given: Loop, batch: Tensor) -> None:

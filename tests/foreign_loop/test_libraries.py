@@ -240,7 +240,7 @@ def trained(
     proves: bool = True,
     **settings: Any,
 ) -> None:
-    """Train by the library, and hold the trace against what that did."""
+    """Train by the library, and compare the trace with what that did."""
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415  slow
 
     import ntkexp.huggingface  # noqa: PLC0415

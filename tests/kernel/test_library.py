@@ -145,7 +145,7 @@ def test_a_convolution_that_nothing_depends_on(groups: int) -> None:
 
 
 def test_weights_may_lie_in_memory_in_any_order() -> None:
-    """The softmax leaves the convolution to the difference rules, which is held against autograd weight by weight."""
+    """The softmax leaves the convolution to the difference rules, which is compared with autograd weight by weight."""
     module = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Softmax(1), nn.Flatten(), nn.Linear(12, 2)).double()
     x = torch.randn(3, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = oracle.tangent(module, x, x)

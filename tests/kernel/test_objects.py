@@ -1,4 +1,4 @@
-"""Kernels as objects, and machines made of them, held against dense Jacobians, training, and scikit-learn."""
+"""Kernels as objects, and machines made of them, compared with dense Jacobians, training, and scikit-learn."""
 
 from __future__ import annotations
 

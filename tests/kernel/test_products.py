@@ -337,7 +337,7 @@ def test_mixed_outputs_are_pulled_back_as_the_jacobian_is(name: str, planned: bo
     reader = replace(network.reader, programs=ProgramCache() if planned else None)
     tape = reader.record(network.given.start, network.given.x)
     draw = torch.Generator().manual_seed(1)
-    for _ in range(3 if planned else 1):  # the last comes from a program that has been held against the usual way
+    for _ in range(3 if planned else 1):  # the last comes from a program that has been compared with the usual way
         mixture = torch.randn(tape.outputs.shape, generator=draw, dtype=torch.float64)
         gradient = reader.weighted(tape, mixture).total(dict(network.given.start))
         for key, jacobian in network.jacobians.items():

@@ -1,4 +1,4 @@
-"""The limit of an `nn.Sequential`, held against networks that are drawn, and against the layers written down."""
+"""The limit of an `nn.Sequential`, compared with networks that are drawn, and against the layers written down."""
 
 from __future__ import annotations
 

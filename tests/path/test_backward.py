@@ -1,4 +1,4 @@
-"""The sum backwards, held against the sum forwards: a memory of its own for every training example."""
+"""The sum backwards, compared with the sum forwards: a memory of its own for every training example."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ ADMISSIBLE = [(n, k) for n in range(1, 9) for k in range(4) if n % 2**k == 0]
 ACTIVATIONS = ("relu", "tanh")
 PIECES = (1, 2, 4, 8)
 KINKED = (4, 8, 16, 32)
-VERY_MANY = 128  # 16 times better than the best that is held against it
+VERY_MANY = 128  # 16 times better than the best that is compared with it
 EXACT = 1e-13  # six steps, each with tens of eps
 
 STEPS = ("steps=6", "ladder.machine=[]", "optimizer.stable_fraction=0.5")

@@ -216,7 +216,7 @@ def test_shares_are_those_of_shapley_to_a_few_percent(case: str) -> None:
     assert not torch.allclose((alone[1:] - alone[0]).sum(0), exact.sum(1), rtol=1e-3)
 
 
-# Effects are held against trainings that leave examples out, and are believed only where they foretold them.
+# Effects are compared with trainings that leave examples out, and are believed only where they foretold them.
 
 
 def derivative(training: Rerun, points: Tensor) -> Tensor:
@@ -298,13 +298,13 @@ def test_what_diverged_is_not_called_held_against(value: float) -> None:
     found.actual[1, 0, 0] = value
     told = agreement_of(found, 1.0)
     assert not told.believed
-    assert "cannot be held against actual ones" in told.sentence
+    assert "cannot be compared with actual ones" in told.sentence
 
 
 def test_nobody_moved_anything() -> None:
     found = synthetic()
     none = agreement_of(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
-    assert none.sentence.endswith("cannot be held against actual ones, which are none or not finite")
+    assert none.sentence.endswith("cannot be compared with actual ones, which are none or not finite")
     assert not Agreement(1, 0.9, 1.0, float("nan")).believed
 
 

@@ -1,5 +1,5 @@
 """Stand-ins for wandb and MLflow: what a log uses of their interfaces, with their names and defaults, and what they
-refuse. A slow test holds them against the packages, where these are installed.
+refuse. A slow test compares them with the packages, where these are installed.
 """
 
 from __future__ import annotations

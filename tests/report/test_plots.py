@@ -240,7 +240,7 @@ def test_points_of_all_splits_are_counted_together() -> None:
 
 
 def row(networks: str, process: str, mean: float, chance: float) -> Comparison:
-    """Networks held against a process."""
+    """Networks compared with a process."""
     return Comparison(networks, process, 9, mean, 1.0, 3.0, 5, 8, 1.5, chance)
 
 

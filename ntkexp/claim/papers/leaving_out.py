@@ -361,7 +361,7 @@ class RemovalScores(AbstractTrial):
         for activation in self.activations:
             trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
 
-            # Every score, held against training without groups of every size.
+            # Every score, compared with training without groups of every size.
             scores = all_scores(trained)
             for who, left in who_leaves(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)

@@ -1,4 +1,4 @@
-"""Steps between checkpoints are taken again, by the optimizer's own code, and held against what was recorded."""
+"""Steps between checkpoints are taken again, by the optimizer's own code, and compared with what was recorded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
     return checkpoint.get("ended", checkpoint["memories"])
 
 
-# --- Steps between checkpoints are taken again, by the optimizer's own code, and held against what was recorded.
+# --- Steps between checkpoints are taken again, by the optimizer's own code, and compared with what was recorded.
 #
 #     gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors that its signature tells: proof (a)
 #     step       by the optimizer, with its settings of then; the signature of the weights after it has to be the same
@@ -209,7 +209,7 @@ class ReplayedLoop:
         self.weights = self.weights | {name: weight.detach() for name, weight in moved.items()}
 
     def meet(self, step: int, then: Any) -> float:
-        """Hold weights and states against the checkpoint that follows; how far the weights are off."""
+        """Compare weights and states with the checkpoint that follows; how far the weights are off."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(self.known, self.states, then["memories"] or (), strict=False):

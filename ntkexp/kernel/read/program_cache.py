@@ -3,7 +3,7 @@
 Recording a function and replaying its differences goes through Python at every operation, and costs small networks far
 more than their arithmetic. At other weights both do the same with other numbers, so each becomes a program: one from
 weights and inputs to the values on a tape, and one from the values at the ends of a step to its features. A program is
-held against the ordinary way when it is made, and again with the next values, which shows a constant that is none. One
+compared with the ordinary way when it is made, and again with the next values, which shows a constant that is none. One
 that does not hold is not used, nor is one made of a tape so large that Python is hardly felt.
 
 A program is kept by what it is of, never by where that lies in memory: by the digest of the tape's operations, shapes
@@ -111,7 +111,7 @@ class Request:
         return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
 
 
-# --- Programs: each is held against the ordinary way when it is written, and again with the next values.
+# --- Programs: each is compared with the ordinary way when it is written, and again with the next values.
 
 
 LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written

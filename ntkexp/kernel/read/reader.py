@@ -2,7 +2,7 @@
 
 On a segment of length zero, a network whose weights meet its inputs in products, norms and sums is differentiated by
 autograd as it ran. Everything else is replayed by the difference rules; at length zero these give the tangent again,
-and the tests hold one way against the other. A tangent through operations without a rule, or of a module whose
+and the tests compare one way with the other. A tangent through operations without a rule, or of a module whose
 gradients are not the derivatives of its values, is read example by example.
 """
 

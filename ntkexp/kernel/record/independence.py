@@ -42,7 +42,7 @@ CHANGING = (
 SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_view", "expand", "squeeze", "unsqueeze"})
 """Operations whose result rounds at the size of their arguments."""
 
-ROUNDINGS = 100.0  # of the terms of a sum, before a difference is held against noise
+ROUNDINGS = 100.0  # of the terms of a sum, before a difference is compared with noise
 OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does: so far rounding may take outputs
 FEW = 8  # examples that run by themselves, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}

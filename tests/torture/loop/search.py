@@ -1,4 +1,4 @@
-"""Loops with something planted in them are followed, and held against a plain replay of the same loop.
+"""Loops with something planted in them are followed, and compared with a plain replay of the same loop.
 
     python -m tests.torture.loop --seed=0 --count=200      plants, and half as many loops without one
 
@@ -128,7 +128,7 @@ class Case:
         return self.by_example(found, room)
 
     def by_example(self, found: Any, room: float) -> tuple[str, str]:
-        """Hold the parts of examples against the oracle's."""
+        """Compare the parts of examples with the oracle's."""
         with fresh_world():
             loop, planted = self.loop()
             if loop.casts:
