@@ -102,7 +102,7 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
 
 
 def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A validation that is broken off goes on; effects of a smooth network foretell it, their opposite does not."""
+    """A validation that is broken off goes on; effects of a smooth network predict it, their opposite does not."""
     run = shutil.copytree(finished, tmp_path / finished.name)
     carried = RunSubject.outputs
 

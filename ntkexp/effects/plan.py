@@ -93,7 +93,7 @@ class SweepPlan:
 
 
 CHAOTIC = 1e3  # where this was measured, runs whose derivatives said nothing were above, all others below 3
-AGREES = 0.8  # in 12 runs the derivative foretold single removals where it was above .86, and not below .73
+AGREES = 0.8  # in 12 runs the derivative predicted single removals where it was above .86, and not below .73
 SIGNS = 1e-6  # an ε below which Adam's step is nearly the sign of its gradient
 
 

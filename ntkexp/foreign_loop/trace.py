@@ -178,7 +178,7 @@ class Trace:
         changed after the last step, as by an average of weights that was loaded, did what stands in `outside`.
 
         With `effects`, also by how much the output would change if the example were left out: as means without it and
-        the derivative of all that follows foretell it, or with 'one_step' as steps without it do; 'derivative' is that
+        the derivative of all that follows predict it, or with 'one_step' as steps without it do; 'derivative' is that
         by its weight, alone. `mean` says whether the others of a batch then share what is left (renormalised), or keep
         their shares (fixed).
 

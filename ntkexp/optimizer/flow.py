@@ -88,7 +88,7 @@ class Flow(AbstractPlain):
 
     A training step of size η follows the flow for the time η, in arcs by Dormand & Prince. An arc is accepted if
     its error is at most `tolerance` times the way gone so far, and its end; the next is as long as the error
-    foretells:
+    predicts:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """

@@ -39,7 +39,7 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 #     by_position         [probe, out, example, position]    what the loss at each position of a text added, if these
 #                                            were told apart; the sum over them is `contribution`
 #     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
-#                                            over training foretells it, or trainings have found; attributes: `kind`
+#                                            over training predicts it, or trainings have found; attributes: `kind`
 #                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
 #                                            `agreement`
 #
@@ -59,7 +59,7 @@ MEASURE = "measure"
 STEP, LAST_STEP = "step", "last_step"
 EFFECT = "effect"
 RETRAINED = "retrained"
-"""The `kind` of effects that trainings without each example have found; others foretell that."""
+"""The `kind` of effects that trainings without each example have found; others predict that."""
 
 DIMS = ("probe", "out", "example")
 ORDER = {"secant": 0, "gauss": 1, "left": 3}

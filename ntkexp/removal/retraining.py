@@ -165,7 +165,7 @@ def beside(
     removals: Sequence[LeftOut],
     probe: Sequence[int],
 ) -> LeaveOut:
-    """What effects foretell of each removal, the sum over its examples, beside what comes of it."""
+    """What effects predict of each removal, the sum over its examples, beside what comes of it."""
     actual, _ = changes(training, [each.examples for each in removals])
     predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
     return LeaveOut(

@@ -1,5 +1,5 @@
 """Who caused the forgetting: what a later phase did to the points of an earlier one, example by example, and what was
-foretold.
+predicted.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ PLAIN = {"loss": "squared", "optimizer": "gd", "optimizer.weight_decay": 0.0, "o
 """The settings that a run must have had."""
 
 
-def foretold(run: Run, during: int, shift: int = 0) -> Array | None:
+def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     """What the kernel at the switch to a phase, counted from 1, says at all points that were read, [point, out].
 
     Nothing where the run had other settings, or kept no kernel there. `shift` takes kernels with other examples of the

@@ -1,4 +1,4 @@
-"""How well scores of training examples foretell trainings without some of them.
+"""How well scores of training examples predict trainings without some of them.
 
     LDS    mean over queries q of Spearman over trainings S of  −Σ_{i left out of S} τ(q, i)  with  f_S(q)
     QLD    mean over queries q of the harm that is done to q by leaving out its top examples by τ

@@ -34,7 +34,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model import MLP
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.progress import Silent
-from ntkexp.report.forgetting import foretold
+from ntkexp.report.forgetting import predicted_change
 from ntkexp.report.run import Run, load_run
 from ntkexp.run.execute import execute
 from ntkexp.shapes import Inputs, Weights
@@ -72,11 +72,11 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return finished(tmp_path_factory.mktemp("linear"), "model=linear", "init.alpha=3", "init.centred=true")
 
 
-def test_the_kernel_of_a_linear_model_foretells_all_of_it(linear: Run) -> None:
+def test_the_kernel_of_a_linear_model_predicts_all_of_it(linear: Run) -> None:
     found = facts(linear, *FACTS[:-1])
     assert 0 < found["closure"] < ROUNDING
     assert found["shuffled"] < found["switch"] == 1.0
-    told, change = foretold(linear, 2), linear.contributions["change"].sel(phase=2).to_numpy()
+    told, change = predicted_change(linear, 2), linear.contributions["change"].sel(phase=2).to_numpy()
     assert told is not None
     assert np.abs(told - change).max() < ROUNDING < 1e-3 * np.abs(change).max()
     assert np.isnan(found["selectivity"])  # there are no units between inputs and readout
@@ -91,9 +91,9 @@ def test_the_kernel_of_a_linear_model_foretells_all_of_it(linear: Run) -> None:
         ("loss", {"_target_": "ntkexp.loss.Logistic"}),
     ],
 )
-def test_what_no_kernel_foretells_is_refused(part: str, told: dict[str, object], linear: Run) -> None:
+def test_what_no_kernel_predicts_is_refused(part: str, told: dict[str, object], linear: Run) -> None:
     other = replace(linear, config=linear.config | {part: linear.config[part] | told})
-    with pytest.raises(Mistake, match="keeps no kernel from which a change could be foretold; use optimizer=gd"):
+    with pytest.raises(Mistake, match="keeps no kernel from which a change could be predicted; use optimizer=gd"):
         facts(other, "switch")
 
 

@@ -65,7 +65,7 @@ def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> N
             assert ((memory - update.denominator.mean).abs() <= known).all()
 
 
-# A mean without an example is known exactly, so effects foretell at once what one step does to it.
+# A mean without an example is known exactly, so effects predict at once what one step does to it.
 
 
 SMALL = 1e-4  # a step size

@@ -204,7 +204,7 @@ def test_they_lie_as_far_apart_as_the_kernel_takes_to_change() -> None:
     found = taken(Adaptive(steps=10_000, count=1000, change=0.1), rate=0.001)
     logarithms = [torch.log1p(torch.tensor(0.001 * step)) for step in found[8:]]
     gaps = torch.stack(logarithms).diff()
-    assert (gaps - 0.1).abs().max() < 0.02  # a distance is foretold from the last, which was e^0.1 times shorter
+    assert (gaps - 0.1).abs().max() < 0.02  # a distance is predicted from the last, which was e^0.1 times shorter
 
 
 # What a step is said to have missed, where numbers are none.

@@ -216,7 +216,7 @@ def test_shares_are_those_of_shapley_to_a_few_percent(case: str) -> None:
     assert not torch.allclose((alone[1:] - alone[0]).sum(0), exact.sum(1), rtol=1e-3)
 
 
-# Effects are compared with trainings that leave examples out, and are believed only where they foretold them.
+# Effects are compared with trainings that leave examples out, and are believed only where they predicted them.
 
 
 def derivative(training: Rerun, points: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def test_the_most_influential_are_left_out_and_others_by_chance() -> None:
 
 
 def synthetic(removals: int = 4, seed: int = 0) -> LeaveOut:
-    """Changes that were foretold with some noise, of sizes that differ a thousandfold."""
+    """Changes that were predicted with some noise, of sizes that differ a thousandfold."""
     generator = np.random.default_rng(seed)
     sizes = np.logspace(0, 3, removals)[:, None, None]
     actual = sizes * generator.standard_normal((removals, 5, 2))

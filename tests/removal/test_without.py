@@ -226,7 +226,7 @@ def test_effects_that_trainings_have_found_are_the_truth(tmp_path: Path, capfd: 
 
 
 @pytest.mark.slow
-def test_effects_that_foretold_nothing_are_withheld(
+def test_effects_that_predicted_nothing_are_withheld(
     effective: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     real = read_leave_out(effective / STORE)

@@ -1,5 +1,5 @@
 """What learning a later task did to an earlier one: whether the parts add up, how much is forgotten, and whether the
-kernel between the tasks foretells it.
+kernel between the tasks predicts it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import BY_PHASE
-from ntkexp.report.forgetting import Forgetting, LaterPhase, foretold, later_phases
+from ntkexp.report.forgetting import Forgetting, LaterPhase, later_phases, predicted_change
 from ntkexp.report.run import Run
 
 Fact = Literal["closure", "forgetting", "top_share", "switch", "shuffled", "selectivity", "gained"]
@@ -32,7 +32,7 @@ class LaterTask(AbstractQuantity):
         forgetting    rise of the mean ½‖f − y‖², over the mean ½‖y‖²
         top_share     of what lowers the margins, the share of a tenth of the later examples, those that lower them
                       most
-        switch        correlation of Δf with what the kernel between the tasks at the switch foretells
+        switch        correlation of Δf with what the kernel between the tasks at the switch predicts
                       (`report.forgetting`)
         shuffled      the same, with the kernels of other examples, half of all further on
         selectivity   of the hidden units at the end (`diagnostics`)
@@ -80,7 +80,7 @@ class LaterTask(AbstractQuantity):
                 value = math.nan if harm is None or not harm.harm else share_of_tenth(harm)
             case "switch" | "shuffled":
                 learned = int((later.run.contributions["example_phase"] == later.during).sum())
-                value = correlate_with_foretold(later, here, shift=0 if name == "switch" else learned // 2)
+                value = correlate_with_predicted(later, here, shift=0 if name == "switch" else learned // 2)
             case "selectivity" | "gained":  # how much units are tuned to single tasks, and what they gained
                 units = later.run.metrics["selectivity"].dropna()
                 enough = len(units) > (name == "gained")
@@ -95,14 +95,14 @@ def share_of_tenth(forgetting: Forgetting) -> float:
     return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
-def correlate_with_foretold(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
-    """Correlate the change with what kernels foretell, those of examples `shift` further on; to six digits, as rounding
+def correlate_with_predicted(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
+    """Correlate the change with what kernels predict, those of examples `shift` further on; to six digits, as rounding
     leaves twelve at least.
     """
-    change = foretold(later.run, later.during, shift)
+    change = predicted_change(later.run, later.during, shift)
     if change is None:
         raise Mistake(
-            f"quantity: {later.run.name} keeps no kernel from which a change could be foretold; use optimizer=gd "
+            f"quantity: {later.run.name} keeps no kernel from which a change could be predicted; use optimizer=gd "
             "without decay, clipping or layers, and loss=squared"
         )
     expected = change[later.run.points[later.split]][here]

@@ -1,4 +1,4 @@
-"""Examples are left out: trainings repeated without them, and which scores of examples foretell what that changes."""
+"""Examples are left out: trainings repeated without them, and which scores of examples predict what that changes."""
 
 from __future__ import annotations
 

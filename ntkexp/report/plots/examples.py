@@ -388,7 +388,7 @@ class AttributionPlots:
     def __getattr__(self, name: str) -> Any:
         return getattr(xr.Dataset(self.found.data_vars, self.found.coords).plot, name)
 
-    def contributions(self, probe: int = 0, *, out: str | int | None = None, top: int = BARS) -> Axes:
+    def contributions(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = BARS) -> Axes:
         """Draw the examples that added most to an output, or took most from it."""
         parts = self.array(CONTRIBUTION, probe, out)
         order = np.argsort(-np.abs(parts.to_numpy()), kind="stable")[:top]
@@ -396,7 +396,7 @@ class AttributionPlots:
         title = f"What made {self.name_of(probe)}"
         return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
 
-    def components(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
+    def components(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw what came through each component, examples and decay together; it takes `by=`."""
         parts = self.array(BY_COMPONENT, probe, out).sum("example")
         if DECAY_BY_COMPONENT in self.found:
@@ -405,13 +405,13 @@ class AttributionPlots:
         title = f"Through which components {self.name_of(probe)} moved"
         return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
-    def timeline(self, probe: int = 0, *, out: str | int | None = None) -> Axes:
+    def timeline(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw when it came, added up from the first step on."""
         by_step = self.array(BY_STEP, probe, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
         return when(by_step.to_numpy(), f"When {self.name_of(probe)} came", last).figure.axes[0]
 
-    def array(self, name: str, probe: int, out: str | int | None) -> xr.DataArray:
+    def array(self, name: str, probe: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
         """An array at one point and output."""
         if name not in self.found:
             advice = "; attribute with by=" if "component" in name else ""
@@ -424,5 +424,5 @@ class AttributionPlots:
             raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")
         return parts
 
-    def name_of(self, probe: int) -> str:
+    def name_of(self, probe: int | np.integer[Any]) -> str:
         return f"point {self.found['probe'].to_numpy()[probe]}"
