@@ -73,7 +73,9 @@ def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
     target = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
-        raise Mistake(f"an ensemble is drawn of one output, and the data has {encoded.shape[1]}; choose data=circle")
+        raise Mistake(
+            f"an ensemble is of networks with one output, and the data has {encoded.shape[1]}; choose data=circle"
+        )
     return encoded
 
 

@@ -80,7 +80,7 @@ def explain(
     if numbers and worst is not None:
         raise Mistake("--probe names points and --worst looks for them; give one of the two")
     if page and as_json:
-        raise Mistake("--page and --json are two ways to tell the same; give one of the two")
+        raise Mistake("--page and --json are two forms of one result; give one of the two")
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
     if again is not None and without is None:
@@ -303,12 +303,14 @@ def attribute(
         typer.Option(
             "--by",
             metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
-            help="Tell contributions apart by the parameters through which they came.",
+            help="Split contributions by the parameters through which they came.",
         ),
     ] = None,
     positions: Annotated[
         bool,
-        typer.Option("--positions", help="Tell texts apart by the positions whose losses did it."),
+        typer.Option(
+            "--positions", help="Split the contributions of texts by position: where in the text the loss was."
+        ),
     ] = False,
     batch_norm: Annotated[
         str | None,

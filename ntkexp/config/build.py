@@ -136,7 +136,7 @@ def admit_file(file: Path) -> str:
         )
     if file.stem == PACKAGE:
         raise WrongArgument(
-            f"{given}: '{PACKAGE}' cannot be the name of a new module; call the file otherwise", "trust"
+            f"{given}: '{PACKAGE}' cannot be the name of a new module; give the file another name", "trust"
         )
     try:
         return load_module(file, given).__name__

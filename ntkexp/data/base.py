@@ -331,7 +331,7 @@ class AbstractSource(Component):
                     f"there are {len(order)}; lower one of them"
                 )
             if not train:
-                few = f"data.train={self.train}: that is no example for some of {len(groups)} phases"
+                few = f"data.train={self.train}: it leaves some of the {len(groups)} phases without an example"
                 raise Mistake(f"{few}; raise data.train")
             rest = order[train + probe :] if test is None else order[train + probe : end]
             splits.append((order[:train], order[train : train + probe], rest))

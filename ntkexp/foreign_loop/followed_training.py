@@ -317,7 +317,7 @@ class FollowedTraining(AbstractTrajectory):
         """The examples of a call, and what share they have in it."""
         if call.at != step.index:
             raise Mistake(
-                f"step {step.index}: it took gradients in that were made at the weights of step {call.at}, which "
+                f"step {step.index}: it used gradients that were computed at the weights of step {call.at}, which "
                 "effects do not know; zero gradients at every step"
             )
         if self.called.is_cast(call.how):

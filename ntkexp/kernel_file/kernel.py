@@ -298,4 +298,4 @@ class EmpiricalKernel(AbstractKernel):
             missed, sizes = (hypot(*each) for each in zip(*self.errors, strict=True))
             precision = f", within {missed / sizes:.1%} of its norm"
         sketch = f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch})"
-        return f"{sketch}{precision}: it tells drift, spectra and alignment, but no single entries"
+        return f"{sketch}{precision}: it is good for drift, spectra and alignment, not for single entries"

@@ -122,13 +122,15 @@ def read_convolution(
     if isinstance(padding, str):
         reach = tuple(d * (w - 1) for d, w in zip(spread, windows, strict=True))
         if padding == "same" and any(each % 2 for each in reach):
-            raise Mistake(f"padding='same' of an even window has two unequal ends, which are not read{ADVICE}")
+            raise Mistake(f"padding='same' of an even window has two unequal ends, which are not supported{ADVICE}")
         padding = tuple(each // 2 if padding == "same" else 0 for each in reach)
     same, valid, mode = padding == tuple(w // 2 for w in windows), not any(padding), module.padding_mode
     plain = odd and (same or valid) and set(spread) == {1} and len(set(module.stride)) == 1
     circular = mode == "circular" and not valid
     if module.groups != 1 or (mode not in {"zeros", "circular"} and not valid) or (circular and not plain):
-        raise Mistake(f"groups, and padding other than by zeros or circular by half a window, are not read{ADVICE}")
+        raise Mistake(
+            f"groups, and padding other than by zeros or circular by half a window, are not supported{ADVICE}"
+        )
     drawn = scales.of(module, module.in_channels * prod(windows))
     if not plain:
         options = {"window": windows, "stride": tuple(module.stride), "padding": padding, "dilation": spread}
@@ -145,7 +147,7 @@ def read_transposed(
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:
-        raise Mistake(f"groups are not read{ADVICE}")
+        raise Mistake(f"groups are not supported{ADVICE}")
     count = prod(windows)
     return [
         ConvTranspose(
@@ -168,9 +170,9 @@ def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[Abstr
         return tuple(value) if isinstance(value, tuple) else (value,) * axes
 
     if each(module.kernel_size) != each(module.stride) or any(each(module.padding)) or module.ceil_mode:
-        raise Mistake(f"windows that overlap, are apart, or look beyond the image are not read{ADVICE}")
+        raise Mistake(f"windows that overlap, are apart, or look beyond the image are not supported{ADVICE}")
     if getattr(module, "divisor_override", None) is not None:
-        raise Mistake(f"divisor_override is not read{ADVICE}")
+        raise Mistake(f"divisor_override is not supported{ADVICE}")
     return [AvgPool(window=each(module.kernel_size))]
 
 
@@ -178,13 +180,15 @@ def read_global_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> lis
     """The mean over the image, as an image of one pixel."""
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if set(sizes) != {1}:
-        raise Mistake(f"output_size={module.output_size} is not read but as 1{ADVICE}")
+        raise Mistake(f"output_size={module.output_size} is not supported, only 1{ADVICE}")
     return [AvgPool(window=shape[1:])]
 
 
 def read_flatten(module: nn.Flatten, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if module.start_dim != 1 or module.end_dim not in {-1, len(shape)}:
-        raise Mistake(f"of Flatten({module.start_dim}, {module.end_dim}), only that of all axes of an example is read")
+        raise Mistake(
+            f"of Flatten({module.start_dim}, {module.end_dim}), only that of all axes of an example is supported"
+        )
     return [Flatten()] if len(shape) > 1 else []
 
 
@@ -199,13 +203,13 @@ def read_layer_norm(module: nn.LayerNorm, shape: tuple[int, ...], scales: Scales
 
 def read_gelu(module: nn.GELU, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if module.approximate != "none":
-        raise Mistake(f"GELU(approximate={module.approximate!r}) is not read; give approximate='none'")
+        raise Mistake(f"GELU(approximate={module.approximate!r}) is not supported; give approximate='none'")
     return [GELU()]
 
 
 def read_softplus(module: nn.Softplus, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if module.beta != 1:
-        raise Mistake(f"Softplus(beta={module.beta}) is not read; give beta=1")
+        raise Mistake(f"Softplus(beta={module.beta}) is not supported; give beta=1")
     return [Generic(fn="softplus")]
 
 

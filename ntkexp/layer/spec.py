@@ -46,7 +46,7 @@ def layer_classes() -> dict[str, type[AbstractLayer]]:
         first = by_option.setdefault(option_name(kind.__name__), kind)
         if class_path(first) != class_path(kind):
             raise Mistake(
-                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; call the class otherwise"
+                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; give the class another name"
             )
     return {kind.__name__: kind for kind in by_option.values()}
 

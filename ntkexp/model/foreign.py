@@ -164,7 +164,7 @@ def load_module(file: Path, given: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
     if loaded is not None or not file.stem.isidentifier():
-        raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; call the file otherwise")
+        raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; give the file another name")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's
     spec = spec_from_file_location(file.stem, file)

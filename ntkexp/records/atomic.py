@@ -291,7 +291,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 LARGEST = 1 << 30  # bytes of a JSON file
 SEAL = "seal"
-AGAIN = "the command that wrote it writes it again"
+AGAIN = "run the command that wrote it again"
 
 
 def to_text(value: Json) -> str:

@@ -127,7 +127,7 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """What an attempt can go on from: that of a run, and that of a loop that was followed."""
 
-REDO = "resume it, and it is run again"
+REDO = "resume it to run it again"
 SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
 
 CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")

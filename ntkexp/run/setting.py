@@ -429,8 +429,8 @@ def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tup
         view = NetworkView(points, survey.problem.weights)
         share = view.sketch_error(start.kernel[: points.train])
         obstacles.append(
-            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they tell drift, spectra and "
-            "alignment, and sums that close, but no single parts; machines that are made of kernels err as these do"
+            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they are good for drift, "
+            "spectra, alignment and sums, not for single contributions; machines that are made of kernels err as these do"
         )
     else:
         obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
