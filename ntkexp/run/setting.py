@@ -430,7 +430,8 @@ def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tup
         share = view.sketch_error(start.kernel[: points.train])
         obstacles.append(
             f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they are good for drift, "
-            "spectra, alignment and sums, not for single contributions; machines that are made of kernels err as these do"
+            "spectra, alignment and sums, not for single contributions; machines that are made of kernels are no more "
+            "exact"
         )
     else:
         obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")

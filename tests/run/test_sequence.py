@@ -185,7 +185,7 @@ def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
         ("data.phases=[[3,8],{_target_:ntkexp.data.Digits,train:9}]", "give data.train instead"),
         ("data.source=wine", "classes of data.source=wine cannot be chosen"),
         ("data.outputs=own data.label_noise=0.1", "would become one of another phase"),
-        ("data.train=1", "no example for some of 2 phases"),
+        ("data.train=1", "leaves some of the 2 phases without an example"),
         ("steps=1", "there are 2 phases, each of which takes a step"),
         ("stop_at_loss=0.1", "the loss of one would end them all"),
         ("path.effects=true", "effects are not known for data=sequence"),

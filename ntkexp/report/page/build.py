@@ -357,11 +357,11 @@ OF_A_CLAIM = (
 OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
 SPOKEN = {"main": "the claim", "second": "second look"}
 RULE = (
-    "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what was "
-    "expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own interval "
-    "lies outside; undecided: anything else, and also where the control is supported too. CPU minutes are those of one "
-    "core that does all runs of a claim by itself: two idle cores need half as long, and what else a machine is doing "
-    "does not count. Runs that claims share are counted for each."
+    "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what "
+    "was expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own "
+    "interval lies outside; undecided: anything else, and also where the control is supported too. CPU minutes are "
+    "those of one core that does all runs of a claim by itself: two idle cores need half as long, and what else a "
+    "machine is doing does not count. Runs that claims share are counted for each."
 )
 
 
