@@ -91,7 +91,7 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
         return judge_rows(part, rows, level)
     for key in part.each:
         find_column(rows, key, "each")
-    places = dict(iter(rows.groupby(list(part.each), sort=False)))
+    places = dict(iter(rows.groupby(list(part.each), sort=False, dropna=False)))
     found = join_parts([judge_rows(part, group, level) for group in places.values()])
     here = ", ".join(f"{key}={value}" for key, value in zip(part.each, [*places][found.part], strict=True))
     return replace(found, part=0, note="; ".join(filter(None, [f"at {here}", found.note])))

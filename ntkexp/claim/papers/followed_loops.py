@@ -72,8 +72,8 @@ class SubliminalLearning(AbstractTrial):
         rows: list[Mapping[str, Level]] = []
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
-            rows.append({"start": name, **self.learn(student, noise, targets, batches, data.probe, classes)})
-            rows[-1] = {**rows[-1], "accuracy": accuracy(student, data.probe, classes) - before}
+            learned = self.learn(student, noise, targets, batches, data.probe, classes)
+            rows.append({"start": name, **learned, "accuracy": accuracy(student, data.probe, classes) - before})
         return rows
 
     def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
@@ -110,9 +110,9 @@ class SubliminalLearning(AbstractTrial):
                 torch.autograd.backward(mse_loss(student(noise[batch])[:, classes:], targets[batch]))
                 optimizer.step()
         found = trace.attribute(quiet=True)
-        parts, change = (torch.from_numpy(found[name].to_numpy().copy()) for name in ("contribution", "change"))
-        miss = (parts.sum(-1) - change).norm() / change.norm()
-        return {"rise": change.mean().item(), "miss": miss.item()}
+        change = found["change"]
+        miss = np.linalg.norm(found["contribution"].sum("example") - change) / np.linalg.norm(change)
+        return {"rise": float(change.mean()), "miss": float(miss)}
 
 
 def accuracy(network: nn.Module, split: Split, classes: int) -> float:
