@@ -91,10 +91,15 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
         return judge_rows(part, rows, level)
     for key in part.each:
         find_column(rows, key, "each")
-    places = dict(iter(rows.groupby(list(part.each), sort=False, dropna=False)))
-    found = join_parts([judge_rows(part, group, level) for group in places.values()])
-    here = ", ".join(f"{key}={value}" for key, value in zip(part.each, [*places][found.part], strict=True))
-    return replace(found, part=0, note="; ".join(filter(None, [f"at {here}", found.note])))
+    places = {
+        ", ".join(f"{key}={value}" for key, value in zip(part.each, place, strict=True)): group
+        for place, group in rows.groupby(list(part.each), sort=False, dropna=False)
+    }
+    each = {place: judge_rows(part, group, level) for place, group in places.items()}
+    found = join_parts([*each.values()])
+    holds = [place for place, one in each.items() if one.verdict == "supported" != found.verdict]
+    where = f"at {[*each][found.part]}" + (f", and it holds at {', '.join(holds)}" if holds else "")
+    return replace(found, part=0, note="; ".join(filter(None, [where, found.note])))
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
