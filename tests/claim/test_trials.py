@@ -222,7 +222,7 @@ def test_what_is_linear_in_its_weights_trains_as_its_kernels_say_and_moves_none(
 def test_what_has_several_outputs_is_refused() -> None:
     three = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
     trial = TrainingBesideKernels(model=MLP(depth=0), init=WIDE_INIT, data=three, widths=(1, 2), networks=1, steps=1)
-    with pytest.raises(Mistake, match="drawn of one output, and the data has 3"):
+    with pytest.raises(Mistake, match="networks with one output, and the data has 3"):
         trial.rows(0)
 
 
