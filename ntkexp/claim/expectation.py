@@ -76,6 +76,17 @@ class AbstractExpectation(Component, ABC):
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
         """What rows that all have a number say of what is expected."""
 
+    def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """The rows of each level at which it must hold by itself; all of them, where it is judged once."""
+        if not self.each:
+            return {"": rows}
+        for key in self.each:
+            find_column(rows, key, "each")
+        return {
+            ", ".join(f"{key}={value}" for key, value in zip(self.each, place, strict=True)): group
+            for place, group in rows.groupby(list(self.each), sort=False, dropna=False)
+        }
+
     null: ClassVar[float | None] = None
     """What is found where the claim does not hold, if the rule alone says that; a claim names its own (`null:`)."""
 

@@ -46,7 +46,6 @@ from ntkexp.claim.expectation import (
     Location,
     Order,
     Slope,
-    find_column,
     select_rows,
 )
 from ntkexp.claim.quantity import Column, Measured
@@ -87,15 +86,9 @@ class Finding:
 def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
     """Judge one part by the rows that it speaks of; of one that must hold at each level of columns, all must."""
     rows = select_rows(table, part.where)
+    each = {place: judge_rows(part, group, level) for place, group in part.levels(rows).items()}
     if not part.each:
-        return judge_rows(part, rows, level)
-    for key in part.each:
-        find_column(rows, key, "each")
-    places = {
-        ", ".join(f"{key}={value}" for key, value in zip(part.each, place, strict=True)): group
-        for place, group in rows.groupby(list(part.each), sort=False, dropna=False)
-    }
-    each = {place: judge_rows(part, group, level) for place, group in places.items()}
+        return each[""]
     found = join_parts([*each.values()])
     holds = [place for place, one in each.items() if one.verdict == "supported" != found.verdict]
     where = f"at {[*each][found.part]}" + (f", and it holds at {', '.join(holds)}" if holds else "")

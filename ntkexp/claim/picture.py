@@ -139,8 +139,8 @@ class JudgedRows(AbstractPicture):
         for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
                 rows = drawable(part, judged.tables[name])
-                if rows is not None:
-                    part.draw(axes, rows, colour)
+                for group in () if rows is None else part.levels(rows).values():
+                    part.draw(axes, group, colour)
             of_looks[-1].mark(axes)
             if len(parts) > 1:
                 axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))

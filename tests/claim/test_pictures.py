@@ -226,6 +226,15 @@ def test_the_part_that_decides_is_drawn_first_and_colours_are_told() -> None:
     assert found.claim.picture.caption(found) == said
 
 
+def test_each_level_is_drawn_by_itself() -> None:
+    bound = {"_target_": "ntkexp.claim.expectation.Bound", "limit": 9, "side": "upper", "margin": 0, "each": ["width"]}
+    table = pd.DataFrame({"seed": [0, 1, 0, 1], "width": [4, 4, 8, 8], "value": [1.0, 2.0, 5.0, 6.0]})
+    found = judged(changed_claim(expectation=[bound], control={"seeds": 3}), table)
+    (axes,) = found.claim.picture.figure(found).axes
+    means = {float(np.asarray(line.get_ydata())[0]) for line in axes.get_lines() if line.get_linestyle() == "-"}
+    assert means == {1.5, 5.5}
+
+
 # What claims measure of a path, on a run of two examples that is written down by hand.
 
 

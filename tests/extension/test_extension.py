@@ -204,7 +204,9 @@ def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int,
 def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = type("Relu", (), {"__module__": "theirs"})
     monkeypatch.setattr("ntkexp.layer.spec.subclasses", lambda kind: iter([ReLU, theirs]))
-    with pytest.raises(Mistake, match=r"theirs\.Relu: there is a layer of this name, ntkexp\.layer\.ReLU; give the class"):
+    with pytest.raises(
+        Mistake, match=r"theirs\.Relu: there is a layer of this name, ntkexp\.layer\.ReLU; give the class"
+    ):
         layer_classes()
 
 
