@@ -33,7 +33,7 @@ from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
 from ntkexp.report.claims import summarise_claims, tabulate_claims
-from ntkexp.report.tables import format_csv, format_markdown
+from ntkexp.report.tables import escaped, format_csv, format_markdown
 from ntkexp.text import counted
 
 VERDICTS, PAGE = "verdicts.json", "README.md"
@@ -136,7 +136,7 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
     """Give the page: what was found, in a table that links to the tables."""
     columns = ("claim", "verdict", "stands", "figure", "95 % interval", "expected", "control", "second look", "digest")
     table = format_markdown(tabulate_claims(records, registered).select(*columns))
-    links = [f"- [{record.name}]({record.name}): {record.statement}" for record in records]
+    links = [f"- [{record.name}]({record.name}): {record.statement}{remarks_on(record)}" for record in records]
     unjudged = registered - len(records)
     missing = f" Not judged for this page: {counted(unjudged, 'claim')} of the register." if unjudged else ""
     summary = summarise_claims(records, registered)
@@ -146,6 +146,14 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
         "judged again from the tables by `ntkexp claims check docs/claims`.\n\n"
         f"{table}\n\n" + "\n".join(links) + "\n"
     )
+
+
+def remarks_on(record: ClaimRecord) -> str:
+    """Say what seeds draw, and what else was noted of the claim's own look and of the second."""
+    said = [f"Seeds: {record.main.draws}."] if record.main.draws else []
+    notes = {"Its own look": record.main.note, "The second look": record.looks["second"].note}
+    said += [f"{look}: {note}." for look, note in notes.items() if note]
+    return "".join(f" {escaped(sentence)}" for sentence in said)
 
 
 # --- Published verdicts are judged again, from their tables.
