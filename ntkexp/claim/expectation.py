@@ -17,7 +17,7 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.sweep import Expected, level
 from ntkexp.report.analysis.estimate import Estimate, mean_of, power_law
-from ntkexp.report.analysis.laws import limit, number
+from ntkexp.report.analysis.laws import limit
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
@@ -460,7 +460,7 @@ class Slope(AbstractExpectation):
             none = "some figures are not above 0, and have no logarithm"
             return Interval(Estimate(math.nan), self.expected, note=none)
         law = power_law(np.asarray(positions, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
-        bends = f"the line bends, by {number(law.curvature.value)} per factor e" if law.curved else ""
+        bends = f"the line bends, by {short(law.curvature.value)} per factor e" if law.curved else ""
         return Interval(law.exponent, self.expected, note=bends)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:

@@ -91,8 +91,9 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
         return each[""]
     found = join_parts([*each.values()])
     holds = [place for place, one in each.items() if one.verdict == "supported" != found.verdict]
-    where = f"at {[*each][found.part]}" + (f", and it holds at {', '.join(holds)}" if holds else "")
-    return replace(found, part=0, note="; ".join(filter(None, [where, found.note])))
+    place, where = [*each][found.part], f", and it holds at {', '.join(holds)}" if holds else ""
+    note = f"the figure is of {place}" if found.verdict == "supported" else f"at {place}{where}"
+    return replace(found, part=0, note="; ".join(filter(None, [note, found.note])))
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
