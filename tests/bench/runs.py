@@ -249,6 +249,9 @@ def no_trajectory(rows: int, size: int) -> Trajectory:
     raise NotImplementedError
 
 
+LEAST = 1e-3  # seconds that a picture shows
+
+
 def draw(found: list[Cost], path: Path) -> None:
     """Error against cost."""
     with house_style(), torch.no_grad():
@@ -257,9 +260,9 @@ def draw(found: list[Cost], path: Path) -> None:
         for each in found:
             rule = each.name.partition(",")[0]
             marker = "s" if "snapshots" in each.name else "o"
-            axes.plot(each.seconds, each.error, marker, color=colour(rule), markersize=4)
-            axes.annotate(each.name, (each.seconds, each.error), xytext=(4, 3), textcoords="offset points", fontsize=6,
-                          color=GREY)  # fmt: skip
+            place = max(each.seconds, LEAST), each.error  # of a difference of two times, which may be below nothing
+            axes.plot(*place, marker, color=colour(rule), markersize=4)
+            axes.annotate(each.name, place, xytext=(4, 3), textcoords="offset points", fontsize=6, color=GREY)
         axes.set(xscale="log", yscale="log", xlabel="seconds on top of training", ylabel="relative error")
         axes.margins(x=0.3)
         heading(figure, "Snapshots cost little, secants err by nothing")
