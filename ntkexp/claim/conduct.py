@@ -29,9 +29,11 @@ from ntkexp.claim.quantity import Measured
 from ntkexp.claim.read import read_sizes
 from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.config.build import Builder, admit
-from ntkexp.config.compose import Composer
+from ntkexp.config.compose import Composer, compose
 from ntkexp.data.base import AbstractSource, examples_stream
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Task, Tell, run_jobs
+from ntkexp.experiment.identity import digest as file_digest
+from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
@@ -104,10 +106,7 @@ class TrialJob(AbstractJob):
         paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
         if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
-        from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
-        from ntkexp.experiment.identity import digest, files_of  # noqa: PLC0415  the same
-
-        return [digest(file) for file in files_of(compose(words, None, self.trust))]
+        return [file_digest(file) for file in files_of(compose(words, None, self.trust))]
 
     @property
     def file(self) -> Path:
@@ -366,14 +365,13 @@ def drawn(planned: PlannedLook, loaded: Mapping[str, Run]) -> str:
     builder = Builder(admit(trust))
     sources = [builder.component(config, (AbstractSource,), "data") for config in configs.values()]
     sources += [] if trial is None else sources_of(trial, trust)
-    words = draws(loaded.values()) if loaded else "each drawing data" if sources else ""
-    return words + pools([source for source in sources if isinstance(source, AbstractSource) and source.seed is None])
+    drawing = [source for source in sources if isinstance(source, AbstractSource) and source.seed is None]
+    words = draws(loaded.values()) if loaded else "each drawing data" if drawing else ""
+    return words + pools(drawing)
 
 
 def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[AbstractSource]:
     """The sources from which a trial draws data, as far as its fields tell."""
-    from ntkexp.config.compose import compose  # noqa: PLC0415  slow, and most trials need none
-
     if isinstance(trial, SideBySide):
         return [source for each in trial.trials for source in sources_of(each, trust)]
     words = getattr(trial, "base", None) or getattr(trial, "words", None)
