@@ -74,10 +74,13 @@ class Finding:
     note: str = ""
     part: int = 0  # of a look: the one that decides, whose figure this is
 
+    def noting(self, *notes: str) -> Finding:
+        """The same, with a note of these, as far as they say anything."""
+        return replace(self, note="; ".join(filter(None, notes)))
+
     def doubted(self, reason: str) -> Finding:
         """The figure stays, and nothing is concluded from it."""
-        note = "; ".join(filter(None, [self.note, reason]))
-        return replace(self, verdict="undecided", p=None, more=None, note=note)
+        return replace(self, verdict="undecided", p=None, more=None).noting(self.note, reason)
 
 
 # --- 1. One part of what is expected.
@@ -93,7 +96,7 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
     holds = [place for place, one in each.items() if one.verdict == "supported" != found.verdict]
     place, where = [*each][found.part], f", and it holds at {', '.join(holds)}" if holds else ""
     note = f"the figure is of {place}" if found.verdict == "supported" else f"at {place}{where}"
-    return replace(found, part=0, note="; ".join(filter(None, [note, found.note])))
+    return replace(found, part=0).noting(note, found.note)
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
@@ -132,7 +135,7 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=p)
     else:
         never = "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
-        finding = replace(finding, more=compared.more, note="; ".join(filter(None, [never, evidence.note])))
+        finding = replace(finding, more=compared.more).noting(never, evidence.note)
     if evidence.log:  # what was judged are logarithms, what is shown is not
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
         finding = replace(finding, low=low, figure=figure, high=high)
@@ -200,7 +203,7 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     times = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds, by {100 * (1 - look.level):.3g} % intervals"
     goes_on = look.after("undecided") is not look  # as planned, so that no other seeds are called for
     more = None if goes_on else finding.more
-    return replace(finding, more=more, note="; ".join(filter(None, [times, finding.note])))
+    return replace(finding, more=more).noting(times, finding.note)
 
 
 def say_what_holds(finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]) -> Finding:
@@ -218,7 +221,7 @@ def say_what_holds(finding: Finding, expected: Sequence[AbstractExpectation], pa
         if found.verdict == "supported"
     ]
     words = f"what holds: {'; '.join(holding)}" if holding else ""
-    return replace(finding, note="; ".join(filter(None, [finding.note, words])))
+    return finding.noting(finding.note, words)
 
 
 def judge_protocol(
@@ -247,8 +250,7 @@ def say_if_off_null(control: Finding, protocol: Protocol) -> Finding:
     exact = isinstance(protocol.control.expectation[control.part], Identity)  # where any error will do
     if null is None or exact or control.low <= null <= control.high:
         return control
-    note = f"it does not lie at the null, {short(null)}"
-    return replace(control, note="; ".join(filter(None, [control.note, note])))
+    return control.noting(control.note, f"it does not lie at the null, {short(null)}")
 
 
 # --- The judge is tried: rules judge invented tables whose truth is known, inside, outside and at the edge.

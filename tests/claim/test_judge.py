@@ -367,8 +367,8 @@ def test_a_column_that_no_run_yields_is_named() -> None:
 
 def test_a_seed_without_any_number_leaves_columns_of_numbers() -> None:
     jobs = [SimpleNamespace(rows=[{"kind": "a", "mean": mean}], seed=seed) for seed, mean in ((0, 1.5), (1, None))]
-    look = SimpleNamespace(trial=None)
-    found = measure(SimpleNamespace(look=look, plans={}, trials=jobs, trust=()), {})  # type: ignore[arg-type]
+    stand_in: Any = SimpleNamespace(look=SimpleNamespace(trial=None), plans={}, trials=jobs, trust=())
+    found = measure(stand_in, {})
     assert found.numbers == ["mean"]
     assert found.table["mean"].isna().tolist() == [False, True]
 
