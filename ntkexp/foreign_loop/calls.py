@@ -303,10 +303,7 @@ def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tenso
     except Mistake:
         raise
     except Exception as error:  # the user's own
-        raise Mistake(
-            f"loss=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: {first_line(error)}); "
-            "it is given the outputs of a call, a tensor, and the call, which has args, kwargs and ids"
-        ) from error
+        raise failure("loss", "the outputs of a call, a tensor,", outputs, error) from error
     if counts is None:
         return None
     if not isinstance(counts, Tensor) or counts.shape != found.shape or not bool((counts >= 0).all()):
@@ -315,6 +312,14 @@ def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tenso
             f"number ≥ 0 for each of {len(call.ids)} examples, such as weight[labels]"
         )
     return counts.double()
+
+
+def failure(name: str, given: str, outputs: Tensor, error: Exception) -> Mistake:
+    """The mistake of a function of the user's own that fails: at what, how, and what it is given beside the call."""
+    return Mistake(
+        f"{name}=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: {first_line(error)}); "
+        f"it is given {given} and the call, which has args, kwargs and ids"
+    )
 
 
 class CountedTargets(TorchFunctionMode):

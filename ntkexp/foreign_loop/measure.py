@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ntkexp.foreign_loop.calls import beginning_at
+from ntkexp.foreign_loop.calls import beginning_at, failure
 from ntkexp.foreign_loop.example_names import DATASET, Ids, SeenCall, names_of
 from ntkexp.kernel.read.checks import UNFAITHFUL
 from ntkexp.kernel.read.reader import Reader
@@ -146,11 +146,7 @@ class MeasuredQueries:
         except Mistake:
             raise
         except Exception as error:  # the user's own
-            raise Mistake(
-                f"measure=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
-                f"{first_line(error)}); it is given the outputs of a call of the queries, and the call, which "
-                "has args, kwargs and ids"
-            ) from error
+            raise failure("measure", "the outputs of a call of the queries,", outputs, error) from error
         first, _ = each[0]
         for where, (names, found) in zip(self.calls, each, strict=True):
             if list(names) != list(first):
