@@ -150,7 +150,7 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
         try:
             record = read_claim_record(file.parent)
         except Mistake:
-            continue  # run the command that wrote it again
+            continue  # its command writes it again
         records[record.name, record.size] = record
     return [records[key] for key in sorted(records)]
 

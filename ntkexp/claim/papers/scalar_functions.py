@@ -237,11 +237,10 @@ class Reparametrised(AbstractTrial):
         for layer in deepcopy(plain):
             batched.append(layer)
             if isinstance(layer, nn.Linear) and layer.out_features == self.width:
+                norm = nn.BatchNorm1d(self.width).double()
                 with torch.no_grad():
                     values = batched(x)
-                norm = nn.BatchNorm1d(self.width).double()
-                norm.running_mean, norm.running_var = values.mean(0), values.var(0, correction=0)
-                with torch.no_grad():
+                    norm.running_mean, norm.running_var = values.mean(0), values.var(0, correction=0)
                     norm.weight.copy_((norm.running_var + norm.eps).sqrt())
                     norm.bias.copy_(norm.running_mean)
                 batched.append(norm.eval())

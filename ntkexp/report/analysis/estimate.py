@@ -110,10 +110,9 @@ class Estimate:
 
     def ends(self, reach: float) -> tuple[float, float]:
         """The ends of an interval that reaches so far, on a scale which near the value is its own."""
-        if (odds := self.odds) is None:
+        if self.odds is None:
             return self.value - reach, self.value + reach
-        assert self.within is not None
-        (a, b), (at_value, slope) = self.within, odds
+        a, b, at_value, slope = self.odds
         low, high = (
             a + (b - a) / (1 + math.exp(-min(max(end, -FAR), FAR)))
             for end in (at_value - slope * reach, at_value + slope * reach)
@@ -127,21 +126,20 @@ class Estimate:
         >>> [round(near.way_to(place), 3) for place in (near.ends(0.1)[1], 0.9, 1.0)]
         [0.1, 0.0, inf]
         """
-        if (odds := self.odds) is None:
+        if self.odds is None:
             return place - self.value
-        assert self.within is not None
-        (a, b), (at_value, slope) = self.within, odds
+        a, b, at_value, slope = self.odds
         if not a < place < b:
             return -math.inf if place <= a else math.inf
         return (math.log((place - a) / (b - place)) - at_value) / slope
 
     @property
-    def odds(self) -> tuple[float, float] | None:
-        """log((value − a)/(b − value)) and its slope; None of a value that has no range, or lies at an end of it."""
+    def odds(self) -> tuple[float, float, float, float] | None:
+        """a, b, log((value − a)/(b − value)) and its slope; None of a value without a range, or at an end of it."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return None
         below, above = self.value - self.within[0], self.within[1] - self.value
-        return math.log(below / above), 1 / below + 1 / above
+        return *self.within, math.log(below / above), 1 / below + 1 / above
 
     def covers(self, value: float) -> bool | None:
         """Whether the interval holds a value; None where there is no interval."""
