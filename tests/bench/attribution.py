@@ -39,7 +39,7 @@ from tests.bench.attribution_case import (
     tsloo,
     two_digits,
 )
-from tests.bench.attribution_page import PAGE, Scores, page
+from tests.bench.attribution_page import LINES, PAGE, Scores, page, read, write
 from tests.bench.cell import Table
 from tests.bench.peers import ROOT, Peer
 
@@ -252,8 +252,9 @@ def report(
     found = {each.name: judged(kept, each, wanted) for each in (*digits, *once)}
     tables = (one_run(digits, found), fresh_seeds(digits, found), seen_once(once, found))
     if peers is not None and not quick:
-        PAGE.write_text(page(tables, PAGE.read_text("utf-8")), "utf-8")
-        sys.stderr.write(f"\n{PAGE.relative_to(ROOT)} is written\n")
+        LINES.write_text(write(tables), "utf-8")
+        PAGE.write_text(page(read(LINES.read_text("utf-8")), PAGE.read_text("utf-8")), "utf-8")
+        sys.stderr.write(f"\n{LINES.relative_to(ROOT)} and {PAGE.relative_to(ROOT)} are written\n")
     return [measured.table for measured in tables]
 
 

@@ -1,39 +1,54 @@
-"""docs/attribution.md: the tables that were measured, and under each what all its lines together say.
+"""docs/attribution.md and docs/attribution-trainings.csv: what was measured of every training, and its summary.
 
-The sentences are made of the printed tables alone, so a test makes them again from the page.
+The page is made of the file alone, so a test makes it again.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from statistics import mean
 
 from tests.bench.cell import Table
 from tests.bench.peers import ROOT
 
-PAGE = ROOT / "docs" / "attribution.md"
+PAGE, LINES = ROOT / "docs" / "attribution.md", ROOT / "docs" / "attribution-trainings.csv"
+COLUMNS = ("protocol", "training", "asked", "seeds", "score", "value", "reach")
 SECTION = re.compile(r"<!-- measured: (?P<name>[^>]*) -->\n.*?<!-- end -->", re.DOTALL)
 LITTLE = 0.5
 """Below this no score is called good: a threshold that was chosen after looking."""
-TRAINED = "retrained"
+TRAINED, SECONDS = "retrained", "s"
+WORDS = {
+    "contrib.": "contribution",
+    "infl.": "influence",
+    "last": "last gradients",
+    "5 effects": "mean of 5 effects",
+    "d.TracIn": "TracIn (dattri)",
+    "d.infl.": "influence (dattri)",
+    "d.TRAK": "TRAK (dattri)",
+    "t.TRAK": "TRAK (traker)",
+    TRAINED: "retrained, one by one",
+}
+"""What the page calls scores whose names are short in a terminal."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Correlations of a training, by score."""
+    """Correlations of a training by score, or its seconds."""
 
     training: str
     row: str
     values: dict[str, float]
 
     @property
-    def best(self) -> tuple[str, float]:
+    def best(self) -> str:
         """The score of the largest correlation as it is printed, the first of several."""
         scores = {name: value for name, value in self.values.items() if name != TRAINED}
-        name = max(scores, key=lambda each: scores[each])
-        return name, scores[name]
+        return max(scores, key=lambda each: scores[each])
 
 
 @dataclass(frozen=True)
@@ -59,68 +74,79 @@ class Scores:
         return self.title.partition(", ")[2].partition(":")[0]
 
     @property
-    def text(self) -> str:
-        """For a terminal."""
-        return self.table.text
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """A row of the file for each score of each training: its mean over seeds, and the reach of its interval.
 
-    @property
-    def lines(self) -> list[Line]:
-        """Correlations as they are printed; seconds are no lines."""
-        return [line for line in self.every_line if line.row != "s"]
-
-    @property
-    def seconds(self) -> list[Line]:
-        """The seconds of every training."""
-        return [line for line in self.every_line if line.row == "s"]
-
-    @property
-    def every_line(self) -> list[Line]:
-        """All rows, as numbers."""
-        found = []
-        for training, row, _, *cells in self.rows:
-            known = zip(self.header[3:], cells, strict=True)
-            values = {name: float(cell.partition("±")[0]) for name, cell in known if cell != "–"}
-            found.append(Line(training, row, values))
-        return found
+        >>> header, row = ("training", "asked", "seeds", "last"), ("MLP", "5 %", "3", ".1±.2")
+        >>> list(Scores("Attribution, one run: x", header, (row,)).cells)
+        [('one run', 'MLP', '5 %', '3', 'last', '0.1', '0.2')]
+        """
+        for training, row, seeds, *cells in self.rows:
+            for score, cell in zip(self.header[3:], cells, strict=True):
+                value, _, reach = cell.partition("±")
+                if cell != "–":
+                    yield self.name, training, row, seeds, score, f"{float(value):g}", reach and f"{float(reach):g}"
 
 
-def read(text: str) -> Scores:
-    """A table from its print: cells are two spaces apart.
-
-    >>> header = ("training", "left out", "seeds", "last")
-    >>> made = Scores("Attribution, one run: x", header, (("MLP", "5 %", "3", ".1"),))
-    >>> read(made.text) == made
-    True
-    """
-    title, header, *rows = (tuple(re.split(" {2,}", line.strip())) for line in text.strip().splitlines())
-    return Scores("  ".join(title), header, tuple(rows))
+def write(tables: Sequence[Scores]) -> str:
+    """The file of these tables."""
+    found = StringIO()
+    csv.writer(found, lineterminator="\n").writerows([COLUMNS, *(row for table in tables for row in table.cells)])
+    return found.getvalue()
 
 
-def page(tables: Sequence[Scores], before: str) -> str:
+def read(text: str) -> dict[str, list[Line]]:
+    """The lines of each protocol, from the file."""
+    found = dict[str, dict[tuple[str, str], Line]]()
+    for row in csv.DictReader(StringIO(text)):
+        lines = found.setdefault(row["protocol"], {})
+        line = lines.setdefault((row["training"], row["asked"]), Line(row["training"], row["asked"], {}))
+        line.values[row["score"]] = float(row["value"])
+    return {name: list(lines.values()) for name, lines in found.items()}
+
+
+def page(measured: Mapping[str, Sequence[Line]], before: str) -> str:
     """The page, with what was measured in place of what was."""
-    by_name = {each.name: each for each in tables}
-    return SECTION.sub(lambda found: section(by_name[found["name"]]), before)
+    return SECTION.sub(lambda found: section(found["name"], measured[found["name"]]), before)
 
 
-def tables_of(text: str) -> list[Scores]:
-    """The tables of a page."""
-    return [read(block) for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL)]
+def section(name: str, lines: Sequence[Line]) -> str:
+    """A protocol: means of every score, and what all lines say together."""
+    asked = [line for line in lines if line.row != SECONDS]
+    said = [f"- {failures(asked)}"]
+    if not any(TRAINED in line.values for line in asked):
+        said.append(f"- {price([line for line in lines if line.row == SECONDS])}")
+    return "\n".join([f"<!-- measured: {name} -->", "", *means(lines), "", *said, "", "<!-- end -->"])
 
 
-def section(measured: Scores) -> str:
-    """A table, and what it says."""
-    said = f"\n{sentences(measured)}\n" if measured.lines else ""
-    return f"<!-- measured: {measured.name} -->\n\n```text\n{measured.text}```\n{said}\n<!-- end -->"
+def means(lines: Sequence[Line]) -> list[str]:
+    """A row for each score: its mean over trainings, by what is asked, with the number in which it is the best (the
+    first of equals), and its seconds.
 
+    >>> a, b = Line("a", "one", {"effect": 0.9, "last": 0.5}), Line("b", "one", {"effect": 0.8, "last": 0.9})
+    >>> print(*means([a, b, Line("a", "s", {"effect": 2.0, "last": 1.0})]), sep="\\n")
+    | score | one | CPU s |
+    | --- | --: | --: |
+    | effect | 0.85 (1) | 2.0 |
+    | last gradients | 0.70 (1) | 1.0 |
+    """
+    kinds = {row: [line for line in lines if line.row == row] for row in dict.fromkeys(line.row for line in lines)}
+    wins = {row: Counter(line.best for line in found) for row, found in kinds.items()}
 
-def sentences(measured: Scores) -> str:
-    """What all lines say together: an item for each kind of row, one for where all scores fail, and one for prices."""
-    kinds = dict.fromkeys(line.row for line in measured.lines)
-    found = [of_kind(kind, [line for line in measured.lines if line.row == kind]) for kind in kinds]
-    found.append(failures(measured.lines))
-    if not any(TRAINED in line.values for line in measured.lines):
-        found.append(price(measured.seconds))
-    return "\n".join(f"- {text}" for text in found)
+    def value(score: str, row: str) -> str:
+        known = [line.values[score] for line in kinds[row] if score in line.values]
+        if row == SECONDS:
+            return f"{mean(known):.1f}"
+        best = "" if score == TRAINED else f" ({wins[row][score]})"
+        return f"{mean(known):.2f}{best}" if known else "–"
+
+    names = dict.fromkeys(score for found in kinds.values() for line in found for score in line.values)
+    first = next(iter(kinds.values()))
+    order = sorted(names, key=lambda score: -sum(line.values.get(score, -1.0) for line in first))
+    head = ["score", *("CPU s" if row == SECONDS else row for row in kinds)]
+    rows = [[WORDS.get(score, score), *(value(score, row) for row in kinds)] for score in order]
+    ruled = [["---", *("--:" for _ in kinds)]]
+    return [f"| {' | '.join(row)} |" for row in [head, *ruled, *rows]]
 
 
 def price(lines: Sequence[Line]) -> str:
@@ -134,27 +160,14 @@ def price(lines: Sequence[Line]) -> str:
     return f"All trainings without an example together take {times} as long as `effect`, its training included."
 
 
-def of_kind(kind: str, lines: Sequence[Line]) -> str:
-    """Who is best, by means over lines, and how often; and the retrainings of one run, where they are a score."""
-    means = {name: sum(line.values[name] for line in lines) / len(lines) for name in lines[0].values}
-    trained = means.pop(TRAINED, None)
-    order = sorted(means, key=lambda name: -means[name])
-    wins = Counter(line.best[0] for line in lines)
-    often = ", ".join(f"{name} {count}" for name, count in wins.most_common())
-    told = ", ".join(f"{name} {means[name]:.2f}" for name in order)
-    text = f"`{kind}`, means over {len(lines)} lines: {told}. Lines in which it is best (the first of equals): {often}."
-    if trained is None:
-        return text
-    return f"{text} What leaving out one by one does in the run itself (`{TRAINED}`): {trained:.2f}."
-
-
 def failures(lines: Sequence[Line]) -> str:
     """Where even the best score says little."""
-    bad = [f"{line.training}, {line.row} ({line.best[1]:.2f})" for line in lines if line.best[1] < LITTLE]
+    best = [line.values[line.best] for line in lines]
+    bad = [f"{line.training}, {line.row} ({most:.2f})" for line, most in zip(lines, best, strict=True) if most < LITTLE]
     if not bad:
         where = "nowhere"
     elif len(bad) < len(lines):
         where = f"in {len(bad)} of {len(lines)} lines: {'; '.join(bad)}"
     else:
-        where = f"in all lines, with correlations of at most {max(line.best[1] for line in lines):.2f}"
+        where = f"in all lines, with correlations of at most {max(best):.2f}"
     return f"Even the best score is below {LITTLE}, a threshold that was chosen after looking, {where}."

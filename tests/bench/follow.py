@@ -145,7 +145,7 @@ def measures(quick: bool) -> Table:
             losses(model(some[:, :-1]), some).mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    for steps in (1, 2) if quick else (8, 24):
+    for steps in (1, 2) if quick else (8, 24, 60):
         texts, times = torch.randint(words, (steps, batch, 33)), [time.process_time()]
         model = Words(words)
         train(model, torch.optim.AdamW(model.parameters()), texts)
@@ -153,7 +153,9 @@ def measures(quick: bool) -> Table:
 
         model = Words(words)
         optimizer = torch.optim.AdamW(model.parameters())
-        with follow(model, optimizer, queries=queries[:, :-1], measure=lambda f, call: losses(f, queries)) as trace:
+        with follow(
+            model, optimizer, queries=queries[:, :-1], measure=lambda f, call: losses(f, queries), memory_gb=16
+        ) as trace:
             train(model, optimizer, texts)
         times.append(time.process_time())
 

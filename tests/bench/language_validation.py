@@ -7,7 +7,7 @@ python -m tests.bench.language_validation FOLDER TEXT [TEXT …]     some 40 min
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,23 +56,34 @@ def language_model() -> nn.Module:
     return model
 
 
+def steps(optimizer: torch.optim.Optimizer, model: nn.Module, seen: Tensor) -> Iterator[float]:
+    """The loop; after each step, the rate that it took."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM) * (1 - step / STEPS))
+    for _ in range(EPOCHS):
+        for batch in torch.split(torch.randperm(TEXTS), BATCH):
+            optimizer.zero_grad()
+            losses(model(input_ids=seen[batch]).logits, seen[batch]).mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            yield float(schedule.get_last_lr()[0])
+            schedule.step()
+
+
 def train(folder: Path, files: list[str]) -> Trace:
-    """The loop, from its seeds on."""
+    """The same from its seeds on, followed."""
     model = language_model()
     seen, asked = texts(files)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPS)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM) * (1 - step / STEPS))
+    optimizer = optimizer_of(model)
     queries = {"input_ids": asked}
     with ntkexp.follow(
         model, optimizer, queries=queries, output="logits", measure=of_call, loss=of_call, to=folder
     ) as trace:
-        for _ in range(EPOCHS):
-            for batch in torch.split(torch.randperm(TEXTS), BATCH):
-                optimizer.zero_grad()
-                losses(model(input_ids=seen[batch]).logits, seen[batch]).mean().backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
+        for _ in steps(optimizer, model, seen):
+            pass
     return trace
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=RATE, eps=EPS)
 
 
 def places(names: Iterable[str], seen: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tests.bench.__main__ import CELLS, REPORTS, main, parse
 from tests.bench.attribution import Measurement
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_case import FIRST, QUICK, Case, Cells, Size, Training, changes, fresh_ends
-from tests.bench.attribution_page import PAGE, page, tables_of
+from tests.bench.attribution_page import LINES, PAGE, page, read
 from tests.bench.attribution_scores import damping_of, end_of, gauss_newton, influence, last_product, slopes, tracin
 from tests.bench.cell import beside, compared, keep, kept
 from tests.bench.peers import Kernel, Race
@@ -206,11 +206,10 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
     assert changed == {cells.path(case, "last")}
 
 
-def test_the_page_says_what_its_tables_hold() -> None:
-    text = PAGE.read_text("utf-8")
-    tables = tables_of(text)
-    assert [table.name for table in tables] == ["one run", "fresh seeds", "TSLOO"]
-    assert page(tables, text) == text
+def test_the_page_says_what_was_measured() -> None:
+    measured, text = read(LINES.read_text("utf-8")), PAGE.read_text("utf-8")
+    assert list(measured) == ["one run", "fresh seeds", "TSLOO"]
+    assert page(measured, text) == text
 
 
 # What other programs tell is read as it comes, and who is late or fails is said to be so.

@@ -6,6 +6,7 @@ python -m tests.docs.follow     writes its table; a test asserts that it is as i
 from __future__ import annotations
 
 import re
+import textwrap
 
 from tests.docs.readme import ROOT
 from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
@@ -13,7 +14,6 @@ from tests.foreign_loop.loops import Body
 
 PAGE = ROOT / "docs" / "follow.md"
 SECTION = re.compile(r"(?<=<!-- bugs -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
-HAPPENED = "recorded: the parts add up to what happened"
 
 
 def page() -> str:
@@ -22,13 +22,15 @@ def page() -> str:
 
 
 def table() -> str:
-    """Every bug, and what following makes of it."""
-    rows = [(sentence(body), HAPPENED) for body in RECORDED]
-    rows += [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
+    """How many bugs are recorded, and what is said of each of the others."""
+    rows = [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
     rows += [(sentence(loss_of_a_stale_graph), "PyTorch itself refuses it; the steps before are recorded")]
-    return (
-        "\n".join(["| what is wrong | what becomes of it |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
+    text = (
+        f"Of {len(RECORDED) + len(rows)} bugs that the tests plant in loops, {len(RECORDED)} are recorded, such as a forgotten "
+        "`zero_grad` or shifted labels: the parts add up to what really happened. The others are refused:"
     )
+    head = ["| what is wrong | what is said |", "|---|---|"]
+    return "\n".join([*textwrap.wrap(text, 118), "", *head, *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
 
 
 def sentence(body: Body) -> str:
@@ -38,7 +40,7 @@ def sentence(body: Body) -> str:
 
 def refusal(step: int, name: str, said: str) -> str:
     of = " of the examples seen" if said == GRADIENT else ""
-    return f"refused: step {step}, `{name}` {said}" if name else f"refused: step {step}: {said}{of}"
+    return f"step {step}, `{name}` {said}" if name else f"step {step}: {said}{of}"
 
 
 if __name__ == "__main__":
