@@ -110,7 +110,7 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
     >>> unflat(flat(weights), weights)
     {'w': tensor([[1., 2.]]), 'b': tensor([3.])}
     """
-    parts = vector.split([weight.numel() for weight in like.values()])
+    parts = torch.split(vector, [weight.numel() for weight in like.values()])
     return {name: part.view_as(weight) for (name, weight), part in zip(like.items(), parts, strict=True)}
 
 

@@ -177,7 +177,7 @@ class OutputsInTraining(AbstractTrial):
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
             parts: dict[int, list[Tensor]] = {time: [] for time in self.times}
-            for few in torch.arange(self.networks).split(TOGETHER):
+            for few in torch.split(torch.arange(self.networks), TOGETHER):
                 modules = [network_of_width(width, self.model, self.init, task, generator) for _ in few]
                 for time, networks in enumerate(training.course(stacked(modules))):
                     if time in parts:
