@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import ScrambledPixels as ScrambledPixels
     from ntkexp.claim.papers.double_descent import InterpolationPeak as InterpolationPeak
     from ntkexp.claim.papers.double_descent import WidthSweep as WidthSweep
+    from ntkexp.claim.papers.end_of_training import EndOfTraining as EndOfTraining
+    from ntkexp.claim.papers.end_of_training import LinearModes as LinearModes
+    from ntkexp.claim.papers.end_of_training import Operations as Operations
     from ntkexp.claim.papers.followed_loops import GrokkingByComponent as GrokkingByComponent
     from ntkexp.claim.papers.followed_loops import SubliminalLearning as SubliminalLearning
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.path_kernel import EnoughExamples as EnoughExamples
     from ntkexp.claim.papers.path_kernel import KernelChange as KernelChange
     from ntkexp.claim.papers.path_kernel import MachineError as MachineError
+    from ntkexp.claim.papers.path_kernel import MarginBound as MarginBound
     from ntkexp.claim.papers.path_kernel import PathFact as PathFact
     from ntkexp.claim.papers.path_kernel import StoredExamples as StoredExamples
     from ntkexp.claim.papers.path_kernel import SymmetryDefect as SymmetryDefect
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.wide_networks import FirstOutputs as FirstOutputs
     from ntkexp.claim.papers.wide_networks import Fluctuations as Fluctuations
     from ntkexp.claim.papers.wide_networks import KernelMovement as KernelMovement
+    from ntkexp.claim.papers.wide_networks import OutputsInTraining as OutputsInTraining
     from ntkexp.claim.papers.wide_networks import SummedOutputs as SummedOutputs
     from ntkexp.claim.papers.wide_networks import TrainingBesideKernels as TrainingBesideKernels
 else:

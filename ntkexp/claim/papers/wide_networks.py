@@ -83,6 +83,10 @@ class Bottleneck(AbstractLayered):
         return (Flatten(), *hidden, init.readout(outputs))
 
 
+TOGETHER = 500
+"""Networks that learn at once."""
+
+
 class FirstOutputs(AbstractTrial):
     """What networks say before training, beside the Gaussian process that they are at infinite width, width by width:
 
@@ -134,6 +138,58 @@ def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "poi
         "covariance_ratio": float((covariance * pairs).sum() / pairs.square().sum()),
         "excess_kurtosis": float((fourth / second.square()).mean()) - 3,
     }
+
+
+class OutputsInTraining(AbstractTrial):
+    """How far the outputs of networks are from Gaussian numbers while they learn, width by width:
+
+    Networks of one output are drawn at every width, learn the same targets by the same steps, and are read at new
+    points.
+
+        excess_kurtosis    mean_x E(f_t(x) − f̄_t(x))⁴/(Var f_t(x))² − 3        of Gaussian numbers 0
+        remaining          √(mean_x Var f_t(x)/mean_x Var f_0(x))
+
+    over `networks` networks drawn for each width, after each number of steps in `times`. A step is `fraction` of what
+    is stable at infinite width.
+    """
+
+    model: AbstractLayered
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
+    times: tuple[int, ...] = Field((0, 10, 100), min_length=1)
+    networks: Count = 2000
+    points: Count = 8
+    fraction: float = Field(0.1, gt=0, lt=1)
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        train, x = len(data.train.inputs), torch.cat([data.train.inputs, data.test.inputs[: self.points]])
+        learned, task = targets(data, Squared())[:train], LearningTask(tuple(x.shape[1:]), 1)
+        every = slice(0, train)
+        limit = compute(
+            self.model.limit(self.init, task), BlockSlices(every, every, same=True), x[:train], memory_gb=1.0
+        )
+        size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit.ntk)[-1])
+        training = EnsembleTraining(x, learned, size, max(self.times), divisor=1.0, readout=False)
+        generator = stream("weights", seed)
+
+        rows = list[Mapping[str, Level]]()
+        for width in self.widths:
+            parts: dict[int, list[Tensor]] = {time: [] for time in self.times}
+            for few in torch.split(torch.arange(self.networks), TOGETHER):
+                modules = [network_of_width(width, self.model, self.init, task, generator) for _ in few]
+                for time, networks in enumerate(training.course(stacked(modules))):
+                    if time in parts:
+                        with torch.no_grad():
+                            parts[time].append(networks.outputs(x[train:])[..., 0])
+            first = torch.cat(parts[min(parts)]).var(0, correction=0).mean()
+            for time, found in parts.items():
+                apart = torch.cat(found) - torch.cat(found).mean(0)
+                second, fourth = apart.square().mean(0), apart.pow(4).mean(0)
+                kurtosis, left = float((fourth / second.square()).mean()) - 3, float((second.mean() / first).sqrt())
+                rows.append({"width": width, "steps": time, "excess_kurtosis": kurtosis, "remaining": left})
+        return rows
 
 
 class FirstKernels(AbstractTrial):
