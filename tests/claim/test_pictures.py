@@ -23,6 +23,7 @@ from ntkexp.claim.papers import (
     EnoughExamples,
     InterpolationPeak,
     KernelChange,
+    MarginBound,
     PathFact,
     ScalarStep,
     ScalarTraining,
@@ -261,9 +262,9 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
             }
         ),
         predictions=xr.DataArray(
-            np.array([[1.0, -1.0, 1.0, -1.0]])[..., None],
+            np.array([[1.0, -1.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0]])[..., None],
             dims=("machine", "probe", "out"),
-            coords={"machine": ["f_T"]},
+            coords={"machine": ["f_T", "f_0"]},
         ),
         data={
             "classes": np.array(["a", "b"]),
@@ -272,6 +273,7 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
             "train_inputs": np.array([[0.0], [1.0]]),
             "probe_inputs": np.array([[0.1], [0.9]]),
             "train_targets": np.array([[1.0], [-1.0]]),
+            "probe_targets": np.array([[1.0], [1.0]]),
         },
     )
     return run
@@ -317,6 +319,13 @@ def test_enough_examples_make_the_predictions() -> None:
     """Without the second example, the sums at the probes, 0.75 and 3, miss 0.25 and 1, a third of them."""
     assert values(EnoughExamples(tolerance=0.34), run_of())["value"].tolist() == [0.5]
     assert values(EnoughExamples(tolerance=0.33), run_of())["value"].tolist() == [1.0]
+
+
+def test_a_bound_on_the_margin_is_put_on_the_path_kernel() -> None:
+    """B² = 1²/4 + 1²/1, the trace is 5, and no margin is below 1; one of two probes is classified wrong."""
+    found = values(MarginBound(), run_of()).set_index("quantity")["value"]
+    assert found["bound"] == pytest.approx(2 * (1.25 * 5) ** 0.5 / 2 + 3 * (np.log(40) / 4) ** 0.5, rel=1e-5)
+    assert found["error"] == 0.5
 
 
 def test_kernels_of_two_runs_on_the_same_inputs_are_compared() -> None:

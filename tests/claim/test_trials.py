@@ -15,6 +15,7 @@ from ntkexp.claim.conduct import PlannedLook, TrialJob, drawn
 from ntkexp.claim.papers import (
     AfterKernel,
     ConvolutionalAccuracy,
+    EndOfTraining,
     FirstKernels,
     FirstOutputs,
     Fluctuations,
@@ -24,6 +25,9 @@ from ntkexp.claim.papers import (
     LayerProducts,
     LeftOutKernel,
     LimitRegression,
+    LinearModes,
+    Operations,
+    OutputsInTraining,
     Reparametrised,
     SilentAlignment,
     SubliminalLearning,
@@ -42,7 +46,7 @@ from ntkexp.init import NTK
 from ntkexp.mistake import Mistake
 from ntkexp.model import DeepLinear
 from ntkexp.model.functional import weights_of
-from ntkexp.model.networks import CNN, CNTK, MLP
+from ntkexp.model.networks import CNN, CNTK, MLP, Linear
 from ntkexp.records.atomic import sealed_text, write_atomically
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
@@ -168,6 +172,57 @@ def test_what_came_through_each_layer_is_told_by_phases() -> None:
     assert (rows["came"] != 0).all()
     never = pd.DataFrame([*GrokkingByComponent(modulus=5, width=1, steps=1, queries=2).rows(0)])
     assert never[["came", "accuracy", "miss"]].isna().all(axis=None)
+
+
+FLAT = NTK(W_std=1.0, b_std=0.0)
+
+
+def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
+    """Its weights are the sum over examples, of the least norm that leads to its outputs; its loss has no saddle."""
+    data = Digits(train=6, probe=0, test=0)
+    trial = EndOfTraining(model=Linear(), init=FLAT, data=data, widths=(1,), until=1e-2, curvature=True)
+    row = pd.DataFrame([*trial.rows(0)]).loc[0]
+    assert row["miss"] < 1e-12
+    assert row["norm"] == pytest.approx(1, abs=1e-9)
+    assert 0 < row["gradient"] < 1
+    assert abs(row["curvature"]) < 1e-12  # there are more weights than examples
+    never = pd.DataFrame([*trial.model_copy(update={"steps": 1}).rows(0)]).loc[0]
+    assert never.drop("width").isna().all()
+
+
+def test_modes_follow_their_closed_form_from_a_small_start() -> None:
+    """The nearer, the smaller the steps."""
+    data = Digits(train=30, probe=0, test=0, classes=(0, 1, 2))
+    coarse, fine = (
+        pd.DataFrame([*LinearModes(data=data, width=16, small=1e-3, step_size=size).rows(0)]).set_index("start")["miss"]
+        for size in (0.04, 0.01)
+    )
+    assert fine["small"] < coarse["small"] < 0.05 < fine["large"]
+
+
+def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() -> None:
+    """3 Var(v)/(E v)²/width with v the mean of φ² over hidden units, of ReLU 15/width."""
+    data = Sphere(train=4, probe=0, test=4)
+    trial = OutputsInTraining(
+        model=MLP(depth=1), init=FLAT, data=data, widths=(4, 16), networks=1500, points=4, times=(0, 2)
+    )
+    rows = pd.DataFrame([*trial.rows(0)]).set_index(["steps", "width"])
+    for width in (4, 16):
+        assert rows["excess_kurtosis"][0, width] == pytest.approx(15 / width, rel=0.6)
+        assert rows["remaining"][0, width] == pytest.approx(1, abs=1e-12)
+        assert 0 < abs(rows["remaining"][2, width] - 1) < 1
+
+
+def test_operations_of_a_linear_network_are_counted() -> None:
+    data = Digits(train=40, probe=0, test=30)
+    trial = Operations(model=Linear(), init=FLAT, data=data, allowed=0.4)
+    row = pd.DataFrame([*trial.rows(0)]).loc[0]
+    pairs, inputs, layers = 40 * 41 / 2 + 30 * 40, 64, 2
+    kernel = pairs * (inputs + 40 * layers) + 40**3 / 3 + 30 * 40 * 2
+    assert row["operations"] * 128 * (3 * 40 * row["steps"] + 30) == pytest.approx(kernel)
+    never = pd.DataFrame([*trial.model_copy(update={"allowed": 0.0, "steps": 1, "step_size": 1e-9}).rows(0)]).loc[0]
+    assert never.isna()["operations"]
+    assert never["reached"] < 0
 
 
 def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:

@@ -16,6 +16,7 @@ from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
+from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.init import AbstractInit
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.mistake import Mistake
@@ -94,6 +95,7 @@ class EndOfTraining(AbstractTrial):
         }
         if not self.curvature:
             return found
+        load_forward_mode()
         values = torch.linalg.eigvalsh(hessian(lambda weights: loss(unflat(weights, end)))(last))
         return {**found, "curvature": float(values[0] / values[-1])}
 
