@@ -11,9 +11,9 @@ register.jsonl                   beside the claim's file: what was said and foun
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
@@ -32,6 +32,7 @@ from ntkexp.config.build import Builder, admit
 from ntkexp.config.compose import Composer, compose
 from ntkexp.data.base import AbstractSource, examples_stream
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Task, Tell, run_jobs
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
@@ -40,7 +41,7 @@ from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, 
 from ntkexp.records.folder import command, package_version, results_version
 from ntkexp.records.register import Register
 from ntkexp.records.results import Seconds, total_seconds, write_timings
-from ntkexp.report.analysis.tables import draws, tabulate
+from ntkexp.report.analysis.tables import drawn_words, tabulate
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock, commit
@@ -355,19 +356,27 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         frames.append(tried.assign(seed=tried.pop("seed")))  # behind all numbers
     table = pd.concat(frames, ignore_index=True)
     axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    return Measured(table, loaded, axes, drawn(planned, loaded))
+    experiments = [run.experiment for plan in planned.plans.values() for run in plan.runs]
+    return Measured(table, loaded, axes, drawn(experiments, planned.look.trial, planned.trust))
 
 
-def drawn(planned: PlannedLook, loaded: Mapping[str, Run]) -> str:
+def drawn(experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()) -> str:
     """What a seed of a look draws, and from which examples, if they are the same for all seeds."""
-    trial, trust = planned.look.trial, planned.trust
-    configs = {json.dumps(run.config["data"]): run.config["data"] for run in loaded.values()}
-    builder = Builder(admit(trust))
-    sources = [builder.component(config, (AbstractSource,), "data") for config in configs.values()]
-    sources += [] if trial is None else sources_of(trial, trust)
-    drawing = [source for source in sources if isinstance(source, AbstractSource) and source.seed is None]
-    words = draws(loaded.values()) if loaded else "each drawing data" if drawing else ""
+    of_runs = [experiment.data for experiment in experiments]
+    distinct: list[object] = []
+    for source in (*of_runs, *([] if trial is None else sources_of(trial, trust))):
+        distinct += [] if source in distinct else [source]
+    drawing = [source for source in distinct if isinstance(source, AbstractSource) and source.seed is None]
+    fixed = [getattr(source, "seed", None) is not None for source in of_runs]
+    words = drawn_words(fixed) if fixed else "each drawing data" if drawing else ""
     return words + pools(drawing)
+
+
+def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
+    """The same of a look that is not planned, from the runs of one seed."""
+    once = [replace(definition, seeds=look.seeds[:1]) for definition in look.runs.values()]
+    runs = [run for definition in once for run in sweep_plan(definition, composer, Path()).runs]
+    return drawn((run.experiment for run in runs), look.trial, trust)
 
 
 def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[AbstractSource]:

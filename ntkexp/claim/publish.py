@@ -23,12 +23,14 @@ from typing import Any
 import pandas as pd
 
 from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.conduct import drawn_by
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh_control
 from ntkexp.claim.read import claim_names, read_claim
 from ntkexp.config.build import Builder
+from ntkexp.config.compose import Composer
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, make_folder, read_bytes, to_text, write_atomically
+from ntkexp.records.atomic import make_folder, read_bytes, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
@@ -44,10 +46,15 @@ ROUNDING = 1e-9
 
 
 def publish(
-    folder: Path, builder: Builder, records: Sequence[ClaimRecord], entries: Mapping[str, Sequence[RegisterEntry]]
+    folder: Path,
+    composer: Composer,
+    records: Sequence[ClaimRecord],
+    entries: Mapping[str, Sequence[RegisterEntry]],
+    trust: Sequence[str] = (),
 ) -> list[str]:
     """Write what was found of claims as they stand in the register, at their default size, beside what was published of
     others before; the names that are there now."""
+    builder = composer.builder
     standing = {name: of_name[-1] for name, of_name in entries.items()}
     found = [
         record
@@ -66,8 +73,7 @@ def publish(
             write_atomically(folder / record.name / f"{name}.csv", format_csv(table))
         if (record.path / PICTURE).is_file():
             shutil.copyfile(record.path / PICTURE, folder / record.name / PICTURE)
-    rows: dict[str, Json] = {record.name: verdict_fields(record, standing[record.name]) for record in found}
-    shown = {record.name: record for record in found}
+    rows: dict[str, dict[str, Any]] = {record.name: verdict_fields(record, standing[record.name]) for record in found}
 
     # Of the other claims, what was published before and still stands. The tables of a claim that was changed go; a
     # name that is none of the register's claims may be any path, and nothing is removed by it.
@@ -76,11 +82,18 @@ def publish(
         if name in rows or name not in standing:
             continue
         if row["entry"] == standing[name].digest:
-            rows[name], shown[name] = row, published_record(folder, row)
+            rows[name] = row
         else:
             shutil.rmtree(folder / name, ignore_errors=True)
+    known = set(claim_names(builder.choices))
+    for name, row in rows.items():  # what seeds draw, in the words of today
+        if name not in known:
+            continue
+        look = read_claim(name, builder).looks["main"]
+        row["main"] = {**row["main"], "draws": drawn_by(look, composer, trust)}
     write_atomically(folder / VERDICTS, to_text([rows[name] for name in sorted(rows)]))
-    write_atomically(folder / PAGE, page([shown[name] for name in sorted(shown)], len(standing)))
+    shown = [published_record(folder, rows[name]) for name in sorted(rows)]
+    write_atomically(folder / PAGE, page(shown, len(standing)))
     return sorted(rows)
 
 
@@ -121,7 +134,7 @@ def columns_of(look: Look) -> set[str]:
     return {name for part in look.expectation for name in (*part.where, *part.each, getattr(part, "along", ""))}
 
 
-def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Json]:
+def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
     fields = record.json_fields
     seen: Mapping[str, Any] = next((look for look in entry.looks[::-1] if look["size"] == record.size), {})
     about = {key: fields[key] for key in ("name", "verdict", "figure", "interval", "p", "expected")}

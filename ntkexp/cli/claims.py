@@ -192,13 +192,13 @@ def publish_or_check(names: Sequence[str], config_dir: Path | None, trust: list[
 
     if len(names) != 2:
         raise Mistake(f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`")
-    folder, builder = Path(names[1]).expanduser(), composer(config_dir, trust).builder
-    entries = registered(builder.choices, out)
+    folder, made = Path(names[1]).expanduser(), composer(config_dir, trust)
+    entries = registered(made.builder.choices, out)
     if names[0] == "publish":
-        found = publish(folder, builder, claim_records(out), entries)
+        found = publish(folder, made, claim_records(out), entries, trust)
         sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n")
     else:
-        found = check(folder, builder, entries)
+        found = check(folder, made.builder, entries)
         sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Pa
     register.record(judged(planned(TREE, out, made=made)), circumstances())
     entries = registered(made.builder.choices, out)
     mine = {"tiny": entries["tiny"]}  # without those of the project
-    assert publish(folder, made.builder, claim_records(out), mine) == ["tiny"]
+    assert publish(folder, made, claim_records(out), mine) == ["tiny"]
     (row,) = json.loads((folder / VERDICTS).read_text())
     words = (row["name"], row["verdict"], row["control"]["verdict"], row["second"]["verdict"], row["entry"])
     assert words == ("tiny", "supported", "refuted", "supported", entries["tiny"][-1].digest)
@@ -74,7 +75,7 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
     register = register_claim("tiny", made.builder, out)
     register.record(judged(planned(TREE, out, made=made)), circumstances())
     mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
-    publish(folder, made.builder, claim_records(out), mine)
+    publish(folder, made, claim_records(out), mine)
     (row,) = json.loads((folder / VERDICTS).read_text())
     others = [row | {"name": name, "entry": entry} for name, entry in (("kept", row["entry"]), ("changed", "0" * 8))]
     elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # names of no claim, by which nothing is removed
@@ -83,12 +84,24 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
         (folder / name).mkdir()
 
     entries = mine | {"kept": mine["tiny"], "changed": mine["tiny"]}
-    assert publish(folder, made.builder, claim_records(out), entries) == ["kept", "tiny"]
+    assert publish(folder, made, claim_records(out), entries) == ["kept", "tiny"]
     kept, tiny = json.loads((folder / VERDICTS).read_text())
     assert kept == tiny | {"name": "kept"}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
     assert "| kept | supported |" in (folder / "README.md").read_text()
     assert (tmp_path / "mine").is_dir()
+
+
+def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
+    """However it was said when the claim was judged."""
+    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
+    register = register_claim("tiny", made.builder, out)
+    register.record(judged(planned(TREE, out, made=made)), circumstances())
+    (record,) = claim_records(out)
+    older = replace(record, looks={**record.looks, "main": replace(record.main, draws="as it was said then")})
+    publish(folder, made, [older], {"tiny": registered(made.builder.choices, out)["tiny"]})
+    (row,) = json.loads((folder / VERDICTS).read_text())
+    assert row["main"]["draws"] == record.main.draws != older.main.draws
 
 
 def test_verdicts_of_the_project_are_those_of_their_tables() -> None:

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ntkexp.claim.claim import Look
-from ntkexp.claim.conduct import PlannedLook, TrialJob, drawn
+from ntkexp.claim.conduct import TrialJob, drawn
 from ntkexp.claim.papers import (
     AfterKernel,
     ConvolutionalAccuracy,
@@ -37,8 +36,7 @@ from ntkexp.claim.papers import (
 )
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.claim.papers.leaving_out import draw_groups, retraining
-from ntkexp.claim.quantity import Column
-from ntkexp.claim.trial import AbstractTrial, SideBySide
+from ntkexp.claim.trial import SideBySide
 from ntkexp.data import Sphere, Teacher
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
@@ -143,15 +141,11 @@ def test_it_is_known_from_which_examples_the_seeds_of_a_trial_draw() -> None:
     by_data = LayerProducts(model=MLP(width=4), init=INIT, data=Digits(train=4, probe=0, test=0))
     by_words = LeftOutKernel(base=("data=wine",))
     both = SideBySide(names=("a", "b"), trials=(by_data, by_words))
-    of_trials = [drawn(look_at(trial), {}) for trial in (by_data, by_words, both)]
+    of_trials = [drawn((), trial) for trial in (by_data, by_words, both)]
     pool = "each drawing data, from the same"
     assert of_trials == [f"{pool} 357 examples", f"{pool} 178 examples", f"{pool} 357 or 178 examples"]
-    assert drawn(look_at(LeftOutKernel(base=("data=wine", "data.seed=0"))), {}) == ""
-    assert drawn(look_at(LeftOutKernel(base=("data=circle",))), {}) == "each drawing data"
-
-
-def look_at(trial: AbstractTrial) -> PlannedLook:
-    return PlannedLook(Look({}, trial, (0, 1), Column(column="value"), ()), {}, ())
+    assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"))) == ""
+    assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
 
 
 def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:

@@ -53,7 +53,11 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
     table = tabulate(sweep, runs)
     laws = tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
     return Analysis(
-        sweep, table, points(sweep, table), laws, draws(runs[p.folder] for p in sweep.runs if p.folder in runs)
+        sweep,
+        table,
+        points(sweep, table),
+        laws,
+        draws(runs[p.folder] for p in sweep.runs if p.folder in runs),
     )
 
 
@@ -67,11 +71,20 @@ def write_tables(path: Path) -> tuple[Path, ...]:
 
 
 def draws(runs: Iterable[Run]) -> str:
-    """Say what every seed draws, and so what intervals over seeds are about."""
-    own = {run.config.get("data", {}).get("seed") is not None for run in runs}
-    if own == {True}:
+    """Say what every seed of some runs draws, and so what intervals over seeds are about."""
+    return drawn_words(run.config.get("data", {}).get("seed") is not None for run in runs)
+
+
+def drawn_words(fixed: Iterable[bool]) -> str:
+    """The same, of whether the data of runs have a seed of their own.
+
+    >>> drawn_words([True, True]), drawn_words([False])
+    ('each drawing weights alone, on the same data', 'each drawing weights and data')
+    """
+    of_runs = {*fixed}
+    if of_runs == {True}:
         return "each drawing weights alone, on the same data"
-    return "each drawing weights and data" if own == {False} else "each drawing weights, and in some runs data"
+    return "each drawing weights and data" if of_runs == {False} else "each drawing weights, and in some runs data"
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
