@@ -43,10 +43,11 @@ TINY_COMMAND = ("model.width=8", "data.train=16", "data.probe=4", "data.test=4",
 
 def commands(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
     """A cell for every command; the runs of reports are as small as runs can be."""
-    few, many, times = (2, 2, 1) if quick else (30, 200, 5)
+    few, many, times = (1, 2, 1) if quick else (30, 200, 5)
+    train = TINY_COMMAND if quick else ("steps=20", "model.width=32", "--quiet")
     with tempfile.TemporaryDirectory() as folder:
         words = {
-            "train steps=20 model.width=32": ["train", "steps=20", "model.width=32", "--quiet", "--force"],
+            "train steps=20 model.width=32": ["train", *train, "--force"],
             f"sweep of {few} finished runs": ["sweep", f"seed=0..{few - 1}", *TINY_COMMAND, f"--out={folder}/few"],
             f"report of {few} runs": ["report", f"{folder}/few/runs", f"--out={folder}/few-report"],
             f"report of {many} runs": ["report", f"{folder}/many/runs", f"--out={folder}/many-report"],
