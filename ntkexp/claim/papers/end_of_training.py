@@ -228,7 +228,8 @@ class Operations(AbstractTrial):
         optimizer = torch.optim.Adam(module.parameters(), lr=self.step_size)
         for _ in range(self.steps + 1):
             with torch.no_grad():
-                yield module(new)
+                outputs = module(new)
+            yield outputs  # outside, or whoever takes it would be without gradients too
             optimizer.zero_grad()
             torch.autograd.backward((module(x) - y).square().sum() / (2 * len(x)))
             optimizer.step()
