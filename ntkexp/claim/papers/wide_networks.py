@@ -157,7 +157,7 @@ class OutputsInTraining(AbstractTrial):
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
-    times: tuple[int, ...] = Field((0, 10, 100), min_length=1)
+    times: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field((0, 10, 100), min_length=1)
     networks: Count = 2000
     points: Count = 8
     fraction: float = Field(0.1, gt=0, lt=1)
