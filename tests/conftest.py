@@ -16,6 +16,7 @@ from hypothesis import settings
 
 # Before torch is imported here, and in every process that a test starts; `python -m tests.processors` asks for two.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("NTKEXP_TEST_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where two are asked for, one that waits leaves its core to others
 
 from tests.shapes import check_shapes
 
