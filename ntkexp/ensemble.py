@@ -156,15 +156,22 @@ class EnsembleTraining:
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
         """Train each module, and give its outputs at all points; `tell` hears how many are trained."""
+        return self.outputs_at((self.steps,), modules, tell)[self.steps]
+
+    def outputs_at(
+        self, times: Sequence[int], modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
+    ) -> dict[int, Float[Tensor, "network point out"]]:
+        """The same after each of these numbers of steps; some networks at once are trained together."""
         each = sum(weight.numel() for weight in modules[0].parameters())
-        count, parts = max(1, TOGETHER // each), []
+        count, parts = max(1, TOGETHER // each), {time: list[Tensor]() for time in times}
         for start in range(0, len(modules), count):
             few = modules[start : start + count]
-            trained = self.trained(stacked(few))
-            with torch.no_grad():
-                parts.append(trained.outputs(self.inputs))
+            for time, networks in enumerate(self.course(stacked(few))):
+                if time in parts:
+                    with torch.no_grad():
+                        parts[time].append(networks.outputs(self.inputs))
             tell(start + len(few))
-        return torch.cat(parts)
+        return {time: torch.cat(found) for time, found in parts.items()}
 
     def trained(self, networks: StackedNetworks) -> StackedNetworks:
         """The networks after the last step; those of earlier steps are let go as it goes."""

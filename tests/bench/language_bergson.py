@@ -114,7 +114,7 @@ def save_checkpoints(seen: Tensor, folder: Path) -> list[Path]:
         rates.append({"step": count, "learning_rate": taken})
         if count in CHECKPOINTS:
             kept.append(folder / f"checkpoint-{count}")
-            model.save_pretrained(kept[-1])  # type: ignore[operator]
+            model.save_pretrained(kept[-1])  # type: ignore[operator]  # a method of transformers, which nn.Module lacks
             save_tokenizer(kept[-1])
             torch.save(optimizer.state_dict(), kept[-1] / "optimizer.pt")
     (folder / "log_history.json").write_text(json.dumps(rates))
@@ -137,22 +137,18 @@ def by_factors(seen: Tensor, asked: Tensor) -> dict[str, Tensor]:
         query = config.QuerySetConfig(dataset=str(save_texts(asked, folder / "asked")))
         kept = [str(each) for each in save_checkpoints(seen, folder)]
         hessian = config.HessianConfig(method="kfac", ev_correction=True, hessian_dtype="fp64")
-        for name in ("ekfac-bergson", "source-bergson"):
-            began = time.process_time()
-            index = config.IndexConfig(
-                run_path=str(folder / name),
-                model=kept[-1],
-                data=data,
-                precision="fp64",
-                loss_reduction="mean",
-                token_batch_size=LENGTH,
-            )
-            if name == "ekfac-bergson":
-                of = config.HessianPipelineConfig(query=query)
-                hessian_pipeline(index, hessian, config.ScoreConfig(), config.PreprocessConfig(), of)
-            else:
-                unrolled = config.ApproxUnrollingConfig(checkpoints=kept, query=query, use_adam_preconditioner=True)
-                approx_unrolling_pipeline(index, hessian, unrolled)
+
+        def ekfac(index: Any) -> None:
+            of = config.HessianPipelineConfig(query=query)
+            hessian_pipeline(index, hessian, config.ScoreConfig(), config.PreprocessConfig(), of)
+
+        def source(index: Any) -> None:
+            unrolled = config.ApproxUnrollingConfig(checkpoints=kept, query=query, use_adam_preconditioner=True)
+            approx_unrolling_pipeline(index, hessian, unrolled)
+
+        for name, carry_out in {"ekfac-bergson": ekfac, "source-bergson": source}.items():
+            began, own = time.process_time(), {"run_path": str(folder / name), "model": kept[-1], "data": data}
+            carry_out(config.IndexConfig(**own, precision="fp64", loss_reduction="mean", token_batch_size=LENGTH))
             scores, _ = load_scores_loss_signed(str(folder / name / "scores"))
             found[name] = scores.double().T
             sys.stdout.write(f"{name}: {time.process_time() - began:.1f} s of CPU\n")

@@ -62,7 +62,7 @@ def steps(optimizer: torch.optim.Optimizer, model: nn.Module, seen: Tensor) -> I
     for _ in range(EPOCHS):
         for batch in torch.split(torch.randperm(TEXTS), BATCH):
             optimizer.zero_grad()
-            losses(model(input_ids=seen[batch]).logits, seen[batch]).mean().backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(losses(model(input_ids=seen[batch]).logits, seen[batch]).mean())
             optimizer.step()
             yield float(schedule.get_last_lr()[0])
             schedule.step()

@@ -83,10 +83,6 @@ class Bottleneck(AbstractLayered):
         return (Flatten(), *hidden, init.readout(outputs))
 
 
-TOGETHER = 500
-"""Networks that learn at once."""
-
-
 class FirstOutputs(AbstractTrial):
     """What networks say before training, beside the Gaussian process that they are at infinite width, width by width:
 
@@ -131,13 +127,22 @@ def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "poi
     >>> moments(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
     {'variance_ratio': 1.0, 'covariance_ratio': 2.0, 'excess_kurtosis': -2.0}
     """
-    second, fourth = outputs.square().mean(0), outputs.pow(4).mean(0)
+    second = outputs.square().mean(0)
     covariance, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
     return {
         "variance_ratio": float((second / process.diagonal()).mean()),
         "covariance_ratio": float((covariance * pairs).sum() / pairs.square().sum()),
-        "excess_kurtosis": float((fourth / second.square()).mean()) - 3,
+        "excess_kurtosis": excess_kurtosis(outputs),
     }
+
+
+def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
+    """A mean over points, of outputs whose mean is zero.
+
+    >>> excess_kurtosis(torch.tensor([[1.0], [-1.0]]))
+    -2.0
+    """
+    return float((outputs.pow(4).mean(0) / outputs.square().mean(0).square()).mean()) - 3
 
 
 class OutputsInTraining(AbstractTrial):
@@ -176,18 +181,12 @@ class OutputsInTraining(AbstractTrial):
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            parts: dict[int, list[Tensor]] = {time: [] for time in self.times}
-            for few in torch.split(torch.arange(self.networks), TOGETHER):
-                modules = [network_of_width(width, self.model, self.init, task, generator) for _ in few]
-                for time, networks in enumerate(training.course(stacked(modules))):
-                    if time in parts:
-                        with torch.no_grad():
-                            parts[time].append(networks.outputs(x[train:])[..., 0])
-            first = torch.cat(parts[min(parts)]).var(0, correction=0).mean()
-            for time, found in parts.items():
-                apart = torch.cat(found) - torch.cat(found).mean(0)
-                second, fourth = apart.square().mean(0), apart.pow(4).mean(0)
-                kurtosis, left = float((fourth / second.square()).mean()) - 3, float((second.mean() / first).sqrt())
+            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            outputs = {time: found[:, train:, 0] for time, found in training.outputs_at(self.times, modules).items()}
+            first = outputs[min(outputs)].var(0, correction=0).mean()
+            for time, found in outputs.items():
+                left = float((found.var(0, correction=0).mean() / first).sqrt())
+                kurtosis = excess_kurtosis(found - found.mean(0))
                 rows.append({"width": width, "steps": time, "excess_kurtosis": kurtosis, "remaining": left})
         return rows
 
