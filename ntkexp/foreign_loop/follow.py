@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.calls import ExampleLoss
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
-from ntkexp.foreign_loop.outside import FrozenTensors, named_tensors, release_memory, same_values
+from ntkexp.foreign_loop.outside import FrozenTensors, memory_kept, named_tensors, release_memory, same_values
 from ntkexp.foreign_loop.replayed_module import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
@@ -133,47 +133,51 @@ def follow(
     module = deepcopy(inner).eval()
     if by is not None:
         components_of(by, sorted(moved))  # or a mistake, before anybody trains
-    inputs, sizes = gathered_queries(queries)
-    inputs = checked_queries(inputs, module, output)
-    measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
 
-    # Where steps are stored, and what is refused of the model itself.
-    processes, altered = current_processes(), altered_loop()
-    store = choose_store(
-        to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by, chosen
-    )
-    # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
-    same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
-    called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
-    if altered is None:
-        refuse_without_rules(called, moved, inputs)
-    release_memory(module.parameters())
-    with recorded_loading() if ids == DATASET else nullcontext() as loading:
-        watch = Watch(
-            model,
-            optimizers,
-            known,
-            output,
-            ids if loading is None else loading.names,
-            store,
-            FrozenTensors(inner, module),
-            None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
-            FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
-            None if log is None or altered is not None else StepLog(log, optimizers, loss),
+    with memory_kept(module.parameters()):
+        inputs, sizes = gathered_queries(queries)
+        inputs = checked_queries(inputs, module, output)
+        measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
+
+        # Where steps are stored, and what is refused of the model itself.
+        processes, altered = current_processes(), altered_loop()
+        store = choose_store(
+            to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by, chosen
         )
-        whole = False
-        try:
-            watch.begin()
-            followed, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-            trace = Trace(followed, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured)
-            trace.batch_norm = batch_norm
-            if altered is not None:
-                altered.traces.append(trace)
-            with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
-                yield trace
-            whole = True
-        finally:
-            watch.end(whole=whole)
+        # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
+        same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
+        called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
+        if altered is None:
+            refuse_without_rules(called, moved, inputs)
+        release_memory(module.parameters())
+        with recorded_loading() if ids == DATASET else nullcontext() as loading:
+            watch = Watch(
+                model,
+                optimizers,
+                known,
+                output,
+                ids if loading is None else loading.names,
+                store,
+                FrozenTensors(inner, module),
+                None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
+                FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
+                None if log is None or altered is not None else StepLog(log, optimizers, loss),
+            )
+            whole = False
+            try:
+                watch.begin()
+                followed, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
+                trace = Trace(
+                    followed, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured
+                )
+                trace.batch_norm = batch_norm
+                if altered is not None:
+                    altered.traces.append(trace)
+                with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
+                    yield trace
+                whole = True
+            finally:
+                watch.end(whole=whole)
 
 
 @contextmanager

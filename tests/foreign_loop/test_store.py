@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop import outside
@@ -492,3 +493,15 @@ def test_free_memory_is_kept_for_small_models_and_as_before_afterwards(
     with outside.memory_kept([torch.empty(weights, dtype=torch.float64)]):
         assert bool(given) == kept
     assert dict(given) == (outside.USUAL if kept else {})
+
+
+def test_free_memory_is_kept_while_a_loop_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: given.append(option), malloc_trim=lambda pad: None)
+    library.memcmp = outside.LIBRARY.memcmp
+    monkeypatch.setattr(outside, "LIBRARY", library)
+    model = nn.Linear(2, 1)
+    with pytest.raises(KeyError), follow(model, torch.optim.SGD(model.parameters()), queries=torch.eye(2)):
+        assert dict(given)[outside.MMAP_THRESHOLD] == outside.KEPT
+        raise KeyError
+    assert dict(given) == outside.USUAL
