@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import zlib
 from abc import abstractmethod
@@ -86,6 +87,10 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
 
 
 PIXELS = 3 * 32 * 32
+CIFAR10_ADVICE = (
+    "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the "
+    "folder that holds the batches"
+)
 
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
@@ -94,10 +99,7 @@ def find_batches(folder: Path) -> tuple[Path, ...]:
         paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
         if paths:
             return paths
-    raise Mistake(
-        f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; unpack cifar-10-python.tar.gz or "
-        "cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
-    )
+    raise Mistake(f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; {CIFAR10_ADVICE}")
 
 
 def read_batches(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
@@ -353,6 +355,8 @@ class CIFAR10(AbstractImages):
 
     Ten classes; the rest of the set is large, so `test` is a number unless it is set to null.
 
+    Without a path the folder is read that the variable CIFAR10 of the environment names.
+
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """
 
@@ -361,10 +365,17 @@ class CIFAR10(AbstractImages):
     )
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 5)
-    path: UserPath
+    path: UserPath | None = None
+
+    @property
+    def folder(self) -> Path:
+        named = self.path or os.environ.get("CIFAR10")
+        if not named:
+            raise Mistake(f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}")
+        return Path(named)
 
     def files(self) -> tuple[Path, ...]:
-        return find_batches(self.path)
+        return find_batches(self.folder)
 
     def pictures(self) -> Pictures:
-        return read_batches(find_batches(self.path))
+        return read_batches(find_batches(self.folder))

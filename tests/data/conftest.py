@@ -46,6 +46,21 @@ def _debian(idx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "DEBIAN", idx_folder)
 
 
+@pytest.fixture(scope="session")
+def small_cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 pictures in a batch of the binary version."""
+    folder = tmp_path_factory.mktemp("cifar")
+    images, labels = pictures(600, (3072,))
+    (folder / "data_batch_1.bin").write_bytes(np.column_stack([labels.astype(np.uint8), images]).tobytes())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _cifar(small_cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whether or not a folder with CIFAR-10 is named."""
+    monkeypatch.setenv("CIFAR10", str(small_cifar))
+
+
 @pytest.fixture
 def cifar_folder(tmp_path: Path) -> Path:
     """Two batches of the python version."""

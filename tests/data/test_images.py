@@ -240,6 +240,15 @@ def test_binary_batches_of_another_length_are_refused(length: int, tmp_path: Pat
     assert f"{length} bytes are not whole records" in refusal(of(CIFAR10, path=tmp_path))
 
 
+def test_cifar_is_found_where_the_environment_says(
+    small_cifar: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without, named = of(CIFAR10).split(), of(CIFAR10, path=small_cifar).split()
+    assert torch.equal(without.train.inputs, named.train.inputs)
+    monkeypatch.setenv("CIFAR10", "")
+    assert "variable CIFAR10 names a folder" in refusal(of(CIFAR10))
+
+
 @pytest.mark.parametrize("kind", [MNIST, CIFAR10])
 def test_a_folder_without_the_files_is_refused(kind: type[AbstractSource], tmp_path: Path, refusal: Refusal) -> None:
     for path in (tmp_path, tmp_path / "missing\nfolder", tmp_path / ("x" * 300)):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import ConvolutionalAccuracy as ConvolutionalAccuracy
     from ntkexp.claim.papers.convolutional_kernels import KernelTimes as KernelTimes
     from ntkexp.claim.papers.convolutional_kernels import LayerProducts as LayerProducts
+    from ntkexp.claim.papers.convolutional_kernels import LearningCurve as LearningCurve
     from ntkexp.claim.papers.convolutional_kernels import LimitRegression as LimitRegression
     from ntkexp.claim.papers.convolutional_kernels import ScrambledPixels as ScrambledPixels
     from ntkexp.claim.papers.double_descent import InterpolationPeak as InterpolationPeak

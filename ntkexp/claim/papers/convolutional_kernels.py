@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
+from math import log, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -180,6 +180,93 @@ class LimitRegression(AbstractTrial):
                 "condition": condition,
                 "bound": len(matrix) * torch.finfo(matrix.dtype).eps * condition,
             }
+
+
+class LearningCurve(AbstractTrial):
+    """How accuracy grows with the number of examples, and where it leads: regression with the kernel of one infinitely
+    wide network, beside that of another whose accuracy with more examples is known.
+
+    The kernels are solved on the same `splits` random parts of the training examples, of each size, and classify the
+    rest. What one has over the other changes slowly and evenly with n:
+
+        gain(n)        logit accuracy(n) of `model` − logit accuracy(n) of `beside`,  a + b ln n by least squares
+        predicted(n)   logit predicted(n) = logit known(n) + a + b ln n, at the sizes `at`
+
+    Both learn from the same examples, so how hard these are is neither in a nor in b. Rows are told apart by `kernel`,
+    `model` or `beside`, and by `examples`, the number n.
+    """
+
+    model: AbstractLayered
+    beside: AbstractLayered
+    init: AbstractInit
+    data: AbstractSource
+    sizes: tuple[Count, ...] = Field((20, 40, 80, 160), min_length=2)
+    splits: Count = 200
+    at: tuple[Count, ...] = ()
+    known: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+
+    @model_validator(mode="after")
+    def refuse_no_line(self) -> Self:
+        """A line goes through two sizes, and what is predicted at a size needs what is known there."""
+        if len(set(self.sizes)) < 2:
+            raise Mistake(f"trial.sizes={[*self.sizes]}: give two different ones, between which a line is drawn")
+        if len(self.at) != len(self.known):
+            raise Mistake(
+                f"trial.known: {len(self.known)} accuracies for {len(self.at)} sizes; give one for each of at"
+            )
+        return self
+
+    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+        data = self.data.split(seed)
+        x, labels, classes = data.train.inputs, data.train.target, len(data.classes)
+        if not classes:
+            raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+        if len(x) <= max(self.sizes):
+            raise Mistake(f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; give more")
+        found = {}
+        for name, model in {"model": self.model, "beside": self.beside}.items():
+            kernel = infinite_kernel(model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1)[1]
+            found[name] = [self.accuracy(kernel, labels, classes, size, seed) for size in self.sizes]
+        predicted = predict_by_gain(found["model"], found["beside"], self.sizes, self.at, self.known)
+        rows: list[Mapping[str, Level]] = [
+            {"kernel": name, "examples": size, "accuracy": accuracy}
+            for name, accuracies in found.items()
+            for size, accuracy in zip(self.sizes, accuracies, strict=True)
+        ]
+        rows += [{"kernel": "model", "examples": n, "predicted": p} for n, p in zip(self.at, predicted, strict=True)]
+        return rows
+
+    def accuracy(
+        self, kernel: Float[Tensor, "row column"], labels: Tensor, classes: int, size: int, seed: int
+    ) -> float:
+        """The mean over splits; those of a seed are the same for every kernel."""
+        generator, right, y = stream("splits", seed, size), 0, centred(labels, classes)
+        for _ in range(self.splits):
+            order = torch.randperm(len(labels), generator=generator)
+            of, new = order[:size], order[size:]
+            outputs = kernel[new[:, None], of] @ torch.linalg.solve(kernel[of[:, None], of], y[of])
+            right += int((outputs.argmax(1) == labels[new]).sum())
+        return right / (self.splits * (len(labels) - size))
+
+
+def predict_by_gain(
+    accuracies: Sequence[float],
+    beside: Sequence[float],
+    sizes: Sequence[int],
+    at: Sequence[int],
+    known: Sequence[float],
+) -> list[float]:
+    """Accuracies at other sizes, where those beside are known: the gain in the logit is a line in the log of the size.
+
+    >>> [round(each, 12) for each in predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])]
+    [0.7, 0.25]
+    """
+    gains = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
+    line, leads = ([(1.0, log(n)) for n in each] for each in (sizes, at))
+    fitted = torch.linalg.lstsq(torch.tensor(line, dtype=torch.float64), (gains[0] - gains[1])[:, None]).solution
+    where = torch.tensor(leads, dtype=torch.float64).reshape(-1, 2) @ fitted
+    found: list[float] = (torch.tensor(known, dtype=torch.float64).logit() + where[:, 0]).sigmoid().tolist()
+    return found
 
 
 class ScrambledPixels(AbstractSource):
