@@ -259,6 +259,41 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
     return figure
 
 
+def draw_accuracies(
+    rows: pd.DataFrame, names: Mapping[str, str], published: Mapping[int, float], answer: str
+) -> Figure:
+    """Draw how accuracies grow with the number of examples, and where they lead: rows with `examples`, `accuracy` and
+    `predicted`, of the kernels that are named, means over seeds with their intervals, and published accuracies.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+
+    figure, ends = Figure(figsize=(style.WIDE, 2.7), layout="constrained"), list[style.End]()
+    axes = figure.subplots()
+    for (kernel, name), colour in zip(names.items(), (style.BLUE, style.ORANGE), strict=False):
+        for column, line, inside, said in (("accuracy", "o-", colour, ""), ("predicted", "o:", "white", ", predicted")):
+            given = rows[(rows["kernel"] == kernel) & rows[column].notna()]
+            figures = (100 * given[column]).groupby(given["examples"]).agg(list)
+            if len(figures):
+                means = [mean_of(each) for each in figures]
+                middle, low, high = np.array([(each.value, each.low, each.high) for each in means]).T
+                ends.append(style.End(name + said, middle[-1], colour))
+                axes.errorbar(
+                    figures.index, middle, yerr=(middle - low, high - middle), fmt=line, color=colour, capsize=2,
+                    markerfacecolor=inside, zorder=2,
+                )  # fmt: skip
+    if published:
+        heights = [100 * share for share in published.values()]
+        axes.plot([*published], heights, "*", color=style.BLACK, markersize=7, zorder=3)
+        ends.append(style.End("published", heights[-1], style.BLACK))
+    style.log_axis(axes, "x")
+    axes.set(xlabel="number of training examples", ylabel="accuracy, %")
+    style.name_ends(axes, ends)
+    style.heading(figure, answer)
+    return figure
+
+
 def draw_scalar_step(
     rows: pd.DataFrame, observation: tuple[float, float], kernels: Sequence[tuple[str, pd.Series[float]]], answer: str
 ) -> Figure:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.claim.papers.convolutional_kernels import AccuracyByExamples as AccuracyByExamples
     from ntkexp.claim.papers.convolutional_kernels import AccuracyTable as AccuracyTable
     from ntkexp.claim.papers.convolutional_kernels import ConvolutionalAccuracy as ConvolutionalAccuracy
     from ntkexp.claim.papers.convolutional_kernels import KernelTimes as KernelTimes

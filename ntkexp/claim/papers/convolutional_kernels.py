@@ -18,7 +18,7 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows
+from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, draw_accuracies
 from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
@@ -30,7 +30,7 @@ from ntkexp.model.base import AbstractArchitecture, AbstractLayered
 from ntkexp.model.networks import CNTK
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
-from ntkexp.text import listed
+from ntkexp.text import listed, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -267,6 +267,41 @@ def predict_by_gain(
     where = torch.tensor(leads, dtype=torch.float64).reshape(-1, 2) @ fitted
     found: list[float] = (torch.tensor(known, dtype=torch.float64).logit() + where[:, 0]).sigmoid().tolist()
     return found
+
+
+class AccuracyByExamples(AbstractPicture):
+    """Accuracies against the number of examples that kernels learn from, measured and predicted, beside those that were
+    published.
+
+    A trial of `LearningCurve` is drawn; `names` says what its two kernels are called. Of `numbers` those are drawn
+    whose `where` names `examples`.
+    """
+
+    names: dict[str, str] = Field(min_length=1)
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        published = {int(one.where["examples"]): one.value for one in self.numbers if "examples" in one.where}
+        return draw_accuracies(judged.rows("examples", "kernel", "seed"), self.names, published, self.title(judged))
+
+    def title(self, judged: JudgedClaim) -> str:
+        """Say where the curve leads, and what was published."""
+        found = [(one.where["examples"], one.estimate(judged.table), one.value) for one in self.numbers]
+        parts = [
+            f"{percent(here.value)} ({percent(here.low)} to {percent(here.high)}) with {n:,} examples, published "
+            f"{percent(value)}"
+            for n, here, value in found
+        ]
+        return f"{next(iter(self.names.values())).capitalize()}: the curve leads to {listed(parts)}"
+
+    def here(self, judged: JudgedClaim) -> str:
+        rows = judged.rows("examples", "kernel", "seed", "accuracy")
+        means = rows.groupby(["kernel", "examples"])["accuracy"].mean()
+        told = [
+            f"{name} {percent(means[kernel, size])} with {size}"
+            for kernel, name in self.names.items()
+            for size in (rows["examples"].min(), rows["examples"].max())
+        ]
+        return f"measured are {listed(told)} examples, by {rows['seed'].nunique()} seeds; stars were published."
 
 
 class ScrambledPixels(AbstractSource):
