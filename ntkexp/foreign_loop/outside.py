@@ -204,6 +204,7 @@ LARGE = 1e8  # bytes of weights
 KEPT = 2**28  # bytes of an allocation that stays with the process
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt; where glibc's own rule takes them at most:
 USUAL = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
+KEEPING: list[int] = []  # what the process keeps now: a loop that is repeated inside an attribution changes nothing
 
 
 @contextmanager
@@ -211,14 +212,17 @@ def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Let the C library keep what large tensors took for those that come next: to fill fresh pages may take longer than
     to compute what is written there. Not for a large model with these tensors, nor where the user has said how."""
     set_option = getattr(LIBRARY, "mallopt", None)  # of glibc alone
-    if set_option is None or is_large(tensors) or {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys():
+    said = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if set_option is None or KEEPING or said or is_large(tensors):
         yield
         return
+    KEEPING.append(KEPT)
     set_option(MMAP_THRESHOLD, KEPT)
     set_option(TRIM_THRESHOLD, 4 * KEPT)
     try:
         yield
     finally:
+        KEEPING.clear()
         for option, value in USUAL.items():
             set_option(option, value)
         LIBRARY.malloc_trim(0)

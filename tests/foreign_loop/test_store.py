@@ -502,5 +502,7 @@ def test_free_memory_is_kept_while_a_loop_is_followed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(outside, "LIBRARY", library)
     model = nn.Linear(2, 1)
     with follow(model, torch.optim.SGD(model.parameters()), queries=torch.eye(2)):
+        with outside.memory_kept(model.parameters()):
+            pass
         assert dict(given)[outside.MMAP_THRESHOLD] == outside.KEPT
     assert dict(given) == outside.USUAL
