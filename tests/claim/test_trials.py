@@ -22,6 +22,7 @@ from ntkexp.claim.papers import (
     KernelMovement,
     KernelTimes,
     LayerProducts,
+    LearningCurve,
     LeftOutKernel,
     LimitRegression,
     LinearModes,
@@ -97,6 +98,33 @@ def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
     assert found == {row["kernel"]: row["accuracy"] for row in kernels}
     assert found["CNTK"] != found["CNTK-GAP"]
     assert {row["regressor"] for row in rows} == {"process", "kernel", "network"}
+
+
+def test_a_curve_counts_what_regression_on_parts_classifies() -> None:
+    """Of a linear network, by the least-squares line of least norm; one with itself gains nothing."""
+    data = Digits(train=30, probe=0, test=0, classes=(0, 1, 2))
+    trial = LearningCurve(
+        model=Linear(), beside=Linear(), init=FLAT, data=data, sizes=(8, 16), splits=3, at=(500,), known=(0.7,)
+    )
+    *rows, predicted = trial.rows(0)
+    assert predicted["predicted"] == pytest.approx(0.7, abs=1e-12)
+    x, labels = data.split(0).train.inputs.flatten(1), data.split(0).train.target
+    y = torch.eye(3, dtype=torch.float64)[labels] - 1 / 3
+    for row in rows:
+        assert isinstance(n := row["examples"], int)
+        right, generator = 0, stream("splits", 0, n)
+        for order in [torch.randperm(30, generator=generator) for _ in range(3)]:
+            outputs = x[order[n:]] @ torch.linalg.pinv(x[order[:n]]) @ y[order[:n]]
+            right += int((outputs.argmax(1) == labels[order[n:]]).sum())
+        assert row["accuracy"] == right / (3 * (30 - n))
+
+
+def test_a_curve_leaves_examples_to_classify() -> None:
+    trial = LearningCurve(model=Linear(), beside=Linear(), init=FLAT, data=IMAGES, sizes=(2, 6))
+    with pytest.raises(Mistake, match="6 of 6 examples leave none to classify"):
+        trial.rows(0)
+    with pytest.raises(ValueError, match="an accuracy for each of at"):
+        LearningCurve(model=Linear(), beside=Linear(), init=FLAT, data=IMAGES, known=(0.5,))
 
 
 def test_what_has_no_classes_is_not_classified() -> None:
@@ -205,6 +233,26 @@ def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() 
         assert rows["excess_kurtosis"][0, width] == pytest.approx(15 / width, rel=0.6)
         assert rows["remaining"][0, width] == pytest.approx(1, abs=1e-12)
         assert 0 < abs(rows["remaining"][2, width] - 1) < 1
+
+
+def test_outputs_of_linear_networks_stay_gaussian_and_shrink_as_they_are_known_to() -> None:
+    """f_t(x) = w·x − Θ(x, X) A w·X + …, where A = Σ η (1 − ηΘ)^s over the steps s < t."""
+    data, steps, networks = Sphere(train=4, probe=0, test=4), 20, 2000
+    trial = OutputsInTraining(
+        model=Linear(), init=FLAT, data=data, widths=(1, 2), networks=networks, points=4, times=(0, steps), fraction=0.3
+    )
+    rows = pd.DataFrame([*trial.rows(0)]).set_index(["steps", "width"])
+    split = data.split(0)
+    x, new = split.train.inputs.flatten(1), split.test.inputs.flatten(1)
+    kernel = x @ x.T / x.shape[1]
+    size = 0.3 * 2 / torch.linalg.eigvalsh(kernel)[-1]
+    added = sum(size * torch.linalg.matrix_power(torch.eye(4) - size * kernel, s) for s in range(steps))
+    left = new - new @ x.T / x.shape[1] @ added @ x
+    expected = float((left.square().sum() / new.square().sum()).sqrt())
+    assert expected < 0.9
+    for width in (1, 2):
+        assert rows["remaining"][steps, width] == pytest.approx(expected, rel=5 / (2 * networks) ** 0.5)
+        assert abs(rows["excess_kurtosis"][steps, width]) < 5 * (24 / networks) ** 0.5
 
 
 def test_operations_of_a_linear_network_are_counted() -> None:

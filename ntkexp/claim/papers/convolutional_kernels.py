@@ -211,9 +211,7 @@ class LearningCurve(AbstractTrial):
         if len(set(self.sizes)) < 2:
             raise Mistake(f"trial.sizes={[*self.sizes]}: give two different ones, between which a line is drawn")
         if len(self.at) != len(self.known):
-            raise Mistake(
-                f"trial.known: {len(self.known)} accuracies for {len(self.at)} sizes; give one for each of at"
-            )
+            raise Mistake(f"trial.known={[*self.known]}: give an accuracy for each of at={[*self.at]}")
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
