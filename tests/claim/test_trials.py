@@ -111,7 +111,8 @@ def test_a_curve_counts_what_regression_on_parts_classifies() -> None:
     x, labels = data.split(0).train.inputs.flatten(1), data.split(0).train.target
     y = torch.eye(3, dtype=torch.float64)[labels] - 1 / 3
     for row in rows:
-        assert isinstance(n := row["examples"], int)
+        n = row["examples"]
+        assert isinstance(n, int)
         right, generator = 0, stream("splits", 0, n)
         for order in [torch.randperm(30, generator=generator) for _ in range(3)]:
             outputs = x[order[n:]] @ torch.linalg.pinv(x[order[:n]]) @ y[order[:n]]
