@@ -289,17 +289,17 @@ class AccuracyByExamples(AbstractPicture):
             f"{percent(value)}"
             for n, here, value in found
         ]
-        return f"{next(iter(self.names.values())).capitalize()}: the curve leads to {listed(parts)}"
+        return f"{next(iter(self.names.values())).capitalize()}, the curve leads to {'; to '.join(parts)}"
 
     def here(self, judged: JudgedClaim) -> str:
         rows = judged.rows("examples", "kernel", "seed", "accuracy")
         means = rows.groupby(["kernel", "examples"])["accuracy"].mean()
+        ends = rows["examples"].min(), rows["examples"].max()
         told = [
-            f"{name} {percent(means[kernel, size])} with {size}"
+            f"{name} {listed([f'{percent(means[kernel, size])} with {size}' for size in ends])}"
             for kernel, name in self.names.items()
-            for size in (rows["examples"].min(), rows["examples"].max())
         ]
-        return f"measured are {listed(told)} examples, by {rows['seed'].nunique()} seeds; stars were published."
+        return f"accuracies by the number of examples are {'; '.join(told)}, by {rows['seed'].nunique()} seeds; stars were published."
 
 
 class ScrambledPixels(AbstractSource):
