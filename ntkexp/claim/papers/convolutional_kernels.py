@@ -299,7 +299,8 @@ class AccuracyByExamples(AbstractPicture):
             f"{name} {listed([f'{percent(means[kernel, size])} with {size}' for size in ends])}"
             for kernel, name in self.names.items()
         ]
-        return f"accuracies by the number of examples are {'; '.join(told)}, by {rows['seed'].nunique()} seeds; stars were published."
+        seeds = rows["seed"].nunique()
+        return f"accuracies by the number of examples are {'; '.join(told)}, by {seeds} seeds; stars were published."
 
 
 class ScrambledPixels(AbstractSource):
