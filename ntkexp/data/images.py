@@ -20,7 +20,16 @@ from jaxtyping import Integer, UInt8
 from torch import Tensor
 
 from ntkexp.component import CountOrNone
-from ntkexp.data.base import AbstractSource, Examples, Standardise, UserPath, is_there, quoted, read_contents
+from ntkexp.data.base import (
+    AbstractSource,
+    Examples,
+    Standardise,
+    UserPath,
+    expand_home,
+    is_there,
+    quoted,
+    read_contents,
+)
 from ntkexp.data.table import read_bundled
 from ntkexp.mistake import Mistake
 
@@ -372,7 +381,7 @@ class CIFAR10(AbstractImages):
         named = self.path or os.environ.get("CIFAR10")
         if not named:
             raise Mistake(f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}")
-        return Path(named)
+        return expand_home(Path(named))
 
     def files(self) -> tuple[Path, ...]:
         return find_batches(self.folder)

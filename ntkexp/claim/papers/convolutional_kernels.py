@@ -271,14 +271,21 @@ class AccuracyByExamples(AbstractPicture):
     """Accuracies against the number of examples that kernels learn from, measured and predicted, beside those that were
     published.
 
-    A trial of `LearningCurve` is drawn; `names` says what its two kernels are called. Of `numbers` those are drawn
-    whose `where` names `examples`.
+    A trial of `LearningCurve` is drawn; `names` says what its two kernels are called, and the `where` of each of
+    `numbers` at how many `examples` it was published.
     """
 
     names: dict[str, str] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def refuse_nowhere(self) -> Self:
+        """A published accuracy has its place."""
+        if not all("examples" in one.where for one in self.numbers):
+            raise Mistake("picture.numbers: where: names no examples; say with how many each was published")
+        return self
+
     def figure(self, judged: JudgedClaim) -> Figure:
-        published = {int(one.where["examples"]): one.value for one in self.numbers if "examples" in one.where}
+        published = {int(one.where["examples"]): one.value for one in self.numbers}
         return draw_accuracies(judged.rows("examples", "kernel", "seed"), self.names, published, self.title(judged))
 
     def title(self, judged: JudgedClaim) -> str:
