@@ -157,9 +157,7 @@ class LimitRegression(AbstractTrial):
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        if not data.classes:
-            raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+        data = labelled(self.data, seed)
         named = zip(self.names, self.models, strict=True)
         return [{"kernel": name, **row} for name, model in named for row in self.solved(model, data)]
 
@@ -215,16 +213,14 @@ class LearningCurve(AbstractTrial):
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        x, labels, classes = data.train.inputs, data.train.target, len(data.classes)
-        if not classes:
-            raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+        data = labelled(self.data, seed)
+        x, labels = data.train.inputs, data.train.target
         if len(x) <= max(self.sizes):
             raise Mistake(f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; give more")
-        found = {}
+        found, y = {}, centred(labels, len(data.classes))
         for name, model in {"model": self.model, "beside": self.beside}.items():
-            kernel = infinite_kernel(model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1)[1]
-            found[name] = [self.accuracy(kernel, labels, classes, size, seed) for size in self.sizes]
+            kernel = infinite_kernel(model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1).ntk
+            found[name] = [self.accuracy(kernel, labels, y, size, seed) for size in self.sizes]
         predicted = predict_by_gain(found["model"], found["beside"], self.sizes, self.at, self.known)
         rows: list[Mapping[str, Level]] = [
             {"kernel": name, "examples": size, "accuracy": accuracy}
@@ -235,10 +231,10 @@ class LearningCurve(AbstractTrial):
         return rows
 
     def accuracy(
-        self, kernel: Float[Tensor, "row column"], labels: Tensor, classes: int, size: int, seed: int
+        self, kernel: Float[Tensor, "row column"], labels: Tensor, y: Float[Tensor, "row class"], size: int, seed: int
     ) -> float:
         """The mean over splits; those of a seed are the same for every kernel."""
-        generator, right, y = stream("splits", seed, size), 0, centred(labels, classes)
+        generator, right = stream("splits", seed, size), 0
         for _ in range(self.splits):
             order = torch.randperm(len(labels), generator=generator)
             of, new = order[:size], order[size:]
@@ -332,6 +328,14 @@ class ScrambledPixels(AbstractSource):
         return replace(given, inputs=pixels[:, :, order].view_as(given.inputs))
 
 
+def labelled(source: AbstractSource, seed: int) -> Data:
+    """Data with classes, which kernels can tell apart."""
+    data = source.split(seed)
+    if not data.classes:
+        raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+    return data
+
+
 def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
     """One-hot targets whose rows sum to zero."""
     return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
@@ -371,9 +375,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     The largest output needs no more than single precision, in which convolutions are four times as fast."""
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        if not data.classes:
-            raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+        data = labelled(self.data, seed)
         return [
             {"depth": depth, "family": family, "regressor": regressor, "accuracy": accuracy}
             for depth in self.depths
