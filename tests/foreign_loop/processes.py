@@ -158,6 +158,8 @@ def play(rank: int, folder: Path) -> None:
         except Mistake as error:
             (folder / f"{scene.__name__}-{rank}.txt").write_text(str(error), encoding="utf-8")
     destroy_process_group()
+    # A thread of gloo outlives the group of a wrapped model; one that frees a tensor while Python ends aborts.
+    os._exit(0)
 
 
 def die(rank: int, folder: Path) -> None:
