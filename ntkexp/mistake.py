@@ -71,6 +71,10 @@ class NoPlace(Mistake):
     """Results cannot lie where they were to; the message ends by asking for another place."""
 
 
+class NoData(Mistake):
+    """This machine does not have the files of a set of data; the message ends by telling where they come from."""
+
+
 class Useless(Mistake):
     """An earlier result is damaged, or of something else; the message ends by asking to compute it again."""
 

@@ -30,7 +30,7 @@ from ntkexp.claim.judge import Finding, judge_table, weigh_control
 from ntkexp.claim.read import claim_names, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.config.compose import Composer
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, NoData
 from ntkexp.records.atomic import make_folder, read_bytes, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
@@ -91,7 +91,7 @@ def publish(
         if name not in known:
             continue
         look = read_claim(name, builder).looks["main"]
-        with suppress(Mistake):  # data that are not on this machine: in the words of the look
+        with suppress(NoData):  # what was said when it was judged stays
             row["main"] = {**row["main"], "draws": drawn_by(look, composer, trust)}
     write_atomically(folder / VERDICTS, to_text([rows[name] for name in sorted(rows)]))
     shown = [published_record(folder, rows[name]) for name in sorted(rows)]

@@ -31,7 +31,7 @@ from ntkexp.data.base import (
     read_contents,
 )
 from ntkexp.data.table import read_bundled
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, NoData
 
 # --- IDX, the format of MNIST: bytes in an array of any number of axes, gzipped or not.
 #
@@ -52,7 +52,7 @@ def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
     for names in (IMAGES, LABELS):
         file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
         if file is None:
-            raise Mistake(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
+            raise NoData(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
         files.append(file)
     return files[0], files[1]
 
@@ -108,7 +108,7 @@ def find_batches(folder: Path) -> tuple[Path, ...]:
         paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
         if paths:
             return paths
-    raise Mistake(f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; {CIFAR10_ADVICE}")
+    raise NoData(f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; {CIFAR10_ADVICE}")
 
 
 def read_batches(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
@@ -380,7 +380,7 @@ class CIFAR10(AbstractImages):
     def folder(self) -> Path:
         named = self.path or os.environ.get("CIFAR10")
         if not named:
-            raise Mistake(f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}")
+            raise NoData(f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}")
         return expand_home(Path(named))
 
     def files(self) -> tuple[Path, ...]:

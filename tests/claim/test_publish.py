@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from ntkexp.claim.conduct import circumstances, register_claim
 from ntkexp.claim.publish import VERDICTS, check, publish
 from ntkexp.cli.claims import registered
 from ntkexp.config.compose import composer
+from ntkexp.data import CIFAR10
+from ntkexp.data.base import AbstractSource
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import claim_records
-from tests.claim.subject import OF_LINES, judged, planned
+from tests.claim.subject import OF_LINES, Line, judged, planned
 from tests.claim.test_register import written
 
 TREE = OF_LINES | {"null": 0, "control": {"trial": {"slope": 0.0}}}
@@ -102,6 +104,39 @@ def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
     publish(folder, made, [older], {"tiny": registered(made.builder.choices, out)["tiny"]})
     (row,) = json.loads((folder / VERDICTS).read_text())
     assert row["main"]["draws"] == record.main.draws != older.main.draws
+
+
+@dataclass
+class LineThroughPhotographs(Line):
+    """A line that names its data."""
+
+    data: AbstractSource = field(default_factory=lambda: CIFAR10(train=2, probe=2, test=0))
+
+
+def test_without_the_data_it_is_said_as_it_was_when_the_claim_was_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is wrong with data that are there is told."""
+    photographs = tmp_path / "data_batch_1.bin"
+    photographs.write_bytes(b"".join(bytes([label, *range(192)] + [label] * 2880) for label in (3, 5) * 4))
+    monkeypatch.setenv("CIFAR10", str(tmp_path))
+    trial = {"_target_": f"{__name__}.LineThroughPhotographs"}
+    made, out, folder = written(tmp_path, TREE | {"trial": trial}), tmp_path / "out" / "claims", tmp_path / "docs"
+    register = register_claim("tiny", made.builder, out)
+    register.record(judged(planned(TREE | {"trial": trial}, out, made=made)), circumstances())
+    (record,) = claim_records(out)
+    then = replace(record, looks={**record.looks, "main": replace(record.main, draws="each drawing photographs")})
+    mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
+
+    monkeypatch.delenv("CIFAR10")
+    publish(folder, made, [then], mine)
+    (row,) = json.loads((folder / VERDICTS).read_text())
+    assert row["main"]["draws"] == then.main.draws
+
+    photographs.write_bytes(b"none")
+    monkeypatch.setenv("CIFAR10", str(tmp_path))
+    with pytest.raises(Mistake, match="is cut short or damaged"):
+        publish(folder, made, [then], mine)
 
 
 def test_verdicts_of_the_project_are_those_of_their_tables() -> None:
