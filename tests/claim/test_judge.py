@@ -44,7 +44,7 @@ from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
 
-ONE = Finding("supported", 1.0, p=0.001)
+ONE = Finding("supported", 1.0, low=0.9, high=1.1, p=0.001)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import random
 import sqlite3
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -52,9 +53,9 @@ def zipped(buffer: io.BytesIO) -> None:
 
 
 def database() -> bytes:
-    connection = sqlite3.connect(":memory:")
-    connection.execute("create table t (a)")
-    return connection.serialize()
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("create table t (a)")
+        return connection.serialize()
 
 
 def parquet(columns: dict[str, Any]) -> bytes:

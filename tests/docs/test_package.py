@@ -33,9 +33,10 @@ REQUIREMENTS = [wanted for line in ASKED if (wanted := Requirement(line)).name !
 
 
 def versions(text: str) -> dict[str, str]:
-    """The version of each package in lines of constraints.txt."""
-    pairs = [line.split("==") for line in text.splitlines() if line and not line.startswith("#")]
-    return {canonicalize_name(name): number for name, number in pairs}
+    """The version of each package in lines of constraints.txt, of those that this Python needs."""
+    pins = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
+    needed = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in needed}
 
 
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
