@@ -125,7 +125,8 @@ def row_gradients(
 def load_forward_mode() -> None:
     """Let torch load its rules of forward mode, at which it warns of itself."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        for kind in (DeprecationWarning, FutureWarning):  # the latter since torch 2.15
+            warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
