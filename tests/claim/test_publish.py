@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import pytest
@@ -14,15 +14,26 @@ import pytest
 from ntkexp.claim.conduct import circumstances, register_claim
 from ntkexp.claim.publish import VERDICTS, check, publish
 from ntkexp.cli.claims import registered
-from ntkexp.config.compose import composer
+from ntkexp.config.compose import Composer, composer
 from ntkexp.data import CIFAR10
 from ntkexp.data.base import AbstractSource
 from ntkexp.mistake import Mistake
-from ntkexp.records.claim import claim_records
+from ntkexp.records.claim import ClaimRecord, claim_records
+from ntkexp.records.register import RegisterEntry
 from tests.claim.subject import OF_LINES, Line, judged, planned
 from tests.claim.test_register import written
 
+Entries: TypeAlias = dict[str, Sequence[RegisterEntry]]
+
 TREE = OF_LINES | {"null": 0, "control": {"trial": {"slope": 0.0}}}
+
+
+def looked_at(folder: Path, tree: dict[str, Any] = TREE) -> tuple[Composer, list[ClaimRecord], Entries]:
+    """Register and judge a claim of a user's own: what builds it, its record, and its entries in the register."""
+    made, out = written(folder, tree), folder / "out" / "claims"
+    register = register_claim("tiny", made.builder, out)
+    register.record(judged(planned(tree, out, made=made)), circumstances())
+    return made, claim_records(out), {"tiny": registered(made.builder.choices, out)["tiny"]}
 
 
 def change_table(folder: Path) -> None:
@@ -54,12 +65,8 @@ def change_rows(**fields: Any) -> Callable[[Path], None]:
     ],
 )
 def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Path], None], reason: str) -> None:
-    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
-    register = register_claim("tiny", made.builder, out)
-    register.record(judged(planned(TREE, out, made=made)), circumstances())
-    entries = registered(made.builder.choices, out)
-    mine = {"tiny": entries["tiny"]}  # without those of the project
-    assert publish(folder, made, claim_records(out), mine) == ["tiny"]
+    (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
+    assert publish(folder, made, records, entries) == ["tiny"]
     (row,) = json.loads((folder / VERDICTS).read_text())
     words = (row["name"], row["verdict"], row["control"]["verdict"], row["second"]["verdict"], row["entry"])
     assert words == ("tiny", "supported", "refuted", "supported", entries["tiny"][-1].digest)
@@ -73,11 +80,8 @@ def test_what_was_published_is_judged_again(tmp_path: Path, change: Callable[[Pa
 
 def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) -> None:
     """Its runs may be gone: its verdict, its tables and its line on the page are kept; of what was changed, they go."""
-    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
-    register = register_claim("tiny", made.builder, out)
-    register.record(judged(planned(TREE, out, made=made)), circumstances())
-    mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
-    publish(folder, made, claim_records(out), mine)
+    (made, records, mine), folder = looked_at(tmp_path), tmp_path / "docs"
+    publish(folder, made, records, mine)
     (row,) = json.loads((folder / VERDICTS).read_text())
     others = [row | {"name": name, "entry": entry} for name, entry in (("kept", row["entry"]), ("changed", "0" * 8))]
     elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # names of no claim, by which nothing is removed
@@ -86,7 +90,7 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
         (folder / name).mkdir()
 
     entries = mine | {"kept": mine["tiny"], "changed": mine["tiny"]}
-    assert publish(folder, made, claim_records(out), entries) == ["kept", "tiny"]
+    assert publish(folder, made, records, entries) == ["kept", "tiny"]
     kept, tiny = json.loads((folder / VERDICTS).read_text())
     assert kept == tiny | {"name": "kept"}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
@@ -96,12 +100,9 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
 
 def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
     """However it was said when the claim was judged."""
-    made, out, folder = written(tmp_path, TREE), tmp_path / "out" / "claims", tmp_path / "docs"
-    register = register_claim("tiny", made.builder, out)
-    register.record(judged(planned(TREE, out, made=made)), circumstances())
-    (record,) = claim_records(out)
+    (made, (record,), mine), folder = looked_at(tmp_path), tmp_path / "docs"
     older = replace(record, looks={**record.looks, "main": replace(record.main, draws="as it was said then")})
-    publish(folder, made, [older], {"tiny": registered(made.builder.choices, out)["tiny"]})
+    publish(folder, made, [older], mine)
     (row,) = json.loads((folder / VERDICTS).read_text())
     assert row["main"]["draws"] == record.main.draws != older.main.draws
 
@@ -120,13 +121,9 @@ def test_without_the_data_it_is_said_as_it_was_when_the_claim_was_judged(
     photographs = tmp_path / "data_batch_1.bin"
     photographs.write_bytes(b"".join(bytes([label, *range(192)] + [label] * 2880) for label in (3, 5) * 4))
     monkeypatch.setenv("CIFAR10", str(tmp_path))
-    trial = {"_target_": f"{__name__}.LineThroughPhotographs"}
-    made, out, folder = written(tmp_path, TREE | {"trial": trial}), tmp_path / "out" / "claims", tmp_path / "docs"
-    register = register_claim("tiny", made.builder, out)
-    register.record(judged(planned(TREE | {"trial": trial}, out, made=made)), circumstances())
-    (record,) = claim_records(out)
+    tree, folder = TREE | {"trial": {"_target_": f"{__name__}.LineThroughPhotographs"}}, tmp_path / "docs"
+    made, (record,), mine = looked_at(tmp_path, tree)
     then = replace(record, looks={**record.looks, "main": replace(record.main, draws="each drawing photographs")})
-    mine = {"tiny": registered(made.builder.choices, out)["tiny"]}
 
     monkeypatch.delenv("CIFAR10")
     publish(folder, made, [then], mine)
