@@ -148,7 +148,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end = {rule: Sums(sums.contributions, sums.decay) for rule, sums in state.accumulator.integrals.items()}
+    end = {rule: Sums(sums.contributions, sums.without_examples) for rule, sums in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
@@ -306,6 +306,7 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
             kernel=kernel,
             contributions=contributions,
             decay=decay,
+            rounding=integrals.rounding,
             detail=details[name],
             facts=contribution_facts(state, name),
             half_by=accumulator.half_by(name),
