@@ -343,7 +343,7 @@ class Backwards:
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
         cast = self.is_cast(step)
         self.divided |= {name for name in step.heard if step.linear[name].divides}
-        credited = credit_of_examples(step, calls, factors, self.divided)
+        credited = credit_of_examples(step, calls, found, factors, self.divided, cast=cast)
         beside = dict[str, Tensor]()
         if cast or self.divided:
             known = found | {name: part * found[name] for name, part in credited.items()}
@@ -450,8 +450,8 @@ class Backwards:
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
         room = called.room_of(step.calls, exact=step.exact)
-        terms = partial(called.terms, step.calls, begun)
-        factors, missed = factors_between(found, consumed, step.index, step.calls, room, terms)
+        noise = partial(called.noise, step.calls, begun)
+        factors, missed = factors_between(found, consumed, step.index, step.calls, room, noise)
         for call, each in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (other := each.other(call.signed)):
                 raise Mistake(
@@ -497,7 +497,13 @@ class Backwards:
 
 
 def credit_of_examples(
-    step: FollowedStep, calls: Sequence[CallGradients], factors: Mapping[str, float], divided: Collection[str]
+    step: FollowedStep,
+    calls: Sequence[CallGradients],
+    found: Weights,
+    factors: Mapping[str, float],
+    divided: Collection[str],
+    *,
+    cast: bool,
 ) -> Weights:
     """Return 0 where the gradient of a step is rounding, and 1 elsewhere.
 
@@ -508,8 +514,17 @@ def credit_of_examples(
     if not gradient:
         return {}
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
-    sizes = term_sizes(jacobians, step.start)
-    return credit(gradient, {name: sizes[name] * abs(factors[name]) for name in gradient})
+    sizes = {
+        name: size * abs(factors[name]) for name, size in term_sizes(jacobians, step.start).items() if name in gradient
+    }
+
+    # two sums of the same terms, of the loop and of the replay, also show how much of a gradient is known
+    other = {} if cast else {name: factors[name] * found[name] for name in gradient}
+    for call in calls:
+        if other and call.whole is not None and isinstance(call.features, TermGradients) and call.can_be_reread:
+            for name in gradient.keys() & call.whole.keys():
+                other[name] = other[name] + factors[name] * (call.features.total[name] - call.whole[name])
+    return credit(gradient, sizes, other)
 
 
 class Chain(Sequence[Jacobian]):

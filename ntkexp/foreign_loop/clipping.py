@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ntkexp.foreign_loop.calls import ModelCall
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
-OF_TERMS = 64  # eps: of the gradients of examples, where these cancel
+OF_NOISE = 64  # times what a relative noise of eps does to a gradient
 OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
 PARTS = 1000  # the largest n of which a mean may be taken
@@ -58,11 +58,11 @@ def factors_between(
     step: int,
     calls: Sequence[ModelCall],
     room: float,
-    terms: Callable[[], Weights],
+    noise: Callable[[], Weights],
 ) -> tuple[dict[str, float], float]:
     """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
-    far the two differ after all: by no more than rounding, also of casts, which have that `room`. Where gradients of
-    examples cancel, rounding is that of their `terms`."""
+    far the two differ after all: by no more than rounding, also of casts, which have that `room`, and of terms that
+    cancel, for which `noise` tells how far rounding moves the gradient."""
     if not consumed:
         return {}, 0.0
     bound = bound_of(consumed, room)
@@ -71,13 +71,14 @@ def factors_between(
     factor, missed = factor_of_parts([(found[name].flatten(), part.flatten()) for name, part in consumed.items()])
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
+    moved = noise()
+    for near in (near_power_of_two(factor, missed), 1.0):  # of a gradient that is all rounding no factor is known
+        if cancels(found, consumed, near, bound, moved):
+            return dict.fromkeys(consumed, near), missed
     each = {name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed}
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
-    factor = near_power_of_two(factor, missed)
-    if cancels(found, consumed, factor, bound, terms()):
-        return dict.fromkeys(consumed, factor), missed
     rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
     raise Mistake(
         f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
@@ -85,11 +86,11 @@ def factors_between(
     )
 
 
-def cancels(found: Weights, consumed: Weights, factor: float, bound: float, terms: Weights) -> bool:
-    """Whether the rounding of the terms explains the difference between two gradients, parameter by parameter."""
+def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
+    """Whether rounding of terms that cancel explains the difference between two gradients, parameter by parameter."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
-        rounding = OF_TERMS * torch.finfo(part.dtype).eps * abs(factor) * float(terms[name].norm())
+        rounding = OF_NOISE * abs(factor) * float(noise[name].norm()) if name in noise else 0.0
         if not missed <= bound * float(part.norm()) + rounding:
             return False
     return True

@@ -383,16 +383,27 @@ class CalledModule:
             parameter.grad = None
         return found
 
-    def terms(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
-        """Return Σ ξᵢ Jᵢᵀℓ′ᵢ with ξᵢ ~ N(0, 1), which is about as large as the gradients before they cancel."""
-        drawn = list[ModelCall]()
+    def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
+        """Return how far relative noise of eps in weights, inputs and ℓ′ moves the gradient.
+
+        It shows what rounding may do to a gradient whose terms cancel, inside of a call or between calls.
+        """
         generator = stream("rounding", len(calls))
+
+        def noisy(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            return tensor * (1 + torch.finfo(tensor.dtype).eps * drawn)
+
+        near = list[ModelCall]()
         for call in calls:
             assert call.gradient is not None
-            shares = torch.randn(len(call.gradient), 1, generator=generator, dtype=torch.float64).to(call.gradient)
-            drawn.append(replace(call, gradient=call.gradient * shares))
-        found = self.gradient(drawn, begun)
-        return {name: torch.zeros_like(weight) for name, weight in begun[0].items()} | found if begun else found
+            near.append(replace(call, inputs=map_tensors(noisy, call.inputs), gradient=noisy(call.gradient)))
+        moved = {id(weights): {name: noisy(weight) for name, weight in weights.items()} for weights in begun}
+        here = self.gradient(calls, begun)
+        there = self.gradient(near, [moved[id(weights)] for weights in begun])
+        return {name: there[name] - part for name, part in here.items()}
 
     def pull_back(
         self, calls: Sequence[ModelCall], given: Callable[[Float[Tensor, "example ..."]], object] | None
@@ -464,12 +475,15 @@ def shortest(module: nn.Module) -> torch.dtype | None:
 
 
 def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[list[int]]:
-    """Yield the places of the calls of each pass back: neighbours at the same weights, under the same kernels."""
+    """Yield the places of the calls of each pass back: neighbours at the same weights, under the same kernels.
+
+    A call that moves running statistics is a pass of its own, as its replay writes to buffers that the pass reads.
+    """
     together = list[int]()
     for place, call in enumerate(calls):
         if together:
             last = calls[together[-1]]
-            same_pass = call.backward == last.backward and call.backward >= 0
+            same_pass = call.backward == last.backward and call.backward >= 0 and call.statistics is None
             same_weights = begun[place] is begun[together[-1]]
             if not (same_pass and same_weights and call.how.forbidden == last.how.forbidden):
                 yield together

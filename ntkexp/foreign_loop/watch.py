@@ -471,8 +471,8 @@ class FirstStepProof:
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
             room = self.called.room_of(step.calls)
             consumed = {name: step.gradient[name] for name in step.heard}
-            terms = partial(self.called.terms, step.calls, [step.start] * len(step.calls))
-            factors_between(found, consumed, step.index, step.calls, room, terms)
+            noise = partial(self.called.noise, step.calls, [step.start] * len(step.calls))
+            factors_between(found, consumed, step.index, step.calls, room, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

@@ -168,11 +168,11 @@ class ReplayedLoop:
         found = {name: gradient[name] for name in signature}
         ours, room = self.signatures.of(found), self.called.room_of(calls, exact=self.exact)
 
-        def terms() -> Weights:
-            drawn = self.called.terms(calls, [start] * len(calls))
-            return self.signatures.of({name: drawn[name] for name in signature})
+        def noise() -> Weights:
+            moved = self.called.noise(calls, [start] * len(calls))
+            return self.signatures.of({name: part for name, part in moved.items() if name in signature})
 
-        factors, _ = factors_between(ours, signature, event["step"], calls, room, terms)
+        factors, _ = factors_between(ours, signature, event["step"], calls, room, noise)
         if any(not torch.equal(ours[name], signature[name]) for name in signature):
             found = self.multiplied(found, factors, signature)
         return zeros | found | stored

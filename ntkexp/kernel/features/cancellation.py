@@ -10,6 +10,9 @@ the gradient of the last bias is zero, and rounding leaves a remainder. Adam and
 own size, so they move the bias by a full step. The movement is real, but the parts that single examples seem to have in
 it are about 1/eps times larger than the movement and cancel: they say nothing.
 
+Terms may also cancel inside of a call, as before a norm, where their sizes are not seen. There two sums of the same
+terms in different orders differ by as much as the gradient itself.
+
 Vectors are compared element by element, as every bias has a sum of its own. Matrices are compared as a whole.
 """
 
@@ -25,6 +28,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
 ROUNDING = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
+UNKNOWN = 8  # differences between two sums of the same terms
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
@@ -89,8 +93,10 @@ def add_copies(size: Tensor, block: Copies) -> None:
         size += block.values.norm(dim=2).sum()
 
 
-def credit(gradient: Weights, sizes: Weights) -> Weights:
+def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
     """Return 1 where a gradient is that of examples and 0 where it is rounding, for each parameter with any rounding.
+
+    `other` is the same gradient, summed in another order. Where the two differ by an eighth or more, nothing is known.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
@@ -101,6 +107,10 @@ def credit(gradient: Weights, sizes: Weights) -> Weights:
         bound = ROUNDING * torch.finfo(part.dtype).eps * size
         magnitude = part.abs() if size.dim() else part.norm()
         masks[name] = (magnitude <= bound) & (size > 0)
+        if other and name in other:
+            difference = part - other[name]
+            difference = difference.abs() if size.dim() else difference.norm()
+            masks[name] |= (magnitude <= UNKNOWN * difference) & (difference > 0)
 
     # one transfer from the device for all parameters
     some = torch.stack([mask.any() for mask in masks.values()]).tolist() if masks else []
