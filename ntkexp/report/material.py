@@ -61,7 +61,7 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Give the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
+    """Give the means that tell most, each with its interval, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
     errors = [q for q in analysis.quantities if q.endswith(f".{split}")]
     chosen = [*errors, *(q for q in analysis.quantities if q in TELLING and q not in errors)]
@@ -72,7 +72,8 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     for name in chosen:
         points[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
-            points[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
+            ends = table[[f"{name}.low", f"{name}.high"]].to_numpy(dtype=float).tolist()
+            points[f"95 % of {name}"] = [f"{short(low)} to {short(high)}" for low, high in ends]
     return points
 
 
