@@ -48,8 +48,10 @@ class Ending:
 def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
     """Why the run ends before this step, if it does."""
     target = setting.experiment.stop_at_loss
-    if target is not None and loss <= target:
-        return Ending(f"{steps_in_words(step)}, to a loss of {loss:.3g}")
+    raw = loss / setting.descent.scale  # `stop_at_loss` means the loss that is not divided by α²
+    if target is not None and raw <= target:
+        note = " (before the division by init.alpha²)" if setting.descent.scale != 1 else ""
+        return Ending(f"{steps_in_words(step)}, to a loss of {raw:.3g}{note}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
     sentence = step_size_advice(
