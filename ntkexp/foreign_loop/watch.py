@@ -34,6 +34,7 @@ from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from ntkexp.foreign_loop.again import Weighing
 from ntkexp.foreign_loop.arguments import (
@@ -56,6 +57,7 @@ from ntkexp.foreign_loop.calls import (
 )
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.hooks import FollowHook
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
@@ -141,13 +143,14 @@ class Watch:
 
         FOLLOWED.update(self.optimizers)
         for optimizer in self.optimizers:
-            self.hooks.append(optimizer.register_step_pre_hook(self.on_step_begin))
-            self.hooks.append(optimizer.register_step_post_hook(self.on_step_end))
-        self.hooks.append(called_model(self.model).register_forward_pre_hook(self.on_call_begin))
-        self.hooks.append(called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True))
+            self.hooks.append(optimizer.register_step_pre_hook(FollowHook(optimizer, self.on_step_begin)))
+            self.hooks.append(optimizer.register_step_post_hook(FollowHook(optimizer, self.on_step_end)))
+        called = called_model(self.model)
+        self.hooks.append(called.register_forward_pre_hook(FollowHook(called, self.on_call_begin)))
+        self.hooks.append(called.register_forward_hook(FollowHook(called, self.on_call), with_kwargs=True))
         for layer in self.model.modules():  # libraries put autocast between a model and its layers
             if list(layer.parameters(recurse=False)):
-                self.hooks.append(layer.register_forward_pre_hook(self.on_layer))
+                self.hooks.append(layer.register_forward_pre_hook(FollowHook(layer, self.on_layer)))
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over what an optimizer remembers of its steps so far."""
@@ -265,7 +268,9 @@ class Watch:
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
-        listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
+        listener = partial(self.on_gradient, call, counts)
+        unserializable_hook(listener)  # type: ignore[no-untyped-call]  # or torch.save(output) warns of it
+        listen(output, listener, past_casts=self.autocast is not None)
         self.calls.append(call)
         self.count += 1
 
