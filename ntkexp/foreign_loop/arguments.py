@@ -23,7 +23,7 @@ from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.tape import as_inputs, examples, part
+from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 from ntkexp.shapes import Inputs
@@ -241,7 +241,8 @@ def refuse_unusable(
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
-    """The inputs at which a module in evaluation is explained, the first of which it has answered.
+    """Copy the inputs at which a module in evaluation is explained, and let it answer the first. The loop may write
+    to its own, and so may a module, which is refused later.
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
@@ -250,7 +251,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
     if any(isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided) for leaf in each):
         raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
-    if not examples(inputs := as_inputs(queries)):
+    if not examples(inputs := map_tensors(torch.clone, as_inputs(queries))):
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     try:

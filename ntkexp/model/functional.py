@@ -86,7 +86,7 @@ def called(
     """Call a module with other parameters and buffers, which go wherever the module holds one that they name.
 
     Every place is named once. A layer that stands in a module twice has two names for each, and torch's own call would
-    leave the latest values behind in it.
+    leave the latest values behind in it. Embeddings with `max_norm` shorten a copy of their weights.
 
     >>> import torch
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
@@ -96,8 +96,17 @@ def called(
     """
     names = dict(held(module, named_once=False))
     by_tensor = {id(names[name]): value for name, value in values.items()}
+    for weight in renormed(module):
+        by_tensor[id(weight)] = by_tensor.get(id(weight), weight).clone()
     places = {name: by_tensor[id(value)] for name, value in held(module) if id(value) in by_tensor}
     return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
+
+
+def renormed(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the weights that an embedding with `max_norm` shortens in place whenever it looks rows up in them."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            yield from layer.parameters(recurse=False)
 
 
 def held(module: nn.Module, *, named_once: bool = True) -> Iterator[tuple[str, Tensor]]:
