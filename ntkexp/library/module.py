@@ -22,7 +22,7 @@ from ntkexp.kernel.record.program import same
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import function_of, hooked
+from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
 from ntkexp.shapes import Inputs, Weights
 
 SHORTEST = 32  # bits of numbers
@@ -134,7 +134,8 @@ def refuse_failing(module: nn.Module, output: str | int | None, inputs: Mapping[
         except Mistake:
             raise
         except Exception as error:
-            raise Mistake(f"{name}: the module does not take them: {first_line(error)}") from error
+            advice = f"; {BATCH_AXIS}" if batch_axis_missing(function_of(module, output), weights, given) else ""
+            raise Mistake(f"{name}: the module does not take them: {first_line(error)}{advice}") from error
         try:
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         except Exception as error:
