@@ -50,6 +50,11 @@ def apart() -> Iterator[list[int]]:
     yield [3, 0, 1, 2, 4, 5]
 
 
+def irregular() -> Iterator[list[int]]:
+    """Draws of which none holds both rows."""
+    yield from ([0, 3, 5], [3, 1, 2], [9, 4, 6], [7, 8, 3], [10, 11, 9], [0, 1, 5])
+
+
 def drawn() -> Iterator[list[int]]:
     """Rows drawn with replacement, of which no two have equal inputs."""
     generator = torch.Generator().manual_seed(2)
@@ -75,13 +80,17 @@ def trained(labels: tuple[int, int] | None, batches: Batches, *, dropout: float 
     return trace
 
 
-DIFFERENT, TOGETHER, OFTEN = "with different ∂L/∂f in one call", "several times in one call", "used twice as often"
+DIFFERENT, TOGETHER, OFTEN = "with different ∂L/∂f (other labels?)", "several times in one call", "used twice as often"
 CASES: dict[str, tuple[tuple[int, int] | None, Batches, float, str]] = {
     "other labels": ((0, 2), whole, 0.0, DIFFERENT),
     "other labels, shuffled": ((0, 2), shuffled, 0.0, DIFFERENT),
     "one label": ((1, 1), whole, 0.0, TOGETHER),
-    "dropout": ((0, 2), whole, 0.5, TOGETHER),
-    "other batches": ((0, 2), apart, 0.0, OFTEN),
+    "other labels, dropout": ((0, 2), whole, 0.5, DIFFERENT),
+    "one label, dropout": ((1, 1), whole, 0.5, TOGETHER),
+    "other labels, other batches": ((0, 2), apart, 0.0, DIFFERENT),
+    "other labels, drawn irregularly": ((0, 2), irregular, 0.0, DIFFERENT),
+    "other labels, other batches, dropout": ((0, 2), apart, 0.5, DIFFERENT),
+    "one label, other batches": ((1, 1), apart, 0.0, OFTEN),
     "drawn with replacement": (None, drawn, 0.0, TOGETHER),
 }
 
