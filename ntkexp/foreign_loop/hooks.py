@@ -4,7 +4,8 @@
 the followed loop, and it may live longer than that loop, in a program without this package:
 
     the same object, in this process     the hook works
-    a shallow copy, a forked process     the hook sees that it is not the followed object, and does nothing
+    a shallow copy (`copy.copy`)         the hook works: parameters are shared, so gradients come to the followed ones
+    a replica, a forked process          the hook sees that it is not the followed object, and does nothing
     a deep copy, a pickle, a file        hold a method of the standard library that does nothing, in place of the hook
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import nn
 
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
 """The hooks of this process."""
@@ -41,9 +43,16 @@ class FollowHook:
         FOLLOWING.add(self)
 
     def __call__(self, owner: object, *event: object) -> Any:
-        if owner is not self.owner or self.forked or is_traced():
+        if self.forked or not self.follows(owner) or is_traced():
             return None
         return self.react(owner, *event)
+
+    def follows(self, owner: object) -> bool:
+        """Return whether this is the followed object, or a module that shares its parameters."""
+        if owner is self.owner:
+            return True
+        shared = isinstance(owner, nn.Module) and isinstance(self.owner, nn.Module)
+        return shared and owner._parameters is self.owner._parameters  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         """Return what copies and pickles hold: `nullcontext().__exit__` takes any arguments and does nothing."""
@@ -55,7 +64,7 @@ def is_traced() -> bool:
 
     That program shall hold the operations of the model, and none of the hooks.
     """
-    return torch.compiler.is_exporting() or torch._C._is_tracing()
+    return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def silence() -> None:

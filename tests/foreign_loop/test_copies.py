@@ -207,6 +207,29 @@ def test_a_copy_runs_as_if_the_module_was_never_followed(way: str) -> None:
     assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())
 
 
+def compiled(net: nn.Module) -> Callable[[Tensor], Any]:
+    called: Callable[[Tensor], Any] = torch.compile(net, backend="eager")
+    return called
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at outputs that way
+@pytest.mark.parametrize("before", [False, True], ids=["made inside", "made before"])
+@pytest.mark.parametrize("view", [copy.copy, pytest.param(compiled, marks=pytest.mark.slow)])
+def test_a_loop_may_train_through_what_shares_the_parameters(view: Copier, before: bool) -> None:
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    twin = view(net)
+    with ntkexp.follow(net, optimizer, queries=ROWS[:2]) as trace:
+        twin = twin if before else view(net)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (twin(ROWS) - 1).square().mean().backward()
+            optimizer.step()
+    found = trace.attribute()
+    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
+    assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())
+
+
 def test_the_best_model_can_be_saved_after_the_loop() -> None:
     kept = list[nn.Module]()
 
