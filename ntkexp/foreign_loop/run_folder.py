@@ -36,6 +36,7 @@ from ntkexp.records.contributions import (
     DECAY_BY_COMPONENT,
     MEASURE,
     OUTSIDE,
+    ROUNDING,
     STATISTICS,
     STORE,
     ByComponent,
@@ -186,10 +187,7 @@ def write_run(
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
         # how far casts, or rounding of gradients, moved the outputs
-        if "casts" in found:
-            cast = float(np.linalg.norm(found["casts"].to_numpy()))
-        else:
-            cast = float(found.attrs["rounding"]) * float(np.linalg.norm(change))
+        cast = float(np.linalg.norm(found["rounding"].to_numpy()))
         result = secant_result(start, start + change, made, cast, no_examples_sentence(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
@@ -207,6 +205,7 @@ def write_run(
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
             statistics=found[STATISTICS].to_numpy() if STATISTICS in found else None,
             coupling=found[COUPLING].to_numpy() if COUPLING in found else None,
+            rounding=found[ROUNDING].to_numpy() if rounding_sentence(found) or casts_sentence(found) else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,

@@ -495,7 +495,9 @@ class FirstStepProof:
             nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
             room = self.called.room_of(step.calls)
-            factors_between(found, {name: step.gradient[name] for name in step.heard}, step.index, step.calls, room)
+            consumed = {name: step.gradient[name] for name in step.heard}
+            noise = partial(self.called.noise, step.calls, [step.start] * len(step.calls))
+            factors_between(found, consumed, step.index, step.calls, room, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
