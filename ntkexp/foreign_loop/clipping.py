@@ -80,9 +80,16 @@ def factors_between(
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
     rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
+    others = sorted({name for call in calls for name in call.other_outputs})
+    reason = DREW if drew else ALIKE
+    if others:
+        reason = (
+            f"does the loss use the output {' or '.join(others)} of the model as well, or alone? One is followed: name "
+            "it, output=…, or let the model return all that the loss uses as one tensor (torch.cat)"
+        )
     raise Mistake(
         f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
-        f"itself in '{worst}'; {DREW if drew else ALIKE}"
+        f"itself in '{worst}'; {reason}"
     )
 
 

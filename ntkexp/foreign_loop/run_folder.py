@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
+from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.equal_inputs import RepeatedInputs, equal_inputs_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -76,11 +78,13 @@ class Gallery:
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     room: float = MOST
+    repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
 
-    def add(self, names: Sequence[str], inputs: Inputs) -> None:
-        """Add those that are new."""
-        rows = shown(inputs)
-        for name, row in zip(names, rows, strict=True):
+    def add(self, call: ModelCall) -> None:
+        """Add the examples of a call that are new."""
+        self.repeated.add(call)
+        rows = shown(call.inputs)
+        for name, row in zip(call.names, rows, strict=True):
             if name not in self.rows and self.room > 0:
                 self.rows[name] = row
                 self.room -= row.nbytes
@@ -309,6 +313,7 @@ def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
         rounding_sentence(found),
         batch_norm_sentence(found),
         outside_sentence(found),
+        equal_inputs_sentence(found),
         caveats,
     )
     against, processes = "; ".join(filter(None, sentences)), files.processes

@@ -26,6 +26,7 @@ from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
+from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -56,7 +57,7 @@ from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
 from ntkexp.records.folder import CONFIG, RunFolder
-from ntkexp.report.progress import Announced, in_place
+from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
 
@@ -233,14 +234,15 @@ class Trace:
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)
         progress = in_place(quiet)
-        with memory_kept(self.module.parameters()):
+        with memory_kept(self.module.parameters()), quiet_log(quiet):
             found = self.contributions(gallery, progress, positions=positions)
             known = loop_effects(self, effects, mean, self.memory_gb, again, progress) if effects else None
         if known is not None:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for said in (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence):
+        own = (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence, equal_inputs_sentence)
+        for said in own:
             sentence = said(found)
-            if self.folder is None and sentence:
+            if self.folder is None and sentence and not quiet:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
             write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
@@ -307,7 +309,7 @@ class Trace:
 
         def explained(calls: Sequence[ModelCall]) -> None:
             for call in calls:
-                gallery.add(call.names, call.inputs)
+                gallery.add(call)
             announced.step()
 
         back.over(steps, explained)
@@ -334,7 +336,7 @@ class Trace:
         closing.refuse()
         progress.say(f"ntkexp: {closing.sentence}")
 
-        facts: dict[str, str | float] = {**closing.facts}
+        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
         if some:
             by_these = last.outputs - start - sums.other_steps
             moved = bool(change.any())
