@@ -24,6 +24,7 @@ from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of,
 from ntkexp.foreign_loop.store.replay import (
     CheckpointPlan,
     ReplayedSteps,
+    memories_on,
     optimizer_states,
     states_at_end,
 )
@@ -378,7 +379,8 @@ class LoopOnDisk:
         if event not in self.files.checkpoints:
             return None
         content = self.files.read(self.files.weights_at(event))
-        return dict(tree_map_only(Tensor, lambda tensor: tensor.to(device), content))
+        states = {key: memories_on(content[key], device) for key in ("memories", "ended") if key in content}
+        return {**content, "weights": {name: part.to(device) for name, part in content["weights"].items()}, **states}
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
         return tuple(

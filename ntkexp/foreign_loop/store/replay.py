@@ -65,6 +65,7 @@ class CheckpointPlan:
 
 
 OptimizerState: TypeAlias = dict[str, dict[str, Any]]
+COUNT = "step"  # what PyTorch's optimizers call the number of steps that a parameter has taken
 
 
 def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[OptimizerState]:
@@ -75,6 +76,30 @@ def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """What is remembered of a parameter, to be written to."""
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def memories_on(memories: Sequence[OptimizerState] | None, device: torch.device) -> list[OptimizerState] | None:
+    """Return what optimizers remember on a device; counts of steps, which they mostly read, stay on the processor."""
+    if memories is None:
+        return None
+    return [
+        {
+            name: {
+                key: value.to(device) if isinstance(value, Tensor) and key != COUNT else value
+                for key, value in state.items()
+            }
+            for name, state in memory.items()
+        }
+        for memory in memories
+    ]
+
+
+def placed_state(state: dict[str, Any], settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the state with its count of steps on the device, if the optimizer's kernels read it there."""
+    on_device = settings.get("capturable") or settings.get("fused")
+    if on_device and isinstance(count := state.get(COUNT), Tensor):
+        return {**state, COUNT: count.to(device)}
+    return state
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
@@ -201,7 +226,10 @@ class ReplayedLoop:
             moved[name].grad = gradient[name].clone()
         known = self.known[event["optimizer"]]
         optimizer = known.made([{**each["settings"], "params": [moved[n] for n in each["names"]]} for each in groups])
-        optimizer.state.update({moved[name]: copied(each) for name, each in state.items() if name in moved})
+        settings = {name: group["settings"] for group in groups for name in group["names"]}
+        for name, weight in moved.items():
+            if name in state:
+                optimizer.state[weight] = placed_state(copied(state[name]), settings[name], weight.device)
         optimizer.step()
         self.states[event["optimizer"]] = state | {
             name: dict(optimizer.state[weight]) for name, weight in moved.items() if weight in optimizer.state
@@ -267,6 +295,12 @@ def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Te
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
 """Steps, each with the weights after it."""
+
+
+def event_on(event: Event, device: torch.device) -> Event:
+    """Return an event with the tensors that a replay is compared with on a device."""
+    compared = ("gradient", "after", "whole")
+    return {**event, **{key: {name: part.to(device) for name, part in event[key].items()} for key in compared}}
 
 
 @dataclass
@@ -368,7 +402,8 @@ class ReplayedSteps(AbstractSteps):
         loop = ReplayedLoop(self.called, self.known, first["weights"], list(first["memories"]), self.signatures)
         only = stop - begin == 1 and then is not None and states_at_end(then) is not None
         steps: list[FollowedStep] = []
-        for event in self.loop.events[begin:stop]:
+        for stored in self.loop.events[begin:stop]:
+            event = event_on(stored, device)
             joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
