@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.device.emulated import compiled, load, missing
+from tests.device.emulated import IS_EMULATED, compiled, load, missing
 
 
-def begin(library: Path) -> None:
+def begin(library: Path | None) -> None:
     """Prepare the process, as pytest and tests/conftest.py prepare theirs."""
     import tests.conftest  # noqa: F401, PLC0415  checks shapes from here on
 
     warnings.simplefilter("error")
-    load(library)
+    if library is not None:
+        load(library)
 
 
 @pytest.fixture(scope="package")
@@ -27,7 +28,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
     """The process with the device."""
     if reason := missing():
         pytest.skip(reason)
-    with ProcessPoolExecutor(1, get_context("spawn"), begin, (compiled(),)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), begin, (compiled() if IS_EMULATED else None,)) as pool:
         yield pool
 
 

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
@@ -244,6 +245,15 @@ Tensor& set(Tensor& one, at::Storage storage, int64_t offset, IntArrayRef sizes,
   return at::cpu::set_(one, std::move(storage), offset, sizes, strides);
 }
 
+Tensor& set_whole(Tensor& one, at::Storage storage) {
+  int64_t size = storage.nbytes() / one.dtype().itemsize();
+  return at::cpu::set_(one, std::move(storage), 0, {size}, {1});
+}
+
+Tensor& set_tensor(Tensor& one, const Tensor& other) {
+  return at::cpu::set_(one, other.storage(), other.storage_offset(), other.sizes(), other.strides());
+}
+
 // --- Every other operation, on copies in the processor's memory.
 
 const std::set<std::string> WAITING = {
@@ -408,6 +418,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("unfold", unfold);
   library.impl("resize_", resize);
   library.impl("set_.source_Storage_storage_offset", set);
+  library.impl("set_.source_Storage", set_whole);
+  library.impl("set_.source_Tensor", set_tensor);
   library.impl("convolution_overrideable", convolution);
   library.impl("convolution_backward_overrideable", convolution_backward);
   library.impl("native_dropout", dropout);
@@ -421,8 +433,21 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// Autocast, with the lists of operations that torch has for every kind of device.
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) { // the name that torch's macros expect
+#define SHORTER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(SHORTER)
+#undef SHORTER
+#define LONGER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+  AT_FORALL_FP32(LONGER)
+#undef LONGER
+#define WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_PROMOTE(WIDEST)
+#undef WIDEST
 }
 
 const bool registered = [] {

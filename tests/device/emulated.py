@@ -19,13 +19,17 @@ from torch.utils.backend_registration import (
 )
 
 NAME = "emulated"
-DEVICE = f"{NAME}:1"  # not the current device, so that code that forgets the index mixes two devices
+IS_EMULATED = not torch.cuda.is_available()
+DEVICE = f"{NAME}:1" if IS_EMULATED else "cuda:0"
+"""The second of two, so that code that forgets the index mixes devices. A machine with a GPU takes that."""
 SOURCE = Path(__file__).with_name("emulated.cpp")
 CACHE = Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
 
 
 def missing() -> str:
-    """Return why the device cannot be built here, or an empty string."""
+    """Return why there is no device here, or an empty string."""
+    if not IS_EMULATED:
+        return ""
     if os.name != "posix":
         return "the emulated device is built on Linux and macOS"
     return "" if which("c++") else "there is no C++ compiler"
@@ -77,6 +81,14 @@ class EmulatedModule:
     @staticmethod
     def set_device(device: torch.device | int | str) -> None:
         torch.ops.emulated.choose(index_of(device))
+
+    @staticmethod
+    @contextmanager
+    def device(device: torch.device | int | str) -> Iterator[None]:
+        before = torch.ops.emulated.current()
+        torch.ops.emulated.choose(index_of(device))
+        yield
+        torch.ops.emulated.choose(before)
 
     @staticmethod
     def synchronize(device: object = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.device.emulated import DEVICE, NAME, EmulatedModule, counted_reads
+from tests.device.emulated import DEVICE, IS_EMULATED, NAME, EmulatedModule, counted_reads
+
+pytestmark = pytest.mark.skipif(not IS_EMULATED, reason="there is a GPU")
 
 MIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "two devices": lambda x: x + x.to(f"{NAME}:0"),
@@ -65,9 +68,26 @@ def test_recurrent_layers_are_those_of_the_processor(kind: type[nn.Module]) -> N
     for one, place in ((layer, "cpu"), (there, DEVICE)):
         outputs = one(x.to(place))
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
-        outputs.square().sum().backward()  # type: ignore[no-untyped-call]  # torch's own
+        outputs.square().sum().backward()
     for ours, expected in zip(there.parameters(), layer.parameters(), strict=True):
         assert ours.grad is not None
         assert expected.grad is not None
         assert ours.grad.device == torch.device(DEVICE)
         torch.testing.assert_close(ours.grad.cpu(), expected.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_tensors_are_copied_and_saved() -> None:
+    x, file = torch.arange(6.0, device=DEVICE).view(2, 3), io.BytesIO()
+    copied = deepcopy(x.t())
+    copied[0, 0] = 7.0
+    assert x.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    torch.save(x, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), x)
+
+
+def test_autocast_forms_products_in_shorter_numbers() -> None:
+    x = torch.randn(3, 3, device=DEVICE)
+    with torch.autocast(NAME, torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        assert (x @ x).exp().dtype == torch.float32

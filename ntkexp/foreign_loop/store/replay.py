@@ -202,21 +202,17 @@ class ReplayedLoop:
 
         The factors are read of rounded sums, and may be some units in the last place from those that the loop took.
         """
-        products, units = dict[str, Tensor](), list(NEARBY)
-        for name, gradient in found.items():
+        products, left = dict[str, Tensor](), dict(found)
+        for unit in NEARBY:
             # the first factor near by that gives the signature of what was consumed, in every bit
-            for unit in units:
-                product = gradient * moved_by_units(factors[name], unit, gradient.dtype)
-                if torch.equal(self.signatures.of({name: product})[name], signature[name]):
-                    break
-            else:  # the loop did something else than to multiply: to rounding, this is it
-                return {name: factors[name] * gradient for name, gradient in found.items()}
-            products[name] = product
-
-            # parameters mostly share a factor, and so how far it is off
-            units.remove(unit)
-            units.insert(0, unit)
-        return products
+            tried = {name: part * moved_by_units(factors[name], unit, part.dtype) for name, part in left.items()}
+            signed = self.signatures.of(tried)
+            products |= {name: part for name, part in tried.items() if torch.equal(signed[name], signature[name])}
+            left = {name: part for name, part in left.items() if name not in products}
+            if not left:
+                return {name: products[name] for name in found}
+        # the loop did something else than to multiply: to rounding, this is it
+        return {name: factors[name] * gradient for name, gradient in found.items()}
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
@@ -295,12 +291,6 @@ def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Te
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
 """Steps, each with the weights after it."""
-
-
-def event_on(event: Event, device: torch.device) -> Event:
-    """Return an event with the tensors that a replay is compared with on a device."""
-    compared = ("gradient", "after", "whole")
-    return {**event, **{key: {name: part.to(device) for name, part in event[key].items()} for key in compared}}
 
 
 @dataclass
@@ -402,8 +392,7 @@ class ReplayedSteps(AbstractSteps):
         loop = ReplayedLoop(self.called, self.known, first["weights"], list(first["memories"]), self.signatures)
         only = stop - begin == 1 and then is not None and states_at_end(then) is not None
         steps: list[FollowedStep] = []
-        for stored in self.loop.events[begin:stop]:
-            event = event_on(stored, device)
+        for event in self.loop.events[begin:stop]:
             joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
