@@ -34,7 +34,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
     for places in together.values():
         joined = torch.cat([tensors[place].reshape(-1) for place in places]).cpu()
-        parts = joined.split([tensors[place].numel() for place in places])
+        parts = torch.split(joined, [tensors[place].numel() for place in places])
         for place, part in zip(places, parts, strict=True):
             copies[place] = part.view(tensors[place].shape)
     return copies

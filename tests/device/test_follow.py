@@ -91,7 +91,7 @@ def test_masks_of_dropout_are_drawn_again(to_disk: bool, tmp_path: Path) -> None
 
     torch.manual_seed(0)
     given = on(DEVICE, with_dropout)
-    trace = followed(given, loops.plain, **({"to": tmp_path / "run", "every": 3} if to_disk else {}))
+    trace = followed(given, loops.plain, to=tmp_path / "run" if to_disk else None, every=3)
     assert float(trace.attribute()["closure"].max()) < 1e-9
 
 
@@ -145,8 +145,7 @@ def trained(device: str, optimizer: str, folder: Path | None = None) -> Trace:
     def measure(outputs: Tensor, call: object) -> Tensor:
         return (outputs - targets).square().mean(1)
 
-    place = {} if folder is None else {"to": folder}
-    with follow(model, made[optimizer], queries=queries, loss=losses, measure=measure, **place) as trace:
+    with follow(model, made[optimizer], queries=queries, loss=losses, measure=measure, to=folder) as trace:
         for _ in range(4):
             made[optimizer].zero_grad()
             (model(x) - y).square().mean().backward()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.clipping import AGREES, factors_between
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
@@ -243,12 +244,13 @@ class ReplayedLoop:
 
             # to rounding of itself, or of what is typical of all (the root of the mean square of their elements), as a
             # gradient that is zero by symmetry, such as that of the keys' bias in attention, holds nothing else
-            squares = sum(float(other.square().sum()) for _, _, other in pairs)
+            norms = read_numbers([size for _, one, other in pairs for size in (other.norm(), (one - other).norm())])
+            squares = sum(size**2 for size in norms[::2])
             typical = sqrt(squares / max(1, sum(other.numel() for _, _, other in pairs)))
-            for name, one, other in pairs:
+            for (name, one, other), size, gap in zip(pairs, norms[::2], norms[1::2], strict=True):
                 rounds = torch.finfo(one.dtype).eps * max(1, self.events)
-                bound = AGREES * float(other.norm()) + ROUNDING * typical * sqrt(other.numel())
-                if not float((one - other).norm()) <= rounds * bound:
+                bound = AGREES * size + ROUNDING * typical * sqrt(other.numel())
+                if not gap <= rounds * bound:
                     raise Mistake(
                         f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
                         "the loop was resumed; load its state with the weights, or follow the loop again"
