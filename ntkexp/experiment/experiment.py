@@ -10,7 +10,8 @@ What is free there would be another number each time, and with it the blocks in 
 
 from __future__ import annotations
 
-import re
+import warnings
+from contextlib import suppress
 from itertools import accumulate
 from typing import Literal, Self
 
@@ -62,10 +63,13 @@ class Experiment(Component):
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        """Whether this machine has such a device is checked when it is needed."""
-        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-            raise Mistake("it takes cpu, cuda or cuda:K")
-        return name
+        """Refuse names that torch does not know. The machine is asked for the device when a run needs it."""
+        with suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of names that it will give up
+            device = torch.device(name)
+            if str(device) == name and (device.type != "cpu" or device.index is None):
+                return name
+        raise Mistake("it takes cpu, cuda, cuda:1, mps, xpu or another device that torch knows")
 
     @property
     def room_gb(self) -> float:
@@ -80,6 +84,13 @@ class Experiment(Component):
     def timetable(self) -> AbstractTimetable:
         """When tangent kernels are kept."""
         return self.path.timetable(self.steps, self.switches)
+
+    @model_validator(mode="after")
+    def refuse_absent_precision(self) -> Self:
+        """Refuse numbers that a kind of device does not have."""
+        if self.device.partition(":")[0] == "mps" and self.dtype == "float64":
+            raise Mistake(f"device={self.device}: it has no float64 numbers; add dtype=float32, or use device=cpu")
+        return self
 
     @model_validator(mode="after")
     def refuse_phases(self) -> Self:
@@ -166,8 +177,13 @@ SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its all
 
 
 def memory_limit(device: str) -> float:
-    """GB on this device; of one that is not here, as much as on the processor."""
-    if device == "cpu" or not torch.cuda.is_available():
+    """GB on this device; of one that is not here, or does not tell, as much as on the processor."""
+    kind = torch.device(device)
+    if kind.type == "cpu" or not (module := torch.get_device_module(kind)).is_available():
         return USUAL
-    _, whole = torch.cuda.mem_get_info(torch.device(device).index)  # none is that of the current device
-    return SHARE * whole / 1e9
+    if kind.type == "mps":
+        return SHARE * torch.mps.recommended_max_memory() / 1e9
+    if not hasattr(module, "mem_get_info"):
+        return USUAL
+    _, whole = module.mem_get_info(kind.index)  # none is that of the current device
+    return SHARE * float(whole) / 1e9

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
 from ntkexp.effects.trajectory import FlatWeights, flat_like
-from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, counts_of
+from ntkexp.foreign_loop.calls import (
+    CPU,
+    ExampleLoss,
+    ModelCall,
+    beginning_at,
+    counts_of,
+    device_generators,
+    generator_state,
+)
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
@@ -106,7 +114,7 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
     asked = AlteredLoop(weighing, place)
     token = UNDER_WAY.set(asked)
     try:
-        with torch.random.fork_rng(devices=()):
+        with beginning_at({place: generator_state(place) for place in (CPU, *device_generators())}):
             again()
     finally:
         UNDER_WAY.reset(token)

@@ -44,9 +44,42 @@ def generator_states(module: nn.Module) -> dict[str, Tensor]:
     >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
     """
-    weights = module.parameters() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]  # torch's own
-    places = dict.fromkeys(str(weight.device) for weight in weights if weight.is_cuda)
-    return {CPU: torch.get_rng_state(), **{place: torch.cuda.get_rng_state(place) for place in places}}
+    if torch.accelerator.current_accelerator() is None:
+        return {CPU: torch.get_rng_state()}
+    devices = {weight.device for weight in module.parameters()}
+    places = [CPU, *sorted(str(device) for device in devices if has_generator(device))]
+    return {place: generator_state(place) for place in places}
+
+
+def has_generator(device: torch.device) -> bool:
+    """Whether numbers are drawn on a device by a generator of its own.
+
+    >>> has_generator(torch.device("cpu")), has_generator(torch.device("meta"))
+    (False, False)
+    """
+    try:
+        return hasattr(torch.get_device_module(device), "get_rng_state")
+    except RuntimeError:  # torch knows nothing but the name
+        return False
+
+
+def generator_state(place: str) -> Tensor:
+    """The state of the generator of a device."""
+    state: Tensor = torch.get_rng_state() if place == CPU else torch.get_device_module(place).get_rng_state(place)
+    return state
+
+
+def device_generators() -> list[str]:
+    """The devices besides the processor whose generators this process may have used.
+
+    A GPU that was never used is not initialized only to be asked for its state.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return []
+    module = torch.get_device_module(accelerator)
+    is_used = getattr(module, "is_initialized", lambda: True)()
+    return [f"{accelerator.type}:{index}" for index in range(module.device_count())] if is_used else []
 
 
 @contextmanager
@@ -65,9 +98,9 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
             if place == CPU:
                 torch.set_rng_state(state)
             else:
-                torch.cuda.set_rng_state(state, place)
+                torch.get_device_module(place).set_rng_state(state, place)
 
-    before = {place: torch.get_rng_state() if place == CPU else torch.cuda.get_rng_state(place) for place in states}
+    before = {place: generator_state(place) for place in states}
     try:
         set_states(states)
         yield

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
@@ -127,13 +128,14 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     """The same of gradients in parts, which are never copied as a whole: of a large model that takes gigabytes."""
-    sizes = [hypot(*(float(pair[side].norm()) for pair in pairs)) for side in (0, 1)]
     count, numbers = sum(theirs.numel() for _, theirs in pairs), torch.finfo(pairs[0][1].dtype)
+    read = read_numbers([each for o, t in pairs for each in (o.norm(), t.norm(), o @ o, o @ t)])
+    sizes = [hypot(*read[::4]), hypot(*read[1::4])]
     if count and min(sizes) ** 2 < numbers.tiny / count and pairs[0][1].dtype != torch.float64:
         return factor_of_parts([(ours.double(), theirs.double()) for ours, theirs in pairs])
-    square = sum(float(ours @ ours) for ours, _ in pairs)
-    factor = sum(float(ours @ theirs) for ours, theirs in pairs) / square if square else 0.0
-    missed = hypot(*(float((factor * ours - theirs).norm()) for ours, theirs in pairs))
+    square = sum(read[2::4])
+    factor = sum(read[3::4]) / square if square else 0.0
+    missed = hypot(*read_numbers([(factor * ours - theirs).norm() for ours, theirs in pairs]))
     return factor, missed / sizes[1] if sizes[1] else 0.0
 
 
@@ -202,7 +204,8 @@ class Factors:
         """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
         # groups of parameters with one factor; a parameter of a single number, whose factor may be any, goes with the
         # group whose factor explains it to the rounding of the whole gradient
-        numbers = {name: int(consumed[name].count_nonzero()) for name in factors}
+        counts = read_numbers([consumed[name].count_nonzero() for name in factors])
+        numbers = dict(zip(factors, counts, strict=True))
         chosen, groups = dict(factors), list[list[str]]()
         if len(set(factors.values())) == 1:
             groups.append(list(factors))
@@ -223,7 +226,7 @@ class Factors:
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else PARTS):
-                squares = array("d", (float(consumed[name].square().sum()) for name in group))
+                squares = array("d", read_numbers([consumed[name].square().sum() for name in group]))
                 self.seen.append(Multiplied(step, tuple(group), factor, squares, single, bound))
         return chosen
 

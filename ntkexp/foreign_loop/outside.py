@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import Autocast
+from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
@@ -177,12 +178,15 @@ class LatestWeights:
 
     def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False) -> None:
         """Refuse weights that were written to, and are not what they were; or those that are not, by whatever way."""
+        looked_at = dict[str, Tensor]()
         for name, weight in members:
             if name not in self.weights:
                 raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
-            if weight._version == self.writes[name] and not closely:
-                continue
-            if not same_bits(weight.detach(), self.weights[name]):
+            if weight._version != self.writes[name] or closely:
+                looked_at[name] = weight
+        same = same_bits([(weight.detach(), self.weights[name]) for name, weight in looked_at.items()])
+        for (name, weight), is_same in zip(looked_at.items(), same, strict=True):
+            if not is_same:
                 if name in self.strangers:
                     raise Mistake(
                         f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), which is not "
@@ -200,18 +204,25 @@ def alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them.
+def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether the tensors of each pair are the same to the bit; a device is read once for all.
 
-    >>> same_bits(torch.zeros(2), -torch.zeros(2)), same_bits(torch.ones(3), torch.ones(3))
-    (False, True)
+    >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
+    [False, True]
     """
+    return [bool(same) for same in to_host([have_same_bits(*pair) for pair in pairs])]
+
+
+def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
+    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them;
+    as a truth value where they lie."""
     if not alike(one, other):
-        return False
+        return torch.tensor(False)
     if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
-        return not LIBRARY.memcmp(*(ctypes.c_void_p(each.data_ptr()) for each in (one, other)), SIZE(one.nbytes))
+        places = (ctypes.c_void_p(each.data_ptr()) for each in (one, other))
+        return torch.tensor(not LIBRARY.memcmp(*places, SIZE(one.nbytes)))
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
-    return torch.equal(one.reshape(-1).view(kind), other.reshape(-1).view(kind))
+    return (one.reshape(-1).view(kind) == other.reshape(-1).view(kind)).all()
 
 
 # --- Memory of large models.

@@ -5,9 +5,8 @@ each step, by signatures of its tensors. The rules of PyTorch's optimizers are i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import hypot, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkexp.foreign_loop.host_reads import read_numbers, to_host
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
@@ -135,10 +135,16 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Signed:
-    """The signatures of a step: of what it consumed, and of the weights after it."""
+    """The signatures of a step, on the processor: of what it consumed, and of the weights after it."""
 
     gradient: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, gradient: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Signed:
+        """Read the signatures from a device, with one transfer."""
+        read = iter(to_host([*gradient.values(), *after.values()]))
+        return cls({name: next(read) for name in gradient}, {name: next(read) for name in after})
 
 
 @dataclass(frozen=True)
@@ -148,11 +154,16 @@ class Signatures:
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
-        """The signature of every tensor, what is left over from equal parts at its end.
+        """The signature of every tensor, on the processor; what is left over from equal parts is at its end.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
         """
+        signatures = self.on_device(tensors)
+        return dict(zip(signatures, to_host(list(signatures.values())), strict=True))
+
+    def on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
+        """The signature of every tensor, where the tensor lies."""
         signatures = dict[str, Tensor]()
         for name, tensor in tensors.items():
             flat = tensor.detach().reshape(-1)
@@ -183,22 +194,21 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
     """
-    size = hypot(*(float(theirs.norm()) for theirs in other.values()))
-    missed = hypot(*(float((one[name] - theirs).norm()) for name, theirs in other.items()))
+    sizes = [theirs.norm() for theirs in other.values()]
+    gaps = [(one[name] - theirs).norm() for name, theirs in other.items()]
+    norms = read_numbers([*sizes, *gaps])
+    size, missed = hypot(*norms[: len(sizes)]), hypot(*norms[len(sizes) :])
     return missed / size if size else missed
 
 
-def numbers(signatures: Mapping[str, Tensor]) -> dict[str, Numbers]:
-    """Signatures in double precision.
+def in_doubles(signature: Tensor) -> Numbers:
+    """A signature in double precision, on the processor.
 
-    >>> numbers({"a": torch.ones(1), "b": torch.zeros(2)})
-    {'a': array([1.]), 'b': array([0., 0.])}
+    >>> in_doubles(torch.ones(1))
+    array([1.])
     """
-    if not signatures:
-        return {}
-    found = torch.cat([part.double() for part in signatures.values()]).cpu().numpy()
-    ends = list(accumulate(map(len, signatures.values())))
-    return {name: found[end - len(part) : end] for (name, part), end in zip(signatures.items(), ends, strict=True)}
+    doubles: Numbers = signature.double().numpy()
+    return doubles
 
 
 # --- Proof (b): what a rule makes of the gradients is what the optimizer made of them, seen through signatures.
@@ -221,6 +231,10 @@ ROUNDING = 64  # eps: of the few operations of a step, fused or not, and of shor
 LONG = 4  # of long ones, up to a piece: it grows as the root of how many numbers they have
 
 
+Held: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
+"""The proof of a step of a parameter: it asks for signatures by name, and returns how far the weight is off."""
+
+
 @dataclass
 class RuleProof:
     """Signatures of the `weights` after the latest step, of the `memory` of the optimizer, and the sizes of what that
@@ -234,45 +248,84 @@ class RuleProof:
 
     def begin(self, name: str, weight: Tensor) -> None:
         """A parameter begins here."""
-        self.weights[name] = self.read(weight)
+        self.weights[name] = in_doubles(self.signatures.of({"": weight})[""])
 
     def remember(self, name: str, momentum: Tensor) -> None:
         """The optimizer remembers this of a parameter already."""
-        self.memory[name] = self.read(momentum)
+        self.memory[name] = in_doubles(self.signatures.of({"": momentum})[""])
         self.made[name] = size(self.memory[name])
 
-    def read(self, tensor: Tensor) -> Numbers:
-        return numbers(self.signatures.of({"": tensor}))[""]
+    def read(self, tensor: Tensor) -> Tensor:
+        """The signature of a tensor, where it lies."""
+        return self.signatures.on_device({"": tensor})[""]
+
+    def settle(self, waiting: Sequence[Held]) -> list[float]:
+        """Finish the proofs of several parameters; each round reads what all of them ask for with one transfer."""
+        missed = [0.0] * len(waiting)
+        asked = {place: next(each) for place, each in enumerate(waiting)}
+        while asked:
+            read = iter(to_host([tensor for tensors in asked.values() for tensor in tensors.values()]))
+            answers = {place: {key: in_doubles(next(read)) for key in asked[place]} for place in asked}
+            asked = {}
+            for place, answer in answers.items():
+                try:
+                    asked[place] = waiting[place].send(answer)
+                except StopIteration as end:
+                    missed[place] = end.value
+        return missed
 
     def hold(
         self,
         where: str,
         name: str,
         step: LinearStep,
-        seen: tuple[Numbers, Numbers],
+        seen: tuple[Tensor, Tensor],
         taken: StepInput,
         momentum: Tensor | None,
         room: Tensor,
-    ) -> float:
-        """Refuse a step to a weight that the rule does not explain; how far it is from where that leads, relative to
-        it. `seen` are σ(g) and σ(θ); what tensors have to be formed is formed in `room`."""
-        (pulled, after), before, known = seen, self.weights[name], self.memory.get(name)
+    ) -> Held:
+        """Begin the proof of a step of a weight, which `settle` finishes: it refuses a step that the rule does not
+        explain, and returns how far the weight is from where the rule leads, relative to it. `seen` are σ(g) and σ(θ);
+        what tensors have to be formed is formed in `room`, before this returns."""
+        pulled, after = seen
+        asked, scale = {"pulled": pulled, "after": after}, 1.0
+        if isinstance(step.intake, Tensor):
+            asked["taken in"] = self.read(step.intake * p_of(step, taken))
+        if step.rest is not None:
+            asked["rest"] = self.read(step.rest)
+        if step.moves_in_numbers is None:
+            if momentum is not None:
+                asked["memory"] = self.read(momentum)
+            scale, asked["direction"] = self.read_direction(step, taken, momentum, room)
+        return self.proved(where, name, step, asked, scale, taken.weight, momentum)
+
+    def proved(
+        self,
+        where: str,
+        name: str,
+        step: LinearStep,
+        asked: dict[str, Tensor],
+        scale: float,
+        weight: Tensor,
+        momentum: Tensor | None,
+    ) -> Held:
+        """Ask for signatures, and compare them with the rule."""
+        read = yield asked
+        pulled, after, before, known = read["pulled"], read["after"], self.weights[name], self.memory.get(name)
         if not np.isfinite(after).all():
             raise Mistake(
                 f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
             )
-        weight = taken.weight
         rounds = (ROUNDING + sqrt(min(weight.numel() / PARTS, PIECE)) / LONG) * torch.finfo(weight.dtype).eps
 
         # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
         pulled = pulled + step.coupled * before if step.coupled else pulled
-        taken_in = self.read(step.intake * p_of(step, taken)) if isinstance(step.intake, Tensor) else None
-        taken_in = step.intake * pulled if taken_in is None else taken_in
+        taken_in = read["taken in"] if "taken in" in read else step.intake * pulled
         memory = taken_in + (0.0 if known is None else step.carry * known)
         made = step.carry * self.made.get(name, 0.0) + size(taken_in)
         left, whole = (1 - float(step.lost)) * before - after, size(before) + size(after)
-        if step.rest is not None:
-            left, whole = left - (rest := self.read(step.rest)), whole + size(rest)
+        if "rest" in read:
+            left, whole = left - read["rest"], whole + size(read["rest"])
 
         # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is compared with the rule's where it decides. Of numbers that is
         # read only where the rule's does not explain the step: each may have rounding of long ago.
@@ -281,14 +334,15 @@ class RuleProof:
             left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
         explained = moves is not None and step.rest is None and size(left - moves[0] * memory) <= rounds * whole
         if momentum is not None and not explained:
-            read = self.read(momentum)
-            if not (missed := size(read - memory)) <= rounds * made:
+            if "memory" not in read:
+                read |= yield {"memory": self.read(momentum)}
+            if not (missed := size(read["memory"] - memory)) <= rounds * made:
                 raise Mistake(astray(where, missed))
-            memory = read
+            memory = read["memory"]
         if moves is not None:
             pushed, whole = moves[0] * memory, whole + abs(moves[0]) * made
         else:
-            pushed = self.read_direction(step, taken, momentum, room)
+            pushed = scale * read["direction"]
         missed = size(left - pushed)
         if not missed <= rounds * (whole + size(pushed)):
             raise Mistake(astray(where, missed))
@@ -297,16 +351,18 @@ class RuleProof:
             self.memory[name], self.made[name] = memory, made
         return missed / whole if missed else 0.0
 
-    def read_direction(self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor) -> Numbers:
-        """σ(M(S ⊙ m + N ⊙ p)); without a memory m is α ⊙ p."""
+    def read_direction(
+        self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
+    ) -> tuple[float, Tensor]:
+        """σ(M(S ⊙ m + N ⊙ p)), as a number and the signature it multiplies; without a memory m is α ⊙ p."""
         m = step.intake * p_of(step, taken) if momentum is None else momentum
         if step.below is not None and not isinstance(step.scale, Tensor) and step.moves_by_memory:
-            return step.scale * self.read(torch.div(m, step.below, out=room))
+            return step.scale, self.read(torch.div(m, step.below, out=room))
         whole = step.scale * m
         if not step.moves_by_memory:
             whole = whole + step.ahead * p_of(step, taken)
         whole = whole if step.below is None else whole.div_(step.below)
-        return self.read(whole if step.mixing is None else step.mixing.of(whole))
+        return 1.0, self.read(whole if step.mixing is None else step.mixing.of(whole))
 
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:

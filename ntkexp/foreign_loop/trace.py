@@ -48,7 +48,7 @@ from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape, examples
+from ntkexp.kernel.record.tape import Tape, examples, map_tensors
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
@@ -440,7 +440,9 @@ def load_trace(
     module.eval()
     optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
     steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
-    output, asked, by = start["output"], start["queries"], start.get("by")
+    output, by = start["output"], start.get("by")
+    device = next(module.parameters()).device
+    asked = map_tensors(lambda tensor: tensor.to(device), start["queries"])
     return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
 
 

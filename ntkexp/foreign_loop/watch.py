@@ -61,7 +61,7 @@ from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.hooks import FollowHook
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
-from ntkexp.foreign_loop.rule import AbstractOptimizerRule, RuleProof, Signed, StepInput, numbers
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.replay import copied
@@ -352,12 +352,12 @@ class Watch:
         # g and θ after the step, and a signature of each
         gradient = {name: torch.zeros_like(w) if w.grad is None else w.grad.detach() for name, w in moved.items()}
         self.latest.copy_in(moved)
-        sign = self.proof.signatures.of
-        signed = Signed(sign(gradient), sign(moved))
-        signed_gradient, signed_after = numbers(signed.gradient), numbers(signed.after)
+        sign = self.proof.signatures.on_device
+        signed = Signed.of(sign(gradient), sign(moved))
 
         # the linear map of each parameter, from settings and state after the step; proof (b) that it leads there
-        linear, settings, silent, error = dict[str, LinearStep](), dict[str, Mapping[str, Any]](), set[str](), 0.0
+        linear, settings, silent = dict[str, LinearStep](), dict[str, Mapping[str, Any]](), set[str]()
+        proofs = list[Held]()
         for group, members in self.parameters.groups(optimizer):
             group_settings = {key: copied_setting(value) for key, value in group.items() if key != "params"}
             for name, weight in members.items():
@@ -368,12 +368,14 @@ class Watch:
                     self.proof.moved[name] = times + 1
                     step = read_step(rule, group, state, taken, room, where)
                     step = step if name in self.proof.memory else replace(step, carry=0.0)
-                seen = signed_gradient[name], signed_after[name]
+                seen = signed.gradient[name], signed.after[name]
                 momentum = rule.momentum(group, state) if state else None
-                missed = self.proof.hold(where, name, step, seen, taken, momentum, room)
-                linear[name], settings[name], error = step, group_settings, max(error, missed)
+                proofs.append(self.proof.hold(where, name, step, seen, taken, momentum, room))
+                linear[name], settings[name] = step, group_settings
                 if weight.grad is None or not weight.requires_grad:
                     silent.add(name)
+
+        error = max(self.proof.settle(proofs), default=0.0)
 
         # the calls whose gradients went into g
         if len(self.optimizers) == 1:

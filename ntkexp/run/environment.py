@@ -65,14 +65,39 @@ def all_threads() -> int:
 
 
 def check_device(name: str) -> None:
-    devices = ["cpu"] + [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    if name not in devices and not (name == "cuda" and len(devices) > 1):
-        raise Mistake(f"device={name}: it takes cpu, cuda or cuda:K; this machine has {', '.join(devices)} only")
+    """Refuse a device that this machine does not have."""
+    device = torch.device(name)
+    names = ["cpu", *devices_of(device)]
+    if device.type == "cpu" or (device.index is None and names[1:]) or name in names:
+        return
+    if accelerator := torch.accelerator.current_accelerator(check_available=True):
+        names += [each for each in devices_of(accelerator) if each not in names]
+    raise Mistake(f"device={name}: this machine has {', '.join(names)} only; take one of these")
+
+
+def devices_of(device: torch.device) -> list[str]:
+    """Return the devices of one kind that this machine has.
+
+    >>> devices_of(torch.device("meta"))
+    []
+    """
+    try:
+        module = torch.get_device_module(device)
+    except RuntimeError:  # torch knows the name, and this build of it nothing more
+        return []
+    return [f"{device.type}:{index}" for index in range(module.device_count())] if module.is_available() else []
+
+
+def device_name(device: torch.device) -> str:
+    """Return the maker's name of a device."""
+    if device.type == "cpu":
+        return platform.processor() or "cpu"
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else str(device)
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
     """What wrote a run, and where: `command`, given in `folder`, asks for the same experiment."""
-    device = torch.device(experiment.device)
     return {
         "command": command,
         "folder": os.getcwd(),
@@ -83,7 +108,7 @@ def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, 
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": device_name(torch.device(experiment.device)),
         "threads": threads,
         "deterministic": True,
     }

@@ -146,16 +146,36 @@ def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 0.4e6  # KB: of the 1.6 GB that the weights alone would be
 
 
-@pytest.mark.parametrize("name", ["mps", "{a:{b:[1,2]}}", "cuda:-1", "''"])
-def test_a_device_that_nothing_computes_on_is_refused_before_it_is_looked_for(name: str) -> None:
-    with pytest.raises(Mistake, match=r"device=.*: it takes cpu, cuda or cuda:K$"):
+@pytest.mark.parametrize("name", ["gpu", "{a:{b:[1,2]}}", "cuda:-1", "cuda:300", "cpu:0", "''"])
+def test_a_name_that_is_no_device_is_refused_before_it_is_looked_for(name: str) -> None:
+    with pytest.raises(Mistake, match=r"device=.*: it takes cpu, cuda, cuda:1, mps, xpu or another device that torch"):
         compose([f"device={name}"])
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "mps", "xpu", "xpu:3", "hpu"])
+def test_any_device_of_torch_may_be_named(name: str) -> None:
+    asked = compose([f"device={name}", "dtype=float32"])
+    assert asked.device == name
+    assert identity(asked) == identity(compose(["dtype=float32"]))
+
+
+@pytest.mark.parametrize("name", ["mps", "mps:0"])
+def test_double_precision_is_refused_where_there_is_none(name: str) -> None:
+    with pytest.raises(Mistake, match=f"device={name}: it has no float64 numbers; add dtype=float32, or use device=cpu$"):
+        compose([f"device={name}"])
+
+
+@pytest.mark.parametrize("name", ["meta", "hpu", "xpu:120"])
+def test_a_device_that_torch_has_no_code_for_is_missed(name: str, command: Command) -> None:
+    refused = command("train", f"device={name}", *SMALL)
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert refused.err.startswith(f"ntkexp: device={name}: this machine has cpu")
 
 
 def test_a_device_that_is_not_there_is_missed_before_a_network_is_drawn(command: Command) -> None:
     refused = command("kernel", "tangent", "device=cuda:99", *SMALL)
     assert refused.status == 2
-    assert refused.err.startswith("ntkexp: device=cuda:99: it takes cpu, cuda or cuda:K; this machine has ")
+    assert refused.err.startswith("ntkexp: device=cuda:99: this machine has cpu")
 
 
 def test_years_on_a_processor_are_months_on_a_thousand() -> None:

@@ -277,7 +277,7 @@ def test_another_device_is_refused_whether_or_not_the_run_is_finished(
         assert train_tiny(out, "seed=0", "device=cuda") == 2
         said.append(only_line(capfd))
     assert said[0] == said[1]
-    assert "device=cuda: it takes cpu" in said[0]
+    assert "device=cuda: this machine has cpu" in said[0]
 
 
 @pytest.mark.usefixtures("nothing_drawn")

@@ -24,6 +24,7 @@ from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of,
 from ntkexp.foreign_loop.store.replay import (
     CheckpointPlan,
     ReplayedSteps,
+    memories_on,
     optimizer_states,
     states_at_end,
 )
@@ -50,8 +51,8 @@ class PlaceInTrace:
     steps: int
 
 
-def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str, Tensor]) -> PlaceInTrace | None:
-    """Where the weights with this signature are in the trace of a folder; nowhere, if it holds none."""
+def find_place(files: TraceFolder, config: Mapping[str, Json], weights: Weights) -> PlaceInTrace | None:
+    """Where these weights are in the trace of a folder; nowhere, if it holds none."""
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
@@ -74,7 +75,10 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], here: Mapping[str
     # the signature of the weights at every place before, between and after the steps; the nearest of them, the last
     # where several are as near, has to be that of these weights
     files.read(files.path / START)
-    signature = dict(Signatures().of(files.read(files.weights_at(0))["weights"]))
+    began = files.read(files.weights_at(0))["weights"]
+    signatures = Signatures()
+    here = signatures.of(weights)
+    signature = dict(signatures.of({name: part.to(weights[name].device) for name, part in began.items()}))
     places, errors = list[PlaceInTrace](), list[float]()
     for number, event in enumerate(files.events()):
         if event["step"] == len(places):
@@ -182,7 +186,7 @@ class DiskStore(AbstractStore):
     def begin_first(self) -> dict[str, int]:
         """Begin the trace, or go on with it, at the latest weights, in the first process; what lies before."""
         self.lock.enter_context(self.files.own.claim())
-        place = find_place(self.files, self.config, Signatures().of(self.latest))
+        place = find_place(self.files, self.config, self.latest)
         at_end: dict[str, object] = {}
         if place is None:
             self.files.folder.clear()
@@ -379,7 +383,8 @@ class LoopOnDisk:
         if event not in self.files.checkpoints:
             return None
         content = self.files.read(self.files.weights_at(event))
-        return dict(tree_map_only(Tensor, lambda tensor: tensor.to(device), content))
+        states = {key: memories_on(content[key], device) for key in ("memories", "ended") if key in content}
+        return {**content, "weights": {name: part.to(device) for name, part in content["weights"].items()}, **states}
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
         return tuple(

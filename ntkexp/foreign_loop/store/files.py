@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import FollowedStep
@@ -171,7 +172,7 @@ def written(content: object) -> list[bytes | memoryview]:
     >>> content["x"].tolist(), content["more"]
     ([1.0, 1.0], (1, None, 'text'))
     """
-    behind, size = list[bytes | memoryview](), 0  # the tensors, one behind another
+    met, size = list[Tensor](), 0  # the tensors, one behind another, and the bytes that they take
 
     def described(part: object) -> object:
         """The same with the place of every tensor in its stead."""
@@ -179,12 +180,9 @@ def written(content: object) -> list[bytes | memoryview]:
         if type(part) in PLAIN:  # most of it is, at every step of a user's training
             return part
         if isinstance(part, Tensor):
-            place, flat = size, part.detach().cpu().reshape(-1).contiguous()
-            if flat.numel():
-                found = flat.view(torch.uint8).numpy().data
-                filled = b"\0" * (-len(found) % ALIGNED)
-                behind.extend([found if len(found) > SMALL else bytes(found), filled])
-                size += len(found) + len(filled)
+            place = size
+            met.append(part.detach())
+            size += part.nbytes + -part.nbytes % ALIGNED
             return {"tensor": [str(part.dtype).removeprefix("torch."), list(part.shape), place]}
         if isinstance(part, Mapping):
             return {"dict": [[described(key), described(value)] for key, value in part.items()]}
@@ -196,6 +194,10 @@ def written(content: object) -> list[bytes | memoryview]:
 
     head = json.dumps(described(content)).encode()
     head += b" " * (-(LENGTH + len(head)) % ALIGNED)
+    behind = list[bytes | memoryview]()
+    for flat in (tensor.reshape(-1).contiguous() for tensor in to_host(met) if tensor.numel()):
+        found = flat.view(torch.uint8).numpy().data
+        behind.extend([found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)])
     runs = groupby([len(head).to_bytes(LENGTH, "little"), head, *behind], lambda part: len(part) > SMALL)
     return [part for large, run in runs for part in (run if large else [b"".join(run)])]
 

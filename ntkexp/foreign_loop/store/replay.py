@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.calls import Autocast, ModelCall
 from ntkexp.foreign_loop.clipping import AGREES, factors_between
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
@@ -65,6 +66,7 @@ class CheckpointPlan:
 
 
 OptimizerState: TypeAlias = dict[str, dict[str, Any]]
+COUNT = "step"  # what PyTorch's optimizers call the number of steps that a parameter has taken
 
 
 def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[OptimizerState]:
@@ -75,6 +77,30 @@ def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """What is remembered of a parameter, to be written to."""
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def memories_on(memories: Sequence[OptimizerState] | None, device: torch.device) -> list[OptimizerState] | None:
+    """Return what optimizers remember on a device; counts of steps, which they mostly read, stay on the processor."""
+    if memories is None:
+        return None
+    return [
+        {
+            name: {
+                key: value.to(device) if isinstance(value, Tensor) and key != COUNT else value
+                for key, value in state.items()
+            }
+            for name, state in memory.items()
+        }
+        for memory in memories
+    ]
+
+
+def placed_state(state: dict[str, Any], settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the state with its count of steps on the device, if the optimizer's kernels read it there."""
+    on_device = settings.get("capturable") or settings.get("fused")
+    if on_device and isinstance(count := state.get(COUNT), Tensor):
+        return {**state, COUNT: count.to(device)}
+    return state
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
@@ -182,21 +208,17 @@ class ReplayedLoop:
 
         The factors are read of rounded sums, and may be some units in the last place from those that the loop took.
         """
-        products, units = dict[str, Tensor](), list(NEARBY)
-        for name, gradient in found.items():
+        products, left = dict[str, Tensor](), dict(found)
+        for unit in NEARBY:
             # the first factor near by that gives the signature of what was consumed, in every bit
-            for unit in units:
-                product = gradient * moved_by_units(factors[name], unit, gradient.dtype)
-                if torch.equal(self.signatures.of({name: product})[name], signature[name]):
-                    break
-            else:  # the loop did something else than to multiply: to rounding, this is it
-                return {name: factors[name] * gradient for name, gradient in found.items()}
-            products[name] = product
-
-            # parameters mostly share a factor, and so how far it is off
-            units.remove(unit)
-            units.insert(0, unit)
-        return products
+            tried = {name: part * moved_by_units(factors[name], unit, part.dtype) for name, part in left.items()}
+            signed = self.signatures.of(tried)
+            products |= {name: part for name, part in tried.items() if torch.equal(signed[name], signature[name])}
+            left = {name: part for name, part in left.items() if name not in products}
+            if not left:
+                return {name: products[name] for name in found}
+        # the loop did something else than to multiply: to rounding, this is it
+        return {name: factors[name] * gradient for name, gradient in found.items()}
 
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
@@ -206,7 +228,10 @@ class ReplayedLoop:
             moved[name].grad = gradient[name].clone()
         known = self.known[event["optimizer"]]
         optimizer = known.made([{**each["settings"], "params": [moved[n] for n in each["names"]]} for each in groups])
-        optimizer.state.update({moved[name]: copied(each) for name, each in state.items() if name in moved})
+        settings = {name: group["settings"] for group in groups for name in group["names"]}
+        for name, weight in moved.items():
+            if name in state:
+                optimizer.state[weight] = placed_state(copied(state[name]), settings[name], weight.device)
         optimizer.step()
         self.states[event["optimizer"]] = state | {
             name: dict(optimizer.state[weight]) for name, weight in moved.items() if weight in optimizer.state
@@ -224,12 +249,13 @@ class ReplayedLoop:
 
             # to rounding of itself, or of what is typical of all (the root of the mean square of their elements), as a
             # gradient that is zero by symmetry, such as that of the keys' bias in attention, holds nothing else
-            squares = sum(float(other.square().sum()) for _, _, other in pairs)
+            norms = read_numbers([size for _, one, other in pairs for size in (other.norm(), (one - other).norm())])
+            squares = sum(size**2 for size in norms[::2])
             typical = sqrt(squares / max(1, sum(other.numel() for _, _, other in pairs)))
-            for name, one, other in pairs:
+            for (name, one, other), size, gap in zip(pairs, norms[::2], norms[1::2], strict=True):
                 rounds = torch.finfo(one.dtype).eps * max(1, self.events)
-                bound = AGREES * float(other.norm()) + ROUNDING * typical * sqrt(other.numel())
-                if not float((one - other).norm()) <= rounds * bound:
+                bound = AGREES * size + ROUNDING * typical * sqrt(other.numel())
+                if not gap <= rounds * bound:
                     raise Mistake(
                         f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
                         "the loop was resumed; load its state with the weights, or follow the loop again"

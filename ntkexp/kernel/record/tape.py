@@ -232,10 +232,11 @@ class Tape:
 
     @cached_property
     def structure(self) -> str:
-        """All that two runs must share to be comparable: operations, wiring, numbers and shapes; as a text, which is
-        compared and looked up at once."""
+        """All that two runs must share to be comparable: operations, wiring, numbers, shapes and devices; as a text,
+        which is compared and looked up at once."""
         wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
-        return repr((wiring, [(tuple(value.shape), value.dtype) for value in self.values], self.output, self.drawn))
+        kinds = [(tuple(value.shape), value.dtype, value.device) for value in self.values]
+        return repr((wiring, kinds, self.output, self.drawn))
 
     @cached_property
     def form(self) -> bytes:

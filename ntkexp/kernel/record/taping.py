@@ -26,8 +26,9 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 aten = torch.ops.aten
 
-FUSED = (aten.mkldnn_rnn_layer.default, aten._cudnn_rnn.default)
-"""Recurrent layers as one operation, which has no rule."""
+CELLS = (aten._cudnn_rnn.default, aten._thnn_fused_lstm_cell.default, aten._thnn_fused_gru_cell.default)
+FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
+"""Recurrent layers, and on accelerators cells of these, as one operation, which has no rule."""
 
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
@@ -86,7 +87,7 @@ def record(
     operations = {entry.op for entry in tape.entries}
     if operations.isdisjoint(FUSED):
         return tape
-    with unfused(), composed() if aten._cudnn_rnn.default in operations else nullcontext():
+    with unfused(), nullcontext() if operations.isdisjoint(CELLS) else composed():
         return taped()
 
 
@@ -170,7 +171,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("shapes differ"))
     False
     """
-    known = isinstance(error, MemoryError | torch.cuda.OutOfMemoryError)
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return known or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS))
 
 

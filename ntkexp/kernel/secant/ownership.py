@@ -47,8 +47,8 @@ class Owners:
 
     @cached_property
     def digest(self) -> bytes:
-        """Two with one digest give every element to the same example."""
-        layout = [(each.shape, each.stride()) for each in self.of_uses]
+        """Two with one digest give every element to the same example, on the same device."""
+        layout = [(each.shape, each.stride(), each.device) for each in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
 

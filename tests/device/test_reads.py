@@ -1,0 +1,53 @@
+"""A followed step makes the host wait for the device a few times, however many parameters the model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ntkexp.foreign_loop.follow import follow
+from tests.device.emulated import DEVICE, IS_EMULATED, counted_reads
+
+pytestmark = pytest.mark.skipif(not IS_EMULATED, reason="a GPU does not count reads")
+
+IN_THE_LOOP = 3
+"""Whether anything moved the weights since the last step; signatures of gradients and weights; those of memories."""
+TO_DISK = 3  # more: digests of the examples, and what is written of the step
+ATTRIBUTED = 16  # the proofs (a), of outputs and (c) of a step, and what is shown of its examples
+AT_ONCE = 1  # more, at some steps alone: where weights are kept, and what is asked when a program is made
+
+
+def reads_of(steps: int, layers: int, optimizer: type[torch.optim.Optimizer], folder: Path | None) -> tuple[int, int]:
+    """Return the reads in a loop of so many steps, and in its attribution."""
+    torch.manual_seed(0)
+    hidden = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.Tanh())]
+    model = nn.Sequential(*hidden, nn.Linear(8, 1)).double().to(DEVICE)
+    x, queries = (torch.randn(count, 8).double().to(DEVICE) for count in (6, 3))
+    made = optimizer(model.parameters(), lr=0.01)  # type: ignore[call-arg]  # every optimizer has one
+    with counted_reads() as in_loop, follow(model, made, queries=queries, to=folder) as trace:
+        for _ in range(steps):
+            made.zero_grad()
+            model(x).square().mean().backward()
+            made.step()
+    with counted_reads() as attributed:
+        trace.attribute()
+    return sum(in_loop.values()), sum(attributed.values())
+
+
+@pytest.mark.parametrize("to_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, pytest.param(torch.optim.SGD, marks=pytest.mark.slow)])
+def test_reads_of_a_step_are_few(optimizer: type[torch.optim.Optimizer], to_disk: bool, tmp_path: Path) -> None:
+    found = {}
+    for layers in (1, 4):
+        few, many = (
+            reads_of(steps, layers, optimizer, tmp_path / f"{layers}-{steps}" if to_disk else None) for steps in (8, 16)
+        )
+        in_loop, attributed = ((after - before) / 8 for before, after in zip(few, many, strict=True))
+        assert in_loop <= IN_THE_LOOP + TO_DISK * to_disk
+        assert attributed <= ATTRIBUTED
+        found[layers] = in_loop, attributed
+    assert found[1][0] == found[4][0]
+    assert abs(found[1][1] - found[4][1]) <= AT_ONCE

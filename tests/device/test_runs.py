@@ -1,0 +1,107 @@
+"""A run on the device is that of the processor, repeats its bits, and goes on where it was left."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ntkexp.progress import Silent
+from ntkexp.removal.between import Ledger, Pair
+from ntkexp.removal.rerun import ledger_between
+from ntkexp.run.loop import run
+from ntkexp.run.setting import Setting, prepare
+from tests.device.emulated import DEVICE
+from tests.removal.problems import CASES, CHOSEN, GROUP, rerun
+from tests.run.small import Ran, ran, small
+from tests.run.test_resumed import ADAM, BACK, EFFECTS, SEQUENCE, SNAPSHOTS, Leaving, Left, assert_same_bits, numbers
+
+CLOSE = 1e5 * torch.finfo(torch.float64).eps  # sums of some hundred numbers in another order, over 20 steps
+SLOW = pytest.mark.slow
+HERE = f"device={DEVICE}"
+
+RUNS = {
+    "mlp": ("model=mlp",),
+    "cnn": ("model=cnn",),
+    "resnet": ("model=resnet", "steps=5"),
+    "transformer": ("model=transformer", "optimizer=adam"),
+    "embeddings": (*SEQUENCE, "optimizer=sgd"),
+    "momentum": ("optimizer=momentum",),
+    "nesterov": ("optimizer=nesterov",),
+    "rmsprop": ("optimizer=rmsprop",),
+    "effects": ("optimizer=adamw", "path.effects=true"),
+    "effects of batches": ("optimizer=sgd", "optimizer.batch=7", "path.effects=true"),
+    "snapshots": ("path.every=snapshots", "path.count=4"),
+    "flow": ("optimizer=flow", "steps=2", "path.error_samples=3"),
+    "classes": ("data.classes=all", "loss=cross_entropy"),
+    "centred": ("init.centred=true",),
+    "antisymmetric": ("init.antisymmetric=true",),
+    "measure": ("path.measure=loss",),
+}
+LEFT = {
+    "there": (SNAPSHOTS, "step", 5),
+    "back": (BACK, "back", 9),
+    "effects": ((*EFFECTS, *ADAM), "sweep", 2),
+}
+
+
+def tensors_of(found: Ran) -> dict[str, Tensor]:
+    """Return what a run finds, on the processor."""
+    tensors = {rule: path.contributions for rule, path in found.outcome.evidence.paths.items()}
+    tensors["end"] = found.outcome.evidence.end
+    if found.outcome.effects is not None:
+        tensors["effects"] = found.outcome.effects.values
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["mlp", *(pytest.param(name, marks=SLOW) for name in RUNS if name != "mlp")])
+def test_a_run_is_that_of_the_processor_and_repeats_its_bits(name: str) -> None:
+    first, second = (tensors_of(ran(*RUNS[name], HERE)) for _ in range(2))
+    for key, expected in tensors_of(ran(*RUNS[name])).items():
+        assert torch.equal(first[key], second[key]), key
+        assert (first[key] - expected).abs().max() <= CLOSE * expected.abs().max(), key
+
+
+@pytest.mark.parametrize("words", [pytest.param((f"model={name}",), marks=SLOW) for name in ("mlp", "cnn")])
+def test_a_run_is_exact(words: tuple[str, ...]) -> None:
+    for row in ran(*words, HERE, "ladder.machine=[secant]").rows("secant"):
+        assert row.relative_error is not None
+        assert row.floor is not None
+        assert row.relative_error <= max(1e-12, row.floor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEFT)
+def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str) -> None:
+    words, event, at = LEFT[name]
+
+    def setting() -> Setting:
+        return prepare(small(*words, HERE))
+
+    listener = Leaving()
+    listener.at = (event, at)
+    with pytest.raises(Left):
+        run(setting(), listener)
+    listener.at = None
+    saved = torch.load(io.BytesIO(listener.saved), map_location="cpu", weights_only=True)
+    assert_same_bits(numbers(run(setting(), listener, saved)), numbers(run(setting(), Leaving())))
+
+
+def ledger_on(device: str, case: str, folder: Path) -> Ledger:
+    """Return how the change is divided that leaving four examples out makes."""
+    training, points = rerun(case, "tanh", f"device={device}")
+    weights = Pair(training.everyone, training.without(GROUP))
+    return ledger_between(training, weights, points, CHOSEN.to(points.device), folder, Silent())
+
+
+@pytest.mark.parametrize("case", ["adamw", *(pytest.param(case, marks=SLOW) for case in CASES if case != "adamw")])
+def test_a_removal_is_divided_as_on_the_processor(case: str, tmp_path: Path) -> None:
+    expected, found = (ledger_on(device, case, tmp_path) for device in ("cpu", DEVICE))
+    size = float(expected.actual.abs().max())
+    assert size > 1e-3
+    for name in ("actual", "shares", "by_step"):
+        missed = (getattr(found, name).cpu() - getattr(expected, name)).abs().max()
+        assert missed <= CLOSE * size, name

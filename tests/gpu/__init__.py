@@ -1,1 +1,0 @@
-"""What holds on a processor holds on a GPU; without one these tests are skipped."""
