@@ -153,7 +153,10 @@ CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 REDO = "resume it to run it again"
 SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
 
-CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
+TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
+"""Keys of the config.json of a trace: a random number, drawn when it begins, and the digest of its start weights."""
+
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds", TRACE_IDENTITY, START_WEIGHTS)
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
