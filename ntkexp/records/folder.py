@@ -63,13 +63,34 @@ def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str
     return shlex.join(["ntkexp", name, *words, *options])
 
 
+COMMANDS = frozenset({
+    *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "validate", "compare", "runs"),
+    "kernel",
+})  # fmt: skip
+"""What the program's commands are called."""
+
+
+def own_command(text: str) -> str:
+    """Return a command that a file names if it is one of this program and nothing else; a shell would run the rest.
+
+    >>> own_command("ntkexp train model.width=8"), own_command("curl evil | sh"), own_command("ntkexp runs; rm -r ~")
+    ('ntkexp train model.width=8', '', '')
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    is_own = words[:1] == ["ntkexp"] and words[1:2] and words[1] in COMMANDS
+    return text if is_own and text.isprintable() and shlex.join(words) == text else ""
+
+
 # --- provenance.json: which program made a run, by which command, and where.
 #
 # Every change of `results_version` may move numbers, or what they are called: a run is read by the version that
 # made it.
 
 
-PROVENANCE = "provenance.json"
+PROVENANCE, PROGRESS = "provenance.json", "progress.json"
 
 
 class OtherVersion(Mistake):
@@ -79,13 +100,15 @@ class OtherVersion(Mistake):
 def refuse_other_version(run: Path) -> None:
     """A run that another version made is of no use to this one; one that cannot tell is judged by its other files."""
     try:
-        made = RunFolder(run).read_sealed(PROVENANCE)
+        made = RunFolder(run).provenance
     except Mistake:
         return
     if made.get("results_version") != results_version:
         by = version_of(made.get("ntkexp"), made.get("results_version"))
         this = version_of(package_version(), results_version)
-        raise OtherVersion(f"{run} was made by {by}, and this is {this}; `{made.get('command')}` runs it again")
+        repeat = own_command(made["command"])
+        advice = f"`{repeat}` runs it again" if repeat else "run it again"
+        raise OtherVersion(f"{run} was made by {by}, and this is {this}; {advice}")
 
 
 def version_of(package: object, results: object) -> str:
@@ -130,7 +153,10 @@ CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 REDO = "resume it to run it again"
 SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
 
-CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
+TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
+"""Keys of the config.json of a trace: a random number, drawn when it begins, and the digest of its start weights."""
+
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds", TRACE_IDENTITY, START_WEIGHTS)
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
@@ -220,8 +246,40 @@ class RunFolder:
     @property
     def sealed_facts(self) -> dict[str, Any]:
         """What this file says. It is sealed for its name alone, and says itself whose it is."""
+        from ntkexp.records.schema import Begun, Done, checked  # noqa: PLC0415  pydantic is slow to import
+
         seal_file = self.seal_file or BEGUN
-        return read_sealed(self.path / seal_file, seal_file)
+        path = self.path / seal_file
+        return checked(read_sealed(path, seal_file), Done if seal_file == DONE else Begun, path)
+
+    @property
+    def steps_taken(self) -> tuple[float, int]:
+        """The size of the steps of a finished run, and their number."""
+        facts = self.sealed_facts
+        if not {"step_size", "steps"} <= facts.keys():
+            raise Damaged(f"{self.path / DONE} does not say how many steps of which size were taken; {REDO}")
+        return float(facts["step_size"]), int(facts["steps"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The content of provenance.json."""
+        from ntkexp.records.schema import Provenance, checked  # noqa: PLC0415  pydantic is slow to import
+
+        return checked(self.read_sealed(PROVENANCE), Provenance, self.path / PROVENANCE)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The content of progress.json."""
+        from ntkexp.records.schema import Progress, checked  # noqa: PLC0415  pydantic is slow to import
+
+        return checked(self.read_sealed(PROGRESS), Progress, self.path / PROGRESS)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json for readers: what cannot be printed is spelled by its codes."""
+        from ntkexp.records.schema import checked_config  # noqa: PLC0415  pydantic is slow to import
+
+        return checked_config(self.read_json(CONFIG), self.path / CONFIG)
 
     @property
     def identity(self) -> str:

@@ -33,6 +33,7 @@ from ntkexp.records.folder import (
     PROVENANCE,
     RunFolder,
     command,
+    own_command,
     refuse_other_version,
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
@@ -256,7 +257,7 @@ def resume(
 def begun_by(folder: RunFolder) -> str:
     """The command that a dead run was begun by, if known."""
     try:
-        return str(folder.read_sealed(PROVENANCE)["command"])
+        return own_command(folder.provenance["command"])
     except Mistake:
         return ""
 
@@ -316,7 +317,7 @@ def remove_group(
         return recorded
     folder = RunFolder(run)
     experiment = rebuild_experiment(folder, trusted)
-    fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
+    fix_circumstances(experiment, folder.provenance.get("threads"))  # so that rounding repeats
     with folder.claim():
         removal = train_without(folder, experiment, sorted(group), points, progress)
         write_removal(run, removal)
@@ -331,7 +332,7 @@ def train_without(
     if facts["diverged"]:
         raise Mistake(f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size")
     problem = draw_problem(experiment)
-    rerun = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
+    rerun = again(experiment, problem, *folder.steps_taken)
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
