@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from ntkexp.component import LARGEST
-from ntkexp.kernel.record.casts import full_precision
+from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
 from ntkexp.layer.sequential import Scales, read_sequential
@@ -85,6 +85,8 @@ def infinite_kernel(
     """
     if not isinstance(method, str) or method not in METHODS:
         raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
+    limit.refuse_unfit(x1, x2, memory_gb)
+    refuse_rounded_products({"x1": x1})
     given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
     if given and not isinstance(spec, nn.Sequential):
         raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
@@ -94,10 +96,8 @@ def infinite_kernel(
                 f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read from its layers, and "
                 "that of other modules can be estimated, by method='monte_carlo'"
             )
-        limit.refuse_unfit(x1, x2, memory_gb)
         spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param))
     if method == "monte_carlo":
-        limit.refuse_unfit(x1, x2, memory_gb)
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)
     return limit.infinite_kernel(spec, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)

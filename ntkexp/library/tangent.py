@@ -32,7 +32,8 @@ from ntkexp.kernel.read.sketched import (
     remark,
     sketched_kernel,
 )
-from ntkexp.kernel.record.casts import Casts, full_precision
+from ntkexp.kernel.record.casts import Casts
+from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library.module import finite, is_plain, named, of_module, reader_of, refuse_unlike_outputs, warn_of
@@ -257,6 +258,7 @@ def tangent_kernel(
     """
     reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
+    refuse_rounded_products(place)
     outputs = listed(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
         raise Mistake(
