@@ -243,7 +243,8 @@ def tangent_kernel(
     several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
     among them: "all", a list of places, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are, or
     "diagonal" for each K[x, c, x′, c] as [n1, n2, C].
-    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
+    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights. A warning says what casts
+    cost, kept or left out.
 
     Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a parameter at a time.
     For many examples of a large module, `sketch=k` projects them to k dimensions at random (`seed`). Then there are
@@ -265,10 +266,10 @@ def tangent_kernel(
             f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]"
         )
     if sketch is not None:
+        warn_of(module, output, reader.record(place, part(as_inputs(x1), slice(0, 2))), casts)
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
     left = batches(reader, place, x1)
-    if casts == "ignore":
-        warn_of(module, output, left.tape, casts)
+    warn_of(module, output, left.tape, casts)
     right = left if x2 is None else batches(reader, place, x2)
     refuse_sides(left, right, outputs)
 

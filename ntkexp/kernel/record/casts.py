@@ -73,11 +73,12 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """One line on what the choice costs, for a function as it is and its tape as chosen; None if it costs nothing."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
-        if tape.eps == torch.finfo(next(iter(weights.values())).dtype).eps:
+        kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+        if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
-            f"the module casts to shorter numbers than its weights have, so a secant closes to {tape.eps:.0e} of its "
-            "outputs; casts=ignore leaves these casts out"
+            f"the module casts to shorter numbers than its weights have, so a kernel is known to {tape.eps:.0e} of its "
+            f"size, and a secant closes to {tape.eps:.0e} of its outputs; casts=ignore leaves these casts out"
         )
     with torch.no_grad(), plain_kernels():
         kept = columns(function, weights, tape.given)
