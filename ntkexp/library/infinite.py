@@ -3,8 +3,8 @@ form is known, the mean over networks that are drawn, with an error bar."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -21,6 +21,7 @@ from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
 from ntkexp.mistake import Mistake, in_short
+from ntkexp.model.functional import copied
 from ntkexp.stream import stream
 
 METHODS = ("closed_form", "monte_carlo")
@@ -144,7 +145,7 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
-    module = deepcopy(spec)
+    module = copied(spec)
     # children before what holds them, as when they were made
     drawn = [each for each in reversed([*module.modules()]) if isinstance(each, DrawsItself | nn.MultiheadAttention)]
     known = {id(weight) for each in drawn for weight in each.parameters(recurse=False)}
@@ -155,8 +156,18 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
                 "knows how it is drawn; give it one"
             )
     for k in range(samples):
+        # A layer under the older weight_norm, or pruned, draws a weight that it computes, and not its parameters
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                weight.detach().fill_(math.nan)
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global stream, which is put back
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for each in drawn:
                 each._reset_parameters() if isinstance(each, nn.MultiheadAttention) else each.reset_parameters()
+        for name, weight in module.named_parameters():
+            if weight.isnan().any():
+                raise Mistake(
+                    f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's reset_parameters; take "
+                    "weight_norm or pruning off the layer, or draw it there"
+                )
         yield module

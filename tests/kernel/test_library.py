@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -437,6 +438,18 @@ def test_a_lower_precision_of_products_moves_no_bit(short: str) -> None:
     assert torch.get_float32_matmul_precision() == short
     torch.set_float32_matmul_precision("highest")
     assert all(torch.equal(one, other) for one, other in zip(found, kernels(module, x), strict=True))
+
+
+def test_inputs_may_have_no_features() -> None:
+    """Then the bias alone makes the kernel; without one, it is refused."""
+    x = torch.zeros(3, 0, dtype=torch.float64)
+    with warnings.catch_warnings(action="ignore"):  # that nothing is drawn
+        layer, unbiased = nn.Linear(0, 2).double(), nn.Linear(0, 2, bias=False).double()
+    expected = torch.ones(3, 3, dtype=torch.float64)[:, None, :, None] * torch.eye(2)[None, :, None].double()
+    assert torch.equal(ntkexp.tangent_kernel(layer, x), expected)
+    assert torch.equal(ntkexp.secant_kernel(layer, {}, {"bias": torch.ones(2).double()}, x, x), expected)
+    with pytest.raises(Mistake, match="depend on no parameter"):
+        ntkexp.tangent_kernel(unbiased, x)
 
 
 class Forward(nn.Module):
