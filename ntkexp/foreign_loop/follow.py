@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -46,6 +45,7 @@ from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import copied
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
@@ -130,7 +130,7 @@ def follow(
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
-    module = deepcopy(inner).eval()
+    module = copied(inner).eval()
     if by is not None:
         components_of(by, sorted(moved))  # or a mistake, before anybody trains
 

@@ -28,6 +28,7 @@ from ntkexp.records.schema import ContributionsAttributes, EffectAttributes, Rem
 #     decay          [probe, out]            what decay of the weights took away, where they decay
 #     outside        [probe, out]            what changes after the last step of a followed loop did, if any
 #     statistics     [probe, out]            what running statistics of BatchNorm did, which calls moved
+#     rounding       [probe, out]            the movement by gradients that are only rounding, where there was any
 #     coupling       [probe, out]            what examples did to one another through batch statistics, where those were
 #                                            taken for constants
 #     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
@@ -107,7 +108,7 @@ KINDS: Mapping[str, Dims] = {
     CONTRIBUTION: DIMS,
     HALF_BY: DIMS,
     EFFECT: DIMS,
-    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING), PROBE_OUT),
+    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING), PROBE_OUT),
     BY_STEP: (*PROBE_OUT, STEP),
     BY_COMPONENT: (*DIMS, COMPONENT),
     DECAY_BY_COMPONENT: (*PROBE_OUT, COMPONENT),
