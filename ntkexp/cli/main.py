@@ -26,7 +26,7 @@ from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
 from ntkexp.cli.validate import validate
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, fault_in_words
+from ntkexp.engine.base import DENIED, FAULTS, SAFE_PATH, exhausted, fault_in_words
 from ntkexp.mistake import Mistake, without_secrets
 
 # --- The command line, put together: each command is a function, listed here in the order of the help.
@@ -77,6 +77,7 @@ FILES = 64
 def settle() -> None:
     """Put right what a process finds, before everything else."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down other processes on these cores
+    os.environ[SAFE_PATH] = "1"  # processes that this one starts run no files of the working folder
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
     # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:

@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -167,6 +168,30 @@ def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> 
     else:
         lost = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
         events.put(Ended(name, "killed", str(error) if isinstance(error, Lost) else lost))
+
+
+# --- Python processes that engines start.
+
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""With this variable, `python -c` and `python -m` do not search the working folder for modules.
+
+Without it, they run a file `struct.py` of the working folder in place of Python's own module.
+"""
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Set the variable for processes that are started inside."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 # --- Engines by their names: KIND[:WHERE].

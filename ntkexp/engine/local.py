@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Task, Tell, WrongEngine
+from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Task, Tell, WrongEngine, safe_path
 
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["ntkexp.engine.local"]
@@ -127,9 +127,10 @@ def start_server(*modules: str) -> None:
     Ctrl-C is blocked there: pressed while the server loads, it would end it with a traceback.
     """
     FORKS.set_forkserver_preload([*modules, *PRELOADED])
-    resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
-    with blocked(signal.SIGINT):
-        forkserver.ensure_running()
+    with safe_path():
+        resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
+        with blocked(signal.SIGINT):
+            forkserver.ensure_running()
 
 
 @contextmanager
