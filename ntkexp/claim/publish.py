@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look
 from ntkexp.claim.conduct import drawn_by
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh_control
@@ -34,6 +34,7 @@ from ntkexp.mistake import Mistake, NoData
 from ntkexp.records.atomic import make_folder, read_bytes, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
+from ntkexp.records.own_files import remove_files
 from ntkexp.records.register import RegisterEntry
 from ntkexp.report.claims import summarise_claims, tabulate_claims
 from ntkexp.report.tables import escaped, format_csv, format_markdown
@@ -85,7 +86,8 @@ def publish(
         if row["entry"] == standing[name].digest:
             rows[name] = row
         else:
-            shutil.rmtree(folder / name, ignore_errors=True)
+            tables = [f"{name}/{look}.csv" for look in (MAIN, CONTROL, SECOND)]
+            remove_files(folder, [*tables, f"{name}/{PICTURE}"])
     known = set(claim_names(builder.choices))
     for name, row in rows.items():  # what seeds draw, in the words of today
         if name not in known:
