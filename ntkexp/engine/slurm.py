@@ -89,7 +89,8 @@ class SlurmExecutor(Executor):
             **self.parameters,
             name=task.name,
             slurm_setup=[
-                f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE {SAFE_PATH}=1"
+                f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE",
+                f"export {SAFE_PATH}=1",
             ],
         )
         with safe_path():  # for cluster=local, which has no setup
