@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
+from types import FrameType
 from typing import ClassVar, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
@@ -194,6 +196,16 @@ def safe_path() -> Iterator[None]:
             os.environ[SAFE_PATH] = before
 
 
+@contextmanager
+def blocked(number: signal.Signals) -> Iterator[None]:
+    """Block a signal in this thread, and in processes that are started inside until they unblock it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # --- Engines by their names: KIND[:WHERE].
 
 
@@ -245,6 +257,26 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
     except (Exception, KeyboardInterrupt) as error:
         how, reason = ending_of(error)
     return Ended(task.name, how, reason, tuple(warnings))
+
+
+def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
+    """Let SIGINT reach a task from here on, in a process that started with SIGINT blocked.
+
+    An interrupt that came before ends the task as well; a second one is ignored.
+    """
+    signal.signal(signal.SIGINT, interrupt_once)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        ended = act()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        return Ended(name, "stopped")
+    return ended
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:
