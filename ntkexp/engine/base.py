@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -242,21 +243,32 @@ def ignore(event: Event) -> None:
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry a task out; however that ends, it is said, and nothing is raised."""
-    warnings = list[str]()
+    """Carry a task out; however that ends, it is said, and nothing is raised. Python's warnings are told as well."""
+    texts = list[str]()
 
     def hear(event: Event) -> None:
         if isinstance(event, Warned):
-            warnings.append(event.text)
+            texts.append(event.text)
         else:
             tell(event)
 
-    try:
-        os.chdir(task.home)
-        how, reason = task.job.carry_out(task.name, task.threads, hear), ""
-    except (Exception, KeyboardInterrupt) as error:
-        how, reason = ending_of(error)
-    return Ended(task.name, how, reason, tuple(warnings))
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            os.chdir(task.home)
+            how, reason = task.job.carry_out(task.name, task.threads, hear), ""
+        except (Exception, KeyboardInterrupt) as error:
+            how, reason = ending_of(error)
+    texts += [warning_in_words(each.message, each.category, each.filename, each.lineno) for each in caught]
+    return Ended(task.name, how, reason, tuple(texts))
+
+
+def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
+    """Say a warning of Python in one line.
+
+    >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
+    'net.py, line 3: UserWarning: mind the gap'
+    """
+    return f"{file}, line {line}: {category.__name__}: {' '.join(str(message).split())}"
 
 
 def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
@@ -327,6 +339,7 @@ FAULTS = DENIED | {
 SAID = {
     "can't start new thread": "no more threads can be started; lower threads, or raise the limit (ulimit -u)",
     "can't allocate memory": "no memory is left; lower memory_gb, model.width or data.train",
+    "failed to map segment": "libraries do not fit into the memory that is allowed; raise the limit (ulimit -v)",
     "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
 }
 
