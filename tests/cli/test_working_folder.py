@@ -157,10 +157,40 @@ def test_nor_does_the_package_by_its_name(place: Place) -> None:
     assert (ended.returncode, place.names) == (0, []), ended
 
 
-def test_a_trusted_file_does_not_let_plugins_in(place: Place) -> None:
-    (place.folder / "net.py").write_text("import helper\n")
-    (place.folder / "helper.py").write_text("")
-    ended = place.call("config", "--trust=net.py")
+OPTIONAL = ("cupy", "lz4", "snappy", "gmpy2", "zstandard", "backports", "isal", "pcodec", "flint", "opt_einsum")
+"""Modules that libraries look for, and that are mostly missing."""
+
+NET = """
+import helper
+from torch import nn
+
+def build(outputs):
+    from inner import late
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+"""
+
+
+def trusting(place: Place) -> tuple[str, ...]:
+    """Write a file to be trusted, and others that nobody trusts; return words that train with it."""
+    for name in OPTIONAL:
+        (place.folder / f"{name}.py").write_text(f"{POISON}raise ImportError\n")
+    (place.folder / "net.py").write_text(NET)
+    (place.folder / "helper.py").write_text("import inner\n")
+    (place.folder / "inner").mkdir()
+    (place.folder / "inner" / "__init__.py").write_text("")
+    (place.folder / "inner" / "late.py").write_text("")
+    return ("model=module", "model.path=net.py:build", "--trust=net.py", *TINY)
+
+
+def test_a_trusted_file_lets_in_only_what_it_imports(place: Place) -> None:
+    ended = place.call("config", *trusting(place))
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("train",), ("sweep", "seed=1..2", "--workers=2")])
+def test_nor_does_training_with_it(words: tuple[str, ...], place: Place) -> None:
+    ended = place.call(*words, *trusting(place))
     assert (ended.returncode, place.names) == (0, []), ended
 
 
