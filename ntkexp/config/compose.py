@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -153,9 +154,22 @@ class UserFolders(SearchPathPlugin):
             search_path.prepend("ntkexp", f"file://{folder}")
 
 
+def plugins() -> Plugins:
+    """Open the plugins of Hydra itself. Hydra would also run every module of any folder `hydra_plugins` on the path."""
+    before = sys.modules.get("hydra_plugins")
+    sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # so it cannot be imported
+    try:
+        return Plugins.instance()
+    finally:
+        if before is None:
+            del sys.modules["hydra_plugins"]
+        else:
+            sys.modules["hydra_plugins"] = before
+
+
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
     """Assemble the tree with these options, and the option of every group, including defaults."""
-    Plugins.instance().register(UserFolders)
+    plugins().register(UserFolders)
     usual = choices.defaults()
     overrides = [f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()]
 

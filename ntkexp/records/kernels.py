@@ -16,6 +16,7 @@ from zarr.storage import MemoryStore
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
 from ntkexp.records.atomic import AGAIN, Damaged, write_atomically
+from ntkexp.records.own_files import drop_half_written, remove_store
 from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, no compression, named dimensions, nothing that depends on the clock.
@@ -32,6 +33,8 @@ LARGEST_CHUNK = 32_000_000
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
     """An empty store in place of whatever was there."""
+    if isinstance(path, Path):
+        remove_store(path)
     return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
 
 
@@ -132,12 +135,6 @@ def preallocate(
     )
 
 
-def drop_partial(path: Path) -> None:
-    """Remove what zarr had not yet moved into its place when an earlier process was killed."""
-    for leftover in path.rglob("*.partial"):
-        leftover.unlink()
-
-
 # --- kernels.zarr: tangent kernels along the run and the path kernels at its end.
 #
 #     tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot; or instead
@@ -220,7 +217,7 @@ def finish_kernels(path: Path) -> int:
     for name in (tangent_array_name(path), "output_gradient", "step"):
         array = get_array(store, name)
         array.resize((written, *array.shape[1:]))
-    drop_partial(path)
+    drop_half_written(path.rglob("*"))
     return written
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +166,7 @@ def delete(run: ListedRun) -> None:
         raise Mistake(f"{run.path} is being written; stop the run before deleting it") from None
     try:
         RunFolder(run.path).clear()
-        shutil.rmtree(run.path)
+        (run.path / LOCK).unlink()
+        run.path.rmdir()
     finally:
         os.close(descriptor)

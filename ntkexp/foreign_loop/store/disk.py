@@ -34,7 +34,7 @@ from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
-from ntkexp.records.folder import CONFIG, DONE, START_WEIGHTS, TRACE_IDENTITY, RunFolder
+from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFolder
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -198,7 +198,7 @@ class DiskStore(AbstractStore):
             self.files.write(self.files.path / START, self.start)
         else:
             # what was followed after that place was trained again, or will be
-            (self.files.folder.path / DONE).unlink(missing_ok=True)
+            self.files.folder.reopen()
             self.files.ended.unlink(missing_ok=True)
             self.files.log.cut(place.events)
             for event in self.files.checkpoints:
