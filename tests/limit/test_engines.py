@@ -447,7 +447,7 @@ def test_a_mistake_is_one_line(spec: Any, x: torch.Tensor, words: str) -> None:
 def test_variances_at_which_near_neighbours_are_one_are_refused(name: str, engine: Engine) -> None:
     """Kernels of equal pixels were off by 2 to 100 %, or infinite, where the pixels did not know to be equal."""
     x = 1e8 * torch.ones(2, 3, 4, dtype=torch.float64)
-    spec = [CONV, {"layer": name}, {"layer": "GlobalAvgPool"}, DENSE]
+    spec: list[dict[str, object]] = [CONV, {"layer": name}, {"layer": "GlobalAvgPool"}, DENSE]
     words = rf"{name}: variance 1e\+16 is too large for float64 to tell near neighbours apart: 0 digits .*; lower W_std"
     with pytest.raises(Mistake, match=words):
         ntkexp.infinite_kernel(spec, x, x.clone(), engine=engine)
