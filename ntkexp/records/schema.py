@@ -94,7 +94,7 @@ class Progress(Record):
 class Provenance(Record):
     """provenance.json."""
 
-    results_version: Count
+    results_version: Count | None = None
     ntkexp: Text = ""
     command: Text = ""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
