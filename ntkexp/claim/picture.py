@@ -21,7 +21,7 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord
 from ntkexp.records.sweep import level
-from ntkexp.report.analysis.estimate import Estimate, mean_of
+from ntkexp.report.analysis.estimate import SHARE, Estimate, Range, mean_of
 from ntkexp.text import short
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class JudgedClaim:
 class PublishedNumber(Component):
     """A number that a paper gives, to stand beside the same number as it was found here, by the paper's protocol.
 
-    `what` says what the number is, and of what data; here it is the mean over seeds of the rows that are chosen.
+    `what` says what the number is, and of what data; here it is the mean over seeds of the rows that are chosen. If it
+    lies `within` two ends, as shares do, its interval lies there too.
 
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
 
@@ -66,13 +67,14 @@ class PublishedNumber(Component):
     what: str = Field(min_length=1)
     value: float
     where: dict[str, Any]
+    within: Range | None = None
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
         """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
         for key, value in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
-        return mean_of(figures.tolist()) if len(figures) else Estimate(float("nan"))
+        return mean_of(figures.tolist(), self.within)
 
     def row(self, table: pd.DataFrame) -> dict[str, str | float]:
         estimate = self.estimate(table)
@@ -274,10 +276,10 @@ def draw_accuracies(
     for (kernel, name), colour in zip(names.items(), (style.BLUE, style.ORANGE), strict=False):
         for column, line, inside, said in (("accuracy", "o-", colour, ""), ("predicted", "o:", "white", ", predicted")):
             given = rows[(rows["kernel"] == kernel) & rows[column].notna()]
-            figures = (100 * given[column]).groupby(given["examples"]).agg(list)
+            figures = given[column].groupby(given["examples"]).agg(list)
             if len(figures):
-                means = [mean_of(each) for each in figures]
-                middle, low, high = np.array([(each.value, each.low, each.high) for each in means]).T
+                means = [mean_of(each, SHARE) for each in figures]
+                middle, low, high = 100 * np.array([(each.value, each.low, each.high) for each in means]).T
                 ends.append(style.End(name + said, middle[-1], colour))
                 axes.errorbar(
                     figures.index, middle, yerr=(middle - low, high - middle), fmt=line, color=colour, capsize=2,

@@ -50,7 +50,7 @@ def claims(
             help=(
                 "Claims by name, all if none is given; list: show them; judge: try the rules of judging; "
                 "register NAME: enter what a claim says now, before it is run; publish FOLDER: write the judged tables "
-                "and verdicts; check FOLDER: judge such tables again."
+                "and verdicts; check FOLDER: judge such tables again, and compare all files with their digests."
             ),
             autocompletion=offer_claims,
             show_default=False,
@@ -190,7 +190,7 @@ def publish_or_check(names: Sequence[str], config_dir: Path | None, trust: list[
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
 
-    if len(names) != 2:
+    if len(names) < 2 or (names[0] == "publish" and len(names) > 2):
         raise Mistake(f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`")
     folder, made = Path(names[1]).expanduser(), composer(config_dir, trust)
     entries = registered(made.builder.choices, out)
@@ -198,7 +198,7 @@ def publish_or_check(names: Sequence[str], config_dir: Path | None, trust: list[
         found = publish(folder, made, claim_records(out), entries, trust)
         sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n")
     else:
-        found = check(folder, made.builder, entries)
+        found = check(folder, made, entries, trust, names[2:])
         sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n")
 
 

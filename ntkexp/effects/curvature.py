@@ -30,9 +30,11 @@ from torch import Tensor
 from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
-from ntkexp.effects.trajectory import TakenBatch
+from ntkexp.effects.trajectory import FlatWeights, TakenBatch
+from ntkexp.kernel.features.cancellation import credit
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.optimizer.base import GUARD
+from ntkexp.stream import stream
 
 # --- Several vectors are taken through a function together, or one by one where that cannot be.
 
@@ -135,6 +137,39 @@ def summed(
 ) -> Float[Tensor, ""]:
     """Σ κᵢℓᵢ."""
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
+
+
+# --- Where a gradient is nothing but rounding, and an optimizer divides it by its own size, the derivative of the step
+# is 1/eps times too large. Random shares tell the size of the terms without the gradient of any single example:
+#
+#     Σᵢ (ξᵢκᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
+
+
+DRAWS = 2  # gradients with random shares: with one alone, a number may be small by chance
+
+
+def credit_of_rows(
+    batches: Sequence[TakenBatch],
+    weights: Float[Tensor, " weight"],
+    gradient: Float[Tensor, " weight"],
+    flat: FlatWeights,
+) -> Float[Tensor, " weight"] | None:
+    """Return 0 where the gradient of a step is rounding and 1 elsewhere, or nothing if no element is rounding."""
+    shares = torch.cat([batch.shares for batch in batches])
+    squares = torch.zeros_like(weights)
+    generator = stream("rounding", len(shares))
+    for _ in range(DRAWS):
+        signs = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(shares)
+        with plain_kernels():
+            drawn: Tensor = grad(partial(summed, batches))(weights, shares * signs)
+        squares += drawn.square()
+    terms = flat.weights(squares.sqrt())
+    sizes = {name: size if size.dim() <= 1 else size.norm() for name, size in terms.items()}
+    credited = credit(flat.weights(gradient), sizes)
+    if not credited:
+        return None
+    ones = {name: torch.ones_like(size) for name, size in terms.items()}
+    return flat.vector(ones | credited)
 
 
 # --- Back through clipping, c g with c = min(1, k/(‖g‖ + 1e-6)): what is pulled on c g pulls on g.

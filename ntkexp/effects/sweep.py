@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.effects.curvature import Clipping, recorded_gradient, row_gradients
+from ntkexp.effects.curvature import Clipping, credit_of_rows, recorded_gradient, row_gradients
 from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
 from ntkexp.optimizer.base import GUARD
 
@@ -344,6 +344,10 @@ class AdjointSweep:
         taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)
         without = changes_without(step, clipping.gradient, self.mean) if exact else []
         lengths = [len(batch.examples) for batch in step.batches]
+        divides = any(update.denominator is not None for update in step.updates) and bool(step.batches)
+        credited = None
+        if divides:
+            credited = credit_of_rows(step.batches, step.weights, recorded.gradient, self.trajectory.flat)
         parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
             # exactly: a·(θ⁻ⁱ − θ) and the like, of the adjoint after the step
@@ -351,6 +355,7 @@ class AdjointSweep:
                 effects.index_add_(1, change.examples, change.felt(adjoint))
             # γ, and a ← a + H γ
             pulled = clipping.back(adjoint.back(step, taken))
+            pulled = pulled if credited is None else pulled * credited
             curved, along = recorded.curvature(pulled)
             adjoint.weights += curved
             # to the first order: γ·(g⁻ⁱ − g)

@@ -15,8 +15,9 @@ Where to read what:
 
     follow.py              the line around the loop; arguments.py: what it is given, and refuses beforehand
     watch.py               the algorithm of following: what is recorded of each call and step, and proved as it happens
+    hooks.py               hooks on what is followed, which do nothing on its copies
     calls.py               a call of the model: its circumstances, its inputs, ∂L/∂f, its losses
-    example_names.py       by what names examples go
+    example_names.py       by what names examples go; equal_inputs.py: signs that one name is several examples
     outside.py             what changes the model and is no step: refused, or a part of its own
     rule.py, step.py       the linear step of an optimizer, and proof (b); a step, and the interfaces of stores
     step_log.py            the numbers of each step, for a function of the user's

@@ -23,9 +23,10 @@ from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.tape import as_inputs, examples, part
+from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
+from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
+from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
@@ -187,7 +188,10 @@ ONE_NUMBER = (
     "the model gives one number for all examples of a call, such as their loss; follow one that gives a row for each, "
     "or name the part of its answer that does, as output='logits'"
 )
-NEVER_CALLED = "model(x) was never called with gradients enabled; follow the module that the loop calls so"
+NEVER_CALLED = (
+    "model(x) was never called with gradients enabled, or only a copy of the model was (first-order MAML?); follow the "
+    "module that the loop calls so"
+)
 FEW = 2  # queries of which operations are recorded beforehand: of two it is seen whether examples are mixed
 MOST = 1e9  # GB
 
@@ -241,7 +245,8 @@ def refuse_unusable(
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
-    """The inputs at which a module in evaluation is explained, the first of which it has answered.
+    """Copy the inputs at which a module in evaluation is explained, and let it answer the first. The loop may write
+    to its own, and so may a module, which is refused later.
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
@@ -250,16 +255,19 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
     if any(isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided) for leaf in each):
         raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
-    if not examples(inputs := as_inputs(queries)):
+    if not examples(inputs := map_tensors(torch.clone, as_inputs(queries))):
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    function = CalledModule(module, output).function
     try:
         with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-            answer = CalledModule(module, output).function(weights, part(inputs, slice(1)))
+            answer = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # the model's own
-        raise Mistake(f"queries=: the model cannot be called with them: {str(error).splitlines()[0]}") from error
+        with beginning_at(generator_states(module)), left_alone(module):
+            advice = f"; {BATCH_AXIS}" if batch_axis_missing(function, weights, inputs) else ""
+        raise Mistake(f"queries=: the model cannot be called with them: {first_line(error)}{advice}") from error
     if not answer.dim():
         raise Mistake(ONE_NUMBER)
     return inputs

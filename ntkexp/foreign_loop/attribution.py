@@ -1,6 +1,6 @@
 """Attribution: what each example added to each output of the queries, summed from the last step to the first.
 
-    f_T − f_0 = Σ contributions + decay + casts
+    f_T − f_0 = Σ contributions + decay + rounding
 
 The sum is `path.backward_sum`, with the linear steps of the loop's optimizers, the gradients of its calls, and c, the
 factor between the gradient of the examples and what was consumed: of clipping, of a scaled loss. An example's J is
@@ -10,8 +10,9 @@ that of the weights at which it was called. Each step is proved as it is gone ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
+from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
@@ -28,6 +30,7 @@ from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
 from ntkexp.kernel.features.blocks import Rows
+from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
@@ -71,7 +74,7 @@ class LoopComponents:
     components: Components
     parts: Float[Tensor, "component probe out example"]
     decay: Float[Tensor, "component probe out"]
-    casts: Float[Tensor, "component probe out"]
+    rounding: Float[Tensor, "component probe out"]
     coupling: Float[Tensor, "component probe out"]
     by_step: Float[Tensor, "component probe out step"]
 
@@ -80,10 +83,10 @@ class LoopComponents:
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
         for k, (share, between) in enumerate(zip(shares, coupling, strict=True)):
-            parts = share.kernel.squeeze(3).neg()
+            parts = share.kernel.squeeze(3).neg().to(self.parts.dtype)
             self.parts[k].index_add_(2, rows, parts)
             self.decay[k] += share.decay
-            self.casts[k] += share.beside
+            self.rounding[k] += share.beside
             self.coupling[k] += between
             self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside + between
 
@@ -94,7 +97,7 @@ class LoopComponents:
             for name, axes, value in (
                 ("by_component", ("probe", "out", "example"), self.parts),
                 ("decay_by_component", ("probe", "out"), self.decay),
-                ("casts_by_component", ("probe", "out"), self.casts),
+                ("rounding_by_component", ("probe", "out"), self.rounding),
                 ("coupling_by_component", ("probe", "out"), self.coupling),
                 ("by_component_step", ("probe", "out", "step"), self.by_step),
             )
@@ -107,7 +110,7 @@ class LoopSums:
 
     parts: Float[Tensor, "probe out example"]
     decay: Float[Tensor, "probe out"]
-    casts: Float[Tensor, "probe out"]  # what casts, or rounding, did to the gradient, and that to the outputs
+    rounding: Float[Tensor, "probe out"]  # what rounding, also of casts, did to the gradient, and that to the outputs
     statistics: Float[Tensor, "probe out"]  # what running statistics did, which calls moved
     coupling: Float[Tensor, "probe out"]  # what examples did to one another through statistics taken for constant
     by_step: Float[Tensor, "probe out step"]
@@ -115,6 +118,7 @@ class LoopSums:
     halves: Halves | None
     carried: Float[Tensor, "probe out"]  # what was remembered before these steps, through them
     other_steps: Float[Tensor, "probe out"]  # what steps did that were passed over
+    closing: ClosingSums
     by_component: LoopComponents | None = None
     by_position: LoopPositions | None = None
 
@@ -124,7 +128,7 @@ class LoopSums:
         rows: Int[Tensor, " row"],
         parts: Float[Tensor, "probe out row"],
         decay: Float[Tensor, "probe out"],
-        casts: Float[Tensor, "probe out"],
+        rounding: Float[Tensor, "probe out"],
         statistics: Float[Tensor, "probe out"],
         coupling: Float[Tensor, "probe out"],
         proofs: tuple[float, ...],
@@ -132,26 +136,33 @@ class LoopSums:
         coupled: Sequence[Float[Tensor, "probe out"]] = (),
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
-        self.parts.index_add_(2, rows, parts)
         if self.halves is not None:
             self.halves.add_rows(step, rows, parts)
+        parts = parts.to(self.parts.dtype)
+        self.parts.index_add_(2, rows, parts)
         self.decay += decay
-        self.casts += casts
+        self.rounding += rounding
         self.statistics += statistics
         self.coupling += coupling
-        self.by_step[:, :, step] = parts.sum(2) + decay + casts + statistics + coupling
+        self.by_step[:, :, step] = parts.sum(2) + decay + rounding + statistics + coupling
         self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
         if self.by_component is not None:
             self.by_component.add(step, rows, shares, coupled)
 
-    def arrays(self, *, cast: bool, rounds: bool, batch_norm: BatchNormMode | None, some: bool) -> NamedArrays:
-        """All of it, of all steps of a loop or of `some`. `casts` is there if the loop or its optimizer rounds to
-        shorter numbers, or with BatchNorm; `coupling` only if it is not credited to examples."""
+    @property
+    def total(self) -> Float[Tensor, "probe out"]:
+        """The sum of all parts of the change, without what no step did."""
+        by_these = self.parts.sum(2) + self.decay + self.rounding + self.statistics + self.coupling
+        return by_these + self.carried + self.other_steps
+
+    def arrays(self, *, cast: bool, batch_norm: BatchNormMode | None, some: bool) -> NamedArrays:
+        """Return the sums over all steps of a loop, or over `some`. `coupling` is there only if it is not credited to
+        examples."""
         proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
             "decay": (("probe", "out"), self.decay),
-            "casts": (("probe", "out"), self.casts),
+            "rounding": (("probe", "out"), self.rounding),
             "by_step": (("probe", "out", "step"), self.by_step),
             "statistics": (("probe", "out"), self.statistics),
             "coupling": (("probe", "out"), self.coupling),
@@ -166,8 +177,6 @@ class LoopSums:
         if self.by_position is not None:
             found[BY_POSITION] = (("probe", "out", "example", POSITION), self.by_position.parts)
         left_out = set() if cast else {CASTS}
-        if batch_norm is None and not (cast or rounds):
-            left_out |= {"casts", "casts_by_component"}
         if batch_norm is None:
             left_out.add("statistics")
         if batch_norm != "constant":
@@ -225,9 +234,11 @@ def sums_at_zero(
     cost: StepCost | None = None,
 ) -> LoopSums:
     """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
-    size = outputs.element_size()
-    parts_gb, halves_gb = (n * outputs.numel() * examples * size / 1e9 for n in (2, 2 * STRETCHES))  # formed, and kept
-    needed = parts_gb + (outputs.numel() * steps * size + (0.0 if cost is None else cost.products)) / 1e9
+    long, size = accumulated_in(outputs), outputs.element_size()
+    numbers = outputs.numel() * examples
+    parts_gb = numbers * (size + long.itemsize) / 1e9  # formed in a step, and the sum
+    halves_gb = 2 * STRETCHES * numbers * size / 1e9
+    needed = parts_gb + (outputs.numel() * steps * long.itemsize + (0.0 if cost is None else cost.products)) / 1e9
     by, fewer = "", "give fewer queries"
     if components is not None:
         needed *= 1 + len(components)
@@ -242,7 +253,8 @@ def sums_at_zero(
     if with_halves and needed + halves_gb > memory_gb:
         with_halves = False
         LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
-    parts = outputs.new_zeros(*outputs.shape, examples)
+    totals = torch.zeros_like(outputs, dtype=long)
+    parts = totals.new_zeros(*outputs.shape, examples)
     by_component, by_position = None, None
     if positions is not None:
         by_position = LoopPositions.at_zero(positions, parts, memory_gb - needed, memory_gb)
@@ -251,21 +263,31 @@ def sums_at_zero(
             LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
         shape = (len(components), *outputs.shape)
         axes = ((examples,), (), (), (), (steps,))
-        by_component = LoopComponents(components, *(outputs.new_zeros(*shape, *each) for each in axes))
+        by_component = LoopComponents(components, *(totals.new_zeros(*shape, *each) for each in axes))
     return LoopSums(
         parts=parts,
-        decay=torch.zeros_like(outputs),
-        casts=torch.zeros_like(outputs),
-        statistics=torch.zeros_like(outputs),
-        coupling=torch.zeros_like(outputs),
-        by_step=outputs.new_zeros(*outputs.shape, steps),
+        decay=totals.clone(),
+        rounding=totals.clone(),
+        statistics=totals.clone(),
+        coupling=totals.clone(),
+        by_step=totals.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, parts) if with_halves else None,
-        carried=torch.zeros_like(outputs),
-        other_steps=torch.zeros_like(outputs),
+        halves=halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples)) if with_halves else None,
+        carried=totals.clone(),
+        other_steps=totals.clone(),
+        closing=ClosingSums.at_zero(outputs, long),
         by_component=by_component,
         by_position=by_position,
     )
+
+
+def accumulated_in(outputs: Tensor) -> torch.dtype:
+    """Return the precision of sums over steps: double, unless the device has none.
+
+    >>> accumulated_in(torch.ones(1, dtype=torch.float32))
+    torch.float64
+    """
+    return outputs.dtype if outputs.device.type == "mps" else torch.float64
 
 
 @dataclass
@@ -282,6 +304,7 @@ class Backwards:
     steps: Sequence[int]  # their numbers
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
+    divided: set[str] = field(default_factory=set)  # parameters that a step so far divided by past gradients
     announced: bool = False  # what batches take that norms couple
 
     def over(self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]) -> None:
@@ -318,10 +341,13 @@ class Backwards:
         # proof (a); and what the optimizer took in beside that gradient: casts, or rounding. Where gradients cancel,
         # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
-        cast, divides = self.is_cast(step), any(each.divides for each in step.linear.values())
+        cast = self.is_cast(step)
+        self.divided |= {name for name in step.heard if step.linear[name].divides}
+        credited = credit_of_examples(step, calls, found, factors, self.divided, cast=cast)
         beside = dict[str, Tensor]()
-        if cast or divides:
-            beside = {name: step.gradient[name] - factors[name] * found[name] for name in step.heard}
+        if cast or self.divided:
+            known = found | {name: part * found[name] for name, part in credited.items()}
+            beside = {name: step.gradient[name] - factors[name] * known[name] for name in step.heard}
         nothing = {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside} if beside else {}
 
         # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries, with the running
@@ -339,20 +365,28 @@ class Backwards:
             ),
             factor=factors,
             beside=nothing | beside,
+            credit=credited,
         )
-        taken = self.sum.take(back, [(1.0, self.reader.along(tape, moved, as_copies=True))])
+        secant = self.reader.along(tape, moved, as_copies=True)
+        taken = self.sum.take(back, [(1.0, secant)])
         taken, by_position = apart_from_positions(taken, step, calls)
         change = moved.outputs - tape.outputs
-        closure, statistics = (taken.pushed - change).norm(), self.later.outputs - moved.outputs
+        unclosed, statistics = taken.pushed - change, self.later.outputs - moved.outputs
+        closure = unclosed.norm()
         self.later = tape
 
         # what examples' own gradients lack of that of a batch which norms coupled: rounding, or what these did
         whole = ComponentShare(taken.kernel, taken.decay, taken.beside)
         (own, lacks), *of_components = (self.told_apart(share, step, calls) for share in (whole, *taken.shares))
-        parts, casts = own.kernel.squeeze(3).neg(), own.beside
+        parts, rounding = own.kernel.squeeze(3).neg(), own.beside
         for each in calls:
             if isinstance(each.features, TermGradients) and each.whole is not None:
                 each.features.refuse_other_sum(each.whole, step.index)
+
+        # the final check needs the sizes of the terms, and what cancels among them
+        terms = (parts.abs().sum(2), taken.decay, rounding, statistics, lacks)
+        self.added.closing.add_step(secant, step.start, unclosed, terms)
+        self.note_cancelling(parts, step, calls, credited)
 
         # added up by example and by step
         proofs = (
@@ -366,15 +400,27 @@ class Backwards:
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
         shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
         place = self.steps.index(step.index)
-        self.added.add(place, rows, parts, taken.decay, casts, statistics, lacks, proofs, shares, coupling)
+        self.added.add(place, rows, parts, taken.decay, rounding, statistics, lacks, proofs, shares, coupling)
         if self.added.by_position is not None:
             each_rows = torch.split(rows, [len(call.names) for call in step.calls])
             read = [(each.by_position, places) for each, places in zip(calls, each_rows, strict=True)]
             self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
 
+    def note_cancelling(
+        self,
+        parts: Float[Tensor, "probe out row"],
+        step: FollowedStep,
+        calls: Sequence[CallGradients],
+        credited: Weights,
+    ) -> None:
+        """Find the parameter in which the parts of a step cancel, if they do."""
+        assert self.sum.adjoint is not None
+        examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
+        felt = self.sum.adjoint.scaled_in(credited)
+        self.added.closing.note_cancelling(parts, felt, examples, step.heard)
+
     def begin(self, step: FollowedStep) -> None:
-        """Add what the optimizer remembered before the first of some steps, −⟨βU, m⟩, which belongs to no "
-        "example here."""
+        """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example caused it."""
         if step.remembered and self.sum.adjoint is not None:
             nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
             carried = {name: self.sum.carry[name] * m for name, m in step.remembered.items()}
@@ -404,7 +450,8 @@ class Backwards:
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
         room = called.room_of(step.calls, exact=step.exact)
-        factors, missed = factors_between(found, consumed, step.index, step.calls, room)
+        noise = partial(called.noise, step.calls, begun)
+        factors, missed = factors_between(found, consumed, step.index, step.calls, room, noise)
         for call, each in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (other := each.other(call.signed)):
                 raise Mistake(
@@ -447,6 +494,37 @@ class Backwards:
     def is_cast(self, step: FollowedStep) -> bool:
         """Whether some call rounded to shorter numbers."""
         return any(self.calls.called.is_cast(call.how) for call in step.calls)
+
+
+def credit_of_examples(
+    step: FollowedStep,
+    calls: Sequence[CallGradients],
+    found: Weights,
+    factors: Mapping[str, float],
+    divided: Collection[str],
+    *,
+    cast: bool,
+) -> Weights:
+    """Return 0 where the gradient of a step is rounding, and 1 elsewhere.
+
+    Only parameters that this step or a later one divides by past gradients are looked at, as a memory carries rounding
+    on to later steps. Parameters whose gradients are all known are left out.
+    """
+    gradient = {name: step.gradient[name] for name in step.heard if name in divided}
+    if not gradient:
+        return {}
+    jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
+    sizes = {
+        name: size * abs(factors[name]) for name, size in term_sizes(jacobians, step.start).items() if name in gradient
+    }
+
+    # two sums of the same terms, of the loop and of the replay, also show how much of a gradient is known
+    other = {} if cast else {name: factors[name] * found[name] for name in gradient}
+    for call in calls:
+        if other and call.whole is not None and isinstance(call.features, TermGradients) and call.can_be_reread:
+            for name in gradient.keys() & call.whole.keys():
+                other[name] = other[name] + factors[name] * (call.features.total[name] - call.whole[name])
+    return credit(gradient, sizes, other)
 
 
 class Chain(Sequence[Jacobian]):

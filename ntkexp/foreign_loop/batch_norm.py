@@ -245,6 +245,11 @@ class TermGradients(Sequence[Jacobian]):
     def __len__(self) -> int:
         return (len(self.outputs) + self.group - 1) // self.group
 
+    @property
+    def fits(self) -> bool:
+        """Whether the gradients of all examples are kept once they are made."""
+        return len(self.outputs) * self.row_bytes <= self.room / 2
+
     def __getitem__(self, place: Any) -> Any:
         if not 0 <= place < len(self):
             raise IndexError(place)
@@ -261,7 +266,7 @@ class TermGradients(Sequence[Jacobian]):
             for name, part in found.total(self.leaves).items():
                 self.total[name] = self.total[name] + part if name in self.total else part
             self.summed += 1
-        if len(self.outputs) * self.row_bytes <= self.room / 2:
+        if self.fits:
             self.made[place] = found
         return found
 

@@ -268,6 +268,7 @@ class ModelCall:
     shape: tuple[int, ...] = ()
     statistics: tuple[Weights, Weights] | None = None
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # of the losses, and of what counts in their mean, for a log
+    other_outputs: list[str] = field(default_factory=list)  # of the model, to which gradients came in the first step
 
     @cached_property
     def names(self) -> tuple[str, ...]:

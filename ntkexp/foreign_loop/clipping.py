@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import frexp, hypot, sqrt
+from math import frexp, hypot, log2, sqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ntkexp.foreign_loop.calls import ModelCall
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
+OF_NOISE = 64  # times what a relative noise of eps does to a gradient
 OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
 SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
 PARTS = 1000  # the largest n of which a mean may be taken
@@ -53,10 +54,16 @@ DREW = (
 
 
 def factors_between(
-    found: Weights, consumed: Weights, step: int, calls: Sequence[ModelCall], room: float
+    found: Weights,
+    consumed: Weights,
+    step: int,
+    calls: Sequence[ModelCall],
+    room: float,
+    noise: Callable[[], Weights],
 ) -> tuple[dict[str, float], float]:
     """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
-    far the two differ after all: by no more than rounding, also of casts, which have that `room`."""
+    far the two differ after all: by no more than rounding, also of casts, which have that `room`, and of terms that
+    cancel, for which `noise` tells how far rounding moves the gradient."""
     if not consumed:
         return {}, 0.0
     bound = bound_of(consumed, room)
@@ -65,15 +72,48 @@ def factors_between(
     factor, missed = factor_of_parts([(found[name].flatten(), part.flatten()) for name, part in consumed.items()])
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
+    moved = noise()
+    for near in (near_power_of_two(factor, missed), 1.0):  # of a gradient that is all rounding no factor is known
+        if cancels(found, consumed, near, bound, moved):
+            return dict.fromkeys(consumed, near), missed
     each = {name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed}
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
     rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
+    others = sorted({name for call in calls for name in call.other_outputs})
+    reason = DREW if drew else ALIKE
+    if others:
+        reason = (
+            f"does the loss use the output {' or '.join(others)} of the model as well, or alone? One is followed: name "
+            "it, output=…, or let the model return all that the loss uses as one tensor (torch.cat)"
+        )
     raise Mistake(
         f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
-        f"itself in '{worst}'; {DREW if drew else ALIKE}"
+        f"itself in '{worst}'; {reason}"
     )
+
+
+def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
+    """Whether rounding of terms that cancel explains the difference between two gradients, parameter by parameter."""
+    for name, part in consumed.items():
+        missed = float((factor * found[name] - part).norm())
+        rounding = OF_NOISE * abs(factor) * float(noise[name].norm()) if name in noise else 0.0
+        if not missed <= bound * float(part.norm()) + rounding:
+            return False
+    return True
+
+
+def near_power_of_two(factor: float, missed: float) -> float:
+    """Return the power of two that a factor is near to, up to a relative error, or the factor itself.
+
+    >>> near_power_of_two(0.25 + 1e-12, 1e-11), near_power_of_two(0.3, 1e-11)
+    (0.25, 0.3)
+    """
+    if factor <= 0:
+        return factor
+    power = 2.0 ** round(log2(factor))
+    return power if abs(factor - power) <= missed * power else factor
 
 
 def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:

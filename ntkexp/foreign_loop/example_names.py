@@ -1,6 +1,6 @@
 """By what names the examples of a call go.
 
-nothing given     digests of what each example holds: `digests`
+nothing given     digests of what each example holds: `digests`; equal_inputs.py says if one may be several
 ids=…             names that the user's function of the call gives, or a keyword of the model holds: `names_of`
 ids="dataset"     their indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """

@@ -73,6 +73,7 @@ class FrozenTensors:
         now = named_tensors(self.model)
         for name, (tensor, _) in self.checked.items():
             if name not in now or (name in moved and now[name] is not tensor):
+                refuse_other_weights(step, name, tensor, now.get(name))
                 raise Mistake(
                     f"step {step}: '{name}' is no longer the tensor that it was when following began; write new values "
                     "into it, or follow from there on"
@@ -121,6 +122,16 @@ class FrozenTensors:
             yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if held.get(key) != value)
 
 
+def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
+    """Refuse a call at weights that were computed and are not the model's own, as in the inner loop of MAML."""
+    if isinstance(own, nn.Parameter) and now is not None and not isinstance(now, nn.Parameter):
+        raise Mistake(
+            f"step {step}: the model was called with another tensor in place of '{name}' (torch.func.functional_call, "
+            "MAML?); losses at other weights than the model's own are not followed: call a copy of the model where no "
+            "gradient comes back to its weights"
+        )
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -148,6 +159,7 @@ class LatestWeights:
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
     spare: Weights = field(default_factory=dict)
+    strangers: dict[str, str] = field(default_factory=dict)  # optimizers that moved weights and are not followed
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy some weights as they are now."""
@@ -175,6 +187,11 @@ class LatestWeights:
         same = same_bits([(weight.detach(), self.weights[name]) for name, weight in looked_at.items()])
         for (name, weight), is_same in zip(looked_at.items(), same, strict=True):
             if not is_same:
+                if name in self.strangers:
+                    raise Mistake(
+                        f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), which is not "
+                        "followed; build it before the loop, and follow both: follow(model, [first, second])"
+                    )
                 raise Mistake(
                     f"step {step}: '{name}' was changed by something other than the optimizer since the last step (a "
                     "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"

@@ -191,5 +191,6 @@ class LoopPositions:
         begun = 0
         for gradients, rows in calls:
             for position in gradients.present:
-                self.parts[..., position].index_add_(2, rows, -kernel[:, :, begun : begun + len(rows)])
+                added = -kernel[:, :, begun : begun + len(rows)].to(self.parts.dtype)
+                self.parts[..., position].index_add_(2, rows, added)
                 begun += len(rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -373,28 +373,71 @@ class CalledModule:
         """Σ Jᵀℓ′ of some calls at their weights, as autograd adds it up; what each call gives is also `given`."""
         for parameter in self.module.parameters():
             parameter.grad = None
-        parameters, held = dict(self.module.named_parameters()), None
-        for call, weights in zip(calls, begun, strict=True):
-            if weights is not held:  # most calls of a step are made at the same
-                held = weights
-                with torch.no_grad():
-                    for name, weight in weights.items():
-                        parameters[name].copy_(weight).requires_grad_()
-
-            # the call under its circumstances, and back from its outputs by the same kernels
-            assert call.gradient is not None
-            (placed, named), twin = arguments(call.inputs), self.twin(call.how.modes)
-            running = beginning_with(twin, call.statistics, call.at, self.room(call.how))
-            with torch.enable_grad(), without_kernels(call.how.forbidden), running:
-                with call.how.again():
-                    outputs = choose_output(twin(*placed, **named), self.output)
-                if given is not None:
-                    given(outputs.detach())
-                outputs.backward(call.gradient.reshape(outputs.shape).to(outputs.dtype))  # type: ignore[no-untyped-call]  # torch's own
+        parameters = dict(self.module.named_parameters())
+        for together in passes(calls, begun):
+            weights = begun[together[0]]
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    parameters[name].copy_(weight).requires_grad_()
+            self.pull_back([calls[place] for place in together], given)
         found = {name: each.grad for name, each in parameters.items() if each.grad is not None}
         for parameter in parameters.values():
             parameter.grad = None
         return found
+
+    def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
+        """Return how far relative noise of eps in weights, inputs and ℓ′ moves the gradient.
+
+        It shows what rounding may do to a gradient whose terms cancel, inside of a call or between calls. Casts round
+        by steps, and a function may be another one at every call: both move gradients by more than noise, and nothing
+        is returned.
+        """
+        if any(self.is_cast(call.how) for call in calls):
+            return {}
+        generator = stream("rounding", len(calls))
+
+        def noisy(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            return tensor * (1 + torch.finfo(tensor.dtype).eps * drawn)
+
+        near = list[ModelCall]()
+        for call in calls:
+            assert call.gradient is not None
+            near.append(replace(call, inputs=map_tensors(noisy, call.inputs), gradient=noisy(call.gradient)))
+        moved = {id(weights): {name: noisy(weight) for name, weight in weights.items()} for weights in begun}
+        here = self.gradient(calls, begun)
+        again = [self.gradient(calls, begun) for _ in range(REPEATS)]
+        if any(not torch.equal(other[name], part) for other in again for name, part in here.items()):
+            return {}
+        there = self.gradient(near, [moved[id(weights)] for weights in begun])
+        return {name: there[name] - part for name, part in here.items()}
+
+    def pull_back(
+        self, calls: Sequence[ModelCall], given: Callable[[Float[Tensor, "example ..."]], object] | None
+    ) -> None:
+        """Replay calls at the present weights, and add the gradients of one pass back through all of them.
+
+        Autograd adds the gradients of a pass in an order of its own. Where they cancel, another order leaves another
+        remainder, which Adam turns into a step of another sign. So a pass of the loop is replayed as one pass.
+        """
+        outputs, gradients = list[Tensor](), list[Tensor]()
+        with ExitStack() as circumstances:
+            circumstances.enter_context(torch.enable_grad())
+            for call in calls:
+                assert call.gradient is not None
+                (placed, named), twin = arguments(call.inputs), self.twin(call.how.modes)
+                circumstances.enter_context(without_kernels(call.how.forbidden))
+                running = beginning_with(twin, call.statistics, call.at, self.room(call.how))
+                circumstances.enter_context(running)
+                with call.how.again():
+                    output = choose_output(twin(*placed, **named), self.output)
+                if given is not None:
+                    given(output.detach())
+                outputs.append(output)
+                gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
+            torch.autograd.backward(outputs, gradients)  # by the kernels of the calls
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """The module in these modes; what it holds in short numbers, in those of this kind.
@@ -438,6 +481,25 @@ def shortest(module: nn.Module) -> torch.dtype | None:
     """
     kinds = {tensor.dtype for tensor in chain(module.parameters(), module.buffers()) if is_short(tensor)}
     return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=None)
+
+
+def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[list[int]]:
+    """Yield the places of the calls of each pass back: neighbours at the same weights, under the same kernels.
+
+    A call that moves running statistics is a pass of its own, as its replay writes to buffers that the pass reads.
+    """
+    together = list[int]()
+    for place, call in enumerate(calls):
+        if together:
+            last = calls[together[-1]]
+            same_pass = call.backward == last.backward and call.backward >= 0 and call.statistics is None
+            same_weights = begun[place] is begun[together[-1]]
+            if not (same_pass and same_weights and call.how.forbidden == last.how.forbidden):
+                yield together
+                together = []
+        together.append(place)
+    if together:
+        yield together
 
 
 @dataclass(frozen=True)
@@ -509,6 +571,11 @@ class CallGradients:
     seconds: float = 0.0  # that a pass back took
     by_position: PositionGradients | None = None
 
+    @property
+    def can_be_reread(self) -> bool:
+        """Whether `features` can be gone through twice without a pass backwards for each example."""
+        return not isinstance(self.features, TermGradients) or self.features.fits
+
     def total(self, weights: Weights) -> Weights:
         """The gradient of the call."""
         if self.whole is not None:
@@ -520,9 +587,9 @@ class CallGradients:
 # --- What casts cost, of a loop under autocast or with frozen weights in short numbers, beside what was found in
 # the precision of the weights that move.
 #
-#     f_T − f_0 = Σ contributions + decay + casts        f in the precision of the weights that move
+#     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
 #
-# At each step `casts` is what the rounding of the gradient did: the consumed one less that of the examples
+# At each step `rounding` is what the rounding of the gradient did: the consumed one less that of the examples
 # without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
 # casts; how far they are from f is a figure of its own.
 
@@ -534,7 +601,7 @@ def casts_sentence(found: xr.Dataset) -> str:
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
     named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
     causes = [said.format(found.attrs[name]) for name, said in named.items() if name in found.attrs]
-    ours, theirs = float((found["casts"] ** 2).sum() ** 0.5), float(found.attrs["away"])
+    ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
         f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
@@ -551,7 +618,7 @@ def rounding_sentence(found: xr.Dataset) -> str:
     if "rounds" in found.attrs:
         return (
             f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
-            "changed (`casts`), and no example did"
+            "changed (`rounding`), and no example did"
         )
     return (
         f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "

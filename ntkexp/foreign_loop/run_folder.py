@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
+from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.equal_inputs import RepeatedInputs, equal_inputs_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
@@ -34,6 +36,7 @@ from ntkexp.records.contributions import (
     DECAY_BY_COMPONENT,
     MEASURE,
     OUTSIDE,
+    ROUNDING,
     STATISTICS,
     STORE,
     ByComponent,
@@ -75,11 +78,13 @@ class Gallery:
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     room: float = MOST
+    repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
 
-    def add(self, names: Sequence[str], inputs: Inputs) -> None:
-        """Add those that are new."""
-        rows = shown(inputs)
-        for name, row in zip(names, rows, strict=True):
+    def add(self, call: ModelCall) -> None:
+        """Add the examples of a call that are new."""
+        self.repeated.add(call)
+        rows = shown(call.inputs)
+        for name, row in zip(call.names, rows, strict=True):
             if name not in self.rows and self.room > 0:
                 self.rows[name] = row
                 self.room -= row.nbytes
@@ -182,10 +187,7 @@ def write_run(
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
         # how far casts, or rounding of gradients, moved the outputs
-        if "casts" in found:
-            cast = float(np.linalg.norm(found["casts"].to_numpy()))
-        else:
-            cast = float(found.attrs["rounding"]) * float(np.linalg.norm(change))
+        cast = float(np.linalg.norm(found["rounding"].to_numpy()))
         result = secant_result(start, start + change, made, cast, no_examples_sentence(found))
         write_data(path / "data.npz", examples(found, queries, gallery, decode))
         write_metrics(folder, found)
@@ -203,6 +205,7 @@ def write_run(
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
             statistics=found[STATISTICS].to_numpy() if STATISTICS in found else None,
             coupling=found[COUPLING].to_numpy() if COUPLING in found else None,
+            rounding=found[ROUNDING].to_numpy() if rounding_sentence(found) or casts_sentence(found) else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,
@@ -310,6 +313,7 @@ def outcome_sentence(found: xr.Dataset, files: TraceFolder) -> str:
         rounding_sentence(found),
         batch_norm_sentence(found),
         outside_sentence(found),
+        equal_inputs_sentence(found),
         caveats,
     )
     against, processes = "; ".join(filter(None, sentences)), files.processes

@@ -1,6 +1,6 @@
 """A trace: the steps of a loop that was followed, and what each example added to the outputs at the queries.
 
-    f_T − f_0 = Σ contributions + decay + casts + outside
+    f_T − f_0 = Σ contributions + decay + rounding + outside
 
 On the way back over the steps (`attribution.Backwards`) each is replayed and proved; what it added is summed here.
 """
@@ -26,6 +26,7 @@ from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
 from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
+from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -56,7 +57,7 @@ from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
 from ntkexp.records.folder import CONFIG, RunFolder
-from ntkexp.report.progress import Announced, in_place
+from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import counted
 
@@ -174,7 +175,7 @@ class Trace:
     ) -> Attribution:
         """What each example added to each output of each query; parts and decay add up to f_T − f_0.
 
-        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `casts`. What
+        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `rounding`. What
         changed after the last step, as by an average of weights that was loaded, did what stands in `outside`.
 
         With `effects`, also by how much the output would change if the example were left out: as means without it and
@@ -233,14 +234,15 @@ class Trace:
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)
         progress = in_place(quiet)
-        with memory_kept(self.module.parameters()):
+        with memory_kept(self.module.parameters()), quiet_log(quiet):
             found = self.contributions(gallery, progress, positions=positions)
             known = loop_effects(self, effects, mean, self.memory_gb, again, progress) if effects else None
         if known is not None:
             found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        for said in (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence):
+        own = (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence, equal_inputs_sentence)
+        for said in own:
             sentence = said(found)
-            if self.folder is None and sentence:
+            if self.folder is None and sentence and not quiet:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
             write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
@@ -280,6 +282,7 @@ class Trace:
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
 
         self.refuse_empty()
+        progress = progress or Silent()
         release_memory(self.module.parameters())
         places = positions_of(self.steps.calls(), self.called) if positions else None
         steps, end = self.steps, self.steps.end
@@ -291,7 +294,7 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.begin_sums(last, components, places, progress or Silent())
+        sums = self.begin_sums(last, components, places, progress)
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
@@ -302,11 +305,11 @@ class Trace:
             steps.indices,
             BackwardSum(components=tuple((components or {}).values())),
         )
-        announced = Announced("ntkexp: attribution", len(steps), progress or Silent())
+        announced = Announced("ntkexp: attribution", len(steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
             for call in calls:
-                gallery.add(call.names, call.inputs)
+                gallery.add(call)
             announced.step()
 
         back.over(steps, explained)
@@ -319,28 +322,27 @@ class Trace:
         began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
         self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
 
-        # f_T − f_0, of which what no step did is a part
+        # f_T − f_0, including `outside`, the change that no step made
         cast = self.called.is_cast(Circumstances(autocast=casts))
-        rounding = [each.kind.__name__ for each in steps.known if each.rule.rounds]
         batch_norm = self.batch_norm if first else None
-        arrays = sums.arrays(cast=cast, rounds=bool(rounding), batch_norm=batch_norm, some=some)
+        arrays = sums.arrays(cast=cast, batch_norm=batch_norm, some=some)
         change, outside = last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
-        moved = float(arrays["change"][1].norm())
-        facts: dict[str, str | float] = {"rounding": float(sums.casts.norm()) / (moved or 1.0)}
+
+        # the final check: the parts of the steps add up to their change
+        closing = sums.closing.check(sums.parts, sums.total, start, last.outputs)
+        closing.refuse()
+        progress.say(f"ntkexp: {closing.sentence}")
+
+        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
         if some:
             by_these = last.outputs - start - sums.other_steps
+            moved = bool(change.any())
             facts["taken"] = steps.count
             facts["share"] = float((by_these * change).sum() / change.square().sum()) if moved else 0.0
-        if cast:
-            with torch.no_grad():
-                away = columns(self.called.under_casts, end, self.queries) - last.outputs
-            short = {} if self.called.short is None else {"frozen": str(self.called.short).removeprefix("torch.")}
-            facts = {**short, **({} if casts is None else {"autocast": casts.kind}), "away": float(away.norm())}
-        if rounding:
-            facts["rounds"] = " and ".join(rounding)
+        facts |= self.facts_of_rounding(sums, end, last.outputs, change)
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
         if self.measured is not None:
@@ -353,6 +355,30 @@ class Trace:
             | ({"component": list(components)} if components else {}),
             attrs=facts,
         )
+
+    def facts_of_rounding(
+        self,
+        sums: LoopSums,
+        end: Weights,
+        outputs: Float[Tensor, "probe out"],
+        change: Float[Tensor, "probe out"],
+    ) -> dict[str, str | float]:
+        """Return the share of rounding in the change, or for casts, their kinds and their distance from the outputs."""
+        facts: dict[str, str | float] = {}
+        casts = self.called.casts
+        if self.called.is_cast(Circumstances(autocast=casts)):
+            with torch.no_grad():
+                away = columns(self.called.under_casts, end, self.queries) - outputs
+            if self.called.short is not None:
+                facts["frozen"] = str(self.called.short).removeprefix("torch.")
+            if casts is not None:
+                facts["autocast"] = casts.kind
+            facts["away"] = float(away.norm())
+        else:
+            facts["rounding"] = float(sums.rounding.norm()) / (float(change.norm()) or 1.0)
+        if rounding := [each.kind.__name__ for each in self.steps.known if each.rule.rounds]:
+            facts["rounds"] = " and ".join(rounding)
+        return facts
 
 
 def refuse_arguments(effects: object, mean: object, again: object, decode: object, positions: object) -> None:

@@ -24,7 +24,7 @@ a model that gives no row for each example, an optimizer whose rule is not known
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +34,8 @@ from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import unserializable_hook
 
 from ntkexp.foreign_loop.again import Weighing
 from ntkexp.foreign_loop.arguments import (
@@ -56,6 +58,7 @@ from ntkexp.foreign_loop.calls import (
 )
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.hooks import FollowHook
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
 from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
@@ -67,7 +70,7 @@ from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import choose_output
+from ntkexp.model.functional import choose_output, parts_of
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Inputs, Weights
 
@@ -141,13 +144,15 @@ class Watch:
 
         FOLLOWED.update(self.optimizers)
         for optimizer in self.optimizers:
-            self.hooks.append(optimizer.register_step_pre_hook(self.on_step_begin))
-            self.hooks.append(optimizer.register_step_post_hook(self.on_step_end))
-        self.hooks.append(called_model(self.model).register_forward_pre_hook(self.on_call_begin))
-        self.hooks.append(called_model(self.model).register_forward_hook(self.on_call, with_kwargs=True))
+            self.hooks.append(optimizer.register_step_pre_hook(FollowHook(optimizer, self.on_step_begin)))
+            self.hooks.append(optimizer.register_step_post_hook(FollowHook(optimizer, self.on_step_end)))
+        self.hooks.append(register_optimizer_step_post_hook(self.on_other_step))
+        called = called_model(self.model)
+        self.hooks.append(called.register_forward_pre_hook(FollowHook(called, self.on_call_begin)))
+        self.hooks.append(called.register_forward_hook(FollowHook(called, self.on_call), with_kwargs=True))
         for layer in self.model.modules():  # libraries put autocast between a model and its layers
             if list(layer.parameters(recurse=False)):
-                self.hooks.append(layer.register_forward_pre_hook(self.on_layer))
+                self.hooks.append(layer.register_forward_pre_hook(FollowHook(layer, self.on_layer)))
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
         """Take over what an optimizer remembers of its steps so far."""
@@ -265,13 +270,19 @@ class Watch:
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
-        listen(output, partial(self.on_gradient, call, counts), past_casts=self.autocast is not None)
+        listener = partial(self.on_gradient, call, counts)
+        unserializable_hook(listener)  # type: ignore[no-untyped-call]  # or torch.save(output) warns of it
+        listen(output, listener, past_casts=self.autocast is not None)
+        if self.first is not None:
+            listen_to_others(answer, output, call)
         self.calls.append(call)
         self.count += 1
 
-    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
+    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None) -> Tensor | None:
         """Record what comes back to the outputs of a call; it is weighed where the loop is carried out again otherwise,
         where examples may count otherwise in a mean."""
+        if gradient is None:  # of one part of a split tensor, if a loss uses the other parts alone
+            return None
         # Where all gradients are zero now, what came back before was thrown away (zero_grad), but in this same backward
         # pass, or where all examples of a call weigh nothing.
         backward = torch._C._current_graph_task_id()
@@ -379,11 +390,19 @@ class Watch:
         self.store.add(followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
         first, self.first = self.first, None
         if first is not None:
-            first.prove(followed)
+            first.prove(followed, {name for call in self.calls for name in call.other_outputs})
             release_memory(moved.values())
         self.latest.release(before)
         if self.log is not None:
             self.log.add(self.store.count - 1, followed, moved)
+
+    def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note which of the weights an optimizer moves that is not followed, for the message that refuses them."""
+        if any(optimizer is each for each in self.optimizers):
+            return
+        for weight in (each for group in optimizer.param_groups for each in group["params"]):
+            if weight.grad is not None and id(weight) in self.parameters.names:
+                self.latest.strangers[self.parameters.names[id(weight)]] = type(optimizer).__name__
 
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Pass over a step that was not chosen; before one that was, take over what this one left."""
@@ -460,9 +479,15 @@ class FirstStepProof:
     called: CalledModule
     queries: Inputs
 
-    def prove(self, step: FollowedStep) -> None:
-        """Compare the gradient that was consumed with that of the calls."""
+    def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
+        """Compare the gradient that was consumed with that of the calls; gradients came to these `others` of their
+        outputs, too."""
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
+            if others:
+                raise Mistake(
+                    f"step {step.index}: no gradient came back to the output that is followed, but to "
+                    f"{' and '.join(sorted(others))}; name the one that the loss uses, output=…"
+                )
             submodule = common_submodule(step.heard)
             perhaps = f", perhaps its part '{submodule}'" if submodule else ""
             raise Mistake(f"step {step.index}: {NEVER_CALLED}{perhaps}")
@@ -472,7 +497,9 @@ class FirstStepProof:
             nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
             room = self.called.room_of(step.calls)
-            factors_between(found, {name: step.gradient[name] for name in step.heard}, step.index, step.calls, room)
+            consumed = {name: step.gradient[name] for name in step.heard}
+            noise = partial(self.called.noise, step.calls, [step.start] * len(step.calls))
+            factors_between(found, consumed, step.index, step.calls, room, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
@@ -540,3 +567,19 @@ def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
 
     assert node is not None
     node.register_prehook(at_node)
+
+
+def listen_to_others(answer: object, output: Tensor, call: ModelCall) -> None:
+    """Note to which other outputs of the model a gradient comes back, for the message that refuses the step."""
+
+    def note(name: str, gradient: Tensor | None) -> None:
+        if gradient is not None and name not in call.other_outputs and bool(gradient.any()):
+            call.other_outputs.append(name)
+
+    for name, other in parts_of(answer).items():
+        if not isinstance(other, Tensor) or other is output or not other.requires_grad:
+            continue
+        if other.dim() and len(other) == len(output):
+            listener = partial(note, repr(name))
+            unserializable_hook(listener)  # type: ignore[no-untyped-call]
+            other.register_hook(listener)  # type: ignore[no-untyped-call]

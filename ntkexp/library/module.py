@@ -19,10 +19,10 @@ from ntkexp.kernel.read.checks import Findings
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import Casts, remark, with_casts
 from ntkexp.kernel.record.program import same
-from ntkexp.kernel.record.tape import Tape, as_inputs, examples, tensors
+from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import function_of, hooked
+from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
 from ntkexp.shapes import Inputs, Weights
 
 SHORTEST = 32  # bits of numbers
@@ -130,11 +130,12 @@ def refuse_failing(module: nn.Module, output: str | int | None, inputs: Mapping[
         }
         trained = [weight for weight in weights.values() if weight.requires_grad]
         try:
-            found = columns(function_of(module, output), weights, as_inputs(given))
+            found = columns(function_of(module, output), weights, map_tensors(torch.clone, as_inputs(given)))
         except Mistake:
             raise
         except Exception as error:
-            raise Mistake(f"{name}: the module does not take them: {first_line(error)}") from error
+            advice = f"; {BATCH_AXIS}" if batch_axis_missing(function_of(module, output), weights, given) else ""
+            raise Mistake(f"{name}: the module does not take them: {first_line(error)}{advice}") from error
         try:
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         except Exception as error:

@@ -60,9 +60,15 @@ class PathKernel:
     kernel: Float[Tensor, "read integrated kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
+    rounding: Float[Tensor, "read integrated"] | None = None  # moved by gradients that are rounding
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     half_by: Float[Tensor, "read integrated train"] | None = None  # share of the path's time, where that was seen
+
+    @property
+    def without_examples(self) -> Float[Tensor, "read integrated"]:
+        """The part of the change that no example caused: weight decay and rounding."""
+        return self.decay if self.rounding is None else self.decay + self.rounding
 
 
 @dataclass(frozen=True, kw_only=True)

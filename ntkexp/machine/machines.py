@@ -44,7 +44,7 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
             raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
     path = evidence.paths[rule]
-    change = summed(path.contributions) + path.decay
+    change = summed(path.contributions) + path.without_examples
     return Prediction(evidence.after(change), path.detail, describe_parts(path.facts), partial=True)
 
 
@@ -356,7 +356,7 @@ def divide_and_multiply(
     parts = evidence.path.contributions
     around = ((parts[place], rows(place)[:, None]) for place in row_blocks(parts))
     change = torch.cat([(part / divisor * divisor).sum(2) for part, divisor in around])
-    outputs = evidence.after(change + evidence.path.decay)
+    outputs = evidence.after(change + evidence.path.without_examples)
     return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)
 
 

@@ -21,8 +21,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ntkexp.kernel.record.tape import examples
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.kernel.record.tape import examples, map_tensors
+from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -86,7 +86,7 @@ def called(
     """Call a module with other parameters and buffers, which go wherever the module holds one that they name.
 
     Every place is named once. A layer that stands in a module twice has two names for each, and torch's own call would
-    leave the latest values behind in it.
+    leave the latest values behind in it. Embeddings with `max_norm` shorten a copy of their weights.
 
     >>> import torch
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
@@ -96,8 +96,17 @@ def called(
     """
     names = dict(held(module, named_once=False))
     by_tensor = {id(names[name]): value for name, value in values.items()}
+    for weight in renormed(module):
+        by_tensor[id(weight)] = by_tensor.get(id(weight), weight).clone()
     places = {name: by_tensor[id(value)] for name, value in held(module) if id(value) in by_tensor}
     return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
+
+
+def renormed(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the weights that an embedding with `max_norm` shortens in place whenever it looks rows up in them."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            yield from layer.parameters(recurse=False)
 
 
 def held(module: nn.Module, *, named_once: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -145,13 +154,12 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
     """
     if output is None and isinstance(answer, Tensor):
         return answer
-    parts: dict[str | int, object] = {}  # by name or by place
-    if isinstance(answer, Mapping):
-        parts = dict(answer)
-    elif is_dataclass(answer):
-        parts = {field.name: getattr(answer, field.name) for field in fields(answer)}
-    elif isinstance(answer, tuple | list):
-        parts = {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
+    if not (output is None or isinstance(output, str | int)):
+        raise Mistake(
+            f"output={in_short(output)} is a {type(output).__name__}; give the name or the place of one tensor, or let "
+            "the model return several as one (torch.cat)"
+        )
+    parts = parts_of(answer)
     kind, tensors = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = f"its tensors are {', '.join(map(repr, tensors))}" if tensors else "it holds no tensor"
     if output is None:
@@ -163,6 +171,39 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
         hint = nearest(output, [name for name in tensors if isinstance(name, str)]) if isinstance(output, str) else ""
         raise Mistake(f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}")
     return value
+
+
+def parts_of(answer: object) -> dict[str | int, object]:
+    """Return the parts of an answer by their names or places.
+
+    >>> parts_of((torch.ones(2), None))
+    {0: tensor([1., 1.]), 1: None}
+    """
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    if is_dataclass(answer):
+        return {field.name: getattr(answer, field.name) for field in fields(answer)}
+    if isinstance(answer, tuple | list):
+        return {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
+    return {}
+
+
+def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> bool:
+    """Return whether a function that does not take these inputs takes them as the only example of a batch.
+
+    >>> function = function_of(nn.Linear(3, 1))
+    >>> batch_axis_missing(function, {}, torch.ones(3)), batch_axis_missing(function, {}, torch.ones(2))
+    (True, False)
+    """
+    try:
+        with torch.no_grad():
+            answer = function(weights, map_tensors(lambda tensor: tensor[None].clone(), inputs))
+    except Exception:  # the module's own
+        return False
+    return bool(answer.dim()) and len(answer) == 1
+
+
+BATCH_AXIS = "its inputs need an axis of examples, also if there is only one: give x[None] in place of x"
 
 
 # --- Checkpoints of activations: a module that computes parts of itself again on its way back computes them once.

@@ -246,6 +246,11 @@ class AbstractOptimizer(Component):
         """What the step is divided by, if that depends on past gradients."""
         return None
 
+    @property
+    def divides(self) -> bool:
+        """Whether steps are divided by the sizes of past gradients."""
+        return self.spread_at(0) is not None
+
     def factors(self, weights: Weights) -> dict[str, float]:
         """What the step size of every weight is multiplied with: by the longest beginning of its name.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Rows
+from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
@@ -30,7 +31,7 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut, products
+from ntkexp.path.points import Domain, Points, StepBlock, cut, products, summed
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
@@ -65,6 +66,7 @@ class StepBack:
     right: Sequence[Jacobian]  # J of examples, or of what ℓ′ mixes of their outputs, at the weights they were called at
     factor: Mapping[str, float] | None = None  # c; None where it is in ℓ′ already
     beside: Weights = field(default_factory=dict)  # what was taken in beside the gradients of examples
+    credit: Weights = field(default_factory=dict)  # 0 where a gradient is rounding, of parameters that have any
 
 
 class TakenBack(NamedTuple):
@@ -106,7 +108,7 @@ class BackwardSum:
         intake = {name: each.intake for name, each in linear.items()}  # α
         mixings = {name: each.mixing for name, each in linear.items() if each.mixing is not None}  # M
         self.mix(mixings.keys(), step.start)
-        forms_v = bool(self.mixed) or any(isinstance(each, Tensor) for each in (*ahead.values(), *intake.values()))
+        forms_v = bool(self.mixed) or needs_v(ahead, intake, step.credit)
         rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         ahead_in_numbers = not forms_v and any(ahead.values())
@@ -150,20 +152,22 @@ class BackwardSum:
         assert self.adjoint is not None
 
         # V = α U + N ⊙ J̄, or U, which α multiplies below
-        felt, numbers_in = self.adjoint, in_numbers(intake)
-        if straight is not None:
-            felt, numbers_in = formed(felt, intake, straight, step.start), dict.fromkeys(intake, 1.0)
+        felt, numbers_in = formed(self.adjoint, intake, straight, step.start)
 
         # ⟨α U, c J⟩; where αc is one number for all parameters, it multiplies what U gives. And −⟨α U, λθ⟩, and the
         # same of what was taken in beside
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
-        for k, (names, some_felt) in enumerate((names, felt.of(names)) for names in parts):
+        felt_of_examples = (
+            felt.scaled_in(step.credit) if step.credit else felt
+        )  # V where gradients are those of examples
+        for k, names in enumerate(parts):
             into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
-            kernel[k] = kernel[k] + (1.0 if alike is None else alike) * products(some_felt, into_v, pushed)
+            share = products(felt_of_examples.of(names), into_v, pushed)
+            kernel[k] = kernel[k] + (1.0 if alike is None else alike) * share
             for sums, vector in ((decay, coupled), (beside, step.beside)):
-                if vector and some_felt.parts:
-                    sums[k] = sums[k] - through(some_felt, vector, numbers_in)
+                if vector and felt.of(names).parts:
+                    sums[k] = sums[k] - through(felt.of(names), vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
     def mix(self, names: Set[str], weights: Weights) -> None:
@@ -186,11 +190,22 @@ class BackwardSum:
         return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
 
 
-def formed(adjoint: Adjoint, intake: Mapping[str, Coefficient], straight: Adjoint, weights: Weights) -> Adjoint:
-    """V = α U + N ⊙ J̄, given U and N ⊙ J̄."""
-    found = adjoint.scaled({name: spread(each, weights[name]) for name, each in intake.items()})
-    found.add(straight)
-    return found
+def needs_v(ahead: Mapping[str, Coefficient], intake: Mapping[str, Coefficient], credit: Weights) -> bool:
+    """Whether V has to be formed: α or N differ between the weights of a parameter, or some gradients are rounding."""
+    if any(isinstance(coefficient, Tensor) for coefficient in (*ahead.values(), *intake.values())):
+        return True
+    return bool(credit) and any(ahead.values())
+
+
+def formed(
+    adjoint: Adjoint, intake: Mapping[str, Coefficient], straight: Adjoint | None, weights: Weights
+) -> tuple[Adjoint, dict[str, float]]:
+    """Return V = α U + N ⊙ J̄ and factors of 1; or where V needs not be formed, U and the factors α."""
+    if straight is None:
+        return adjoint, in_numbers(intake)
+    whole = adjoint.scaled({name: spread(each, weights[name]) for name, each in intake.items()})
+    whole.add(straight)
+    return whole, dict.fromkeys(intake, 1.0)
 
 
 def summed_shares(
@@ -371,14 +386,22 @@ class SecondPass:
         """Take one step back at the points of a chunk, by every rule."""
         linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
         start, difference = step.view.weights, step.segment.difference
-        back = StepBack(start=start, difference=difference, linear=linear, right=step.view.right)
+        credited, rounding = told_from_rounding(step) if self.optimizer.divides else ({}, {})
+        back = StepBack(
+            start=start,
+            difference=difference,
+            linear=linear,
+            right=step.view.right,
+            beside=rounding,
+            credit=credited,
+        )
         block, rows = StepBlock(points, step.segment, slice(0, len(points.inputs))), self.domain.rows[chunk]
         for rule in self.rules.values():
             taken, parts = taken_back(rule.sum, back, rule.integrals, rows, step, block)
             summed = parts.sum(2)
             rule.tallies[step.index].add(block, taken.kernel, parts, summed, expected=taken.pushed)
             rule.halves.add(step.index, chunk, parts)
-            rule.totals.add(step.index, rows, summed + taken.decay)
+            rule.totals.add(step.index, rows, summed + taken.decay + taken.beside)
         if (doubled := self.doubled) is not None and doubled.points is not None and doubled.place is not None:
             block = StepBlock(doubled.points, step.segment, slice(0, len(doubled.points.inputs)))
             taken_back(doubled.sum, back, doubled.integrals, doubled.place, step, block)
@@ -426,10 +449,27 @@ def taken_back(
     integrals.kernel[rows] += taken.kernel
     integrals.contributions[rows] += parts
     integrals.decay[rows] += taken.decay
+    if integrals.rounding is not None:
+        integrals.rounding[rows] += taken.beside
     if integrals.by_component is not None:
         shares = [(contract(each.kernel, step.output_gradient).neg_(), each.decay) for each in taken.shares]
-        integrals.by_component.add(step.index, rows, shares)
+        integrals.by_component.add(step.index, rows, shares, [each.beside for each in taken.shares])
     return taken, parts
+
+
+def told_from_rounding(step: Step) -> tuple[Weights, Weights]:
+    """Return where the gradient of a step is that of examples (1) or rounding (0), and the part that is rounding."""
+    weights = step.view.weights
+    pulled = list(step.view.pulled(step.output_gradient))
+    gradient = summed(pulled, weights)
+    credited = credit(gradient, term_sizes(pulled, weights))
+    if not credited:
+        return {}, {}
+    rounding = {
+        name: part * (1 - credited[name]) if name in credited else torch.zeros_like(part)
+        for name, part in gradient.items()
+    }
+    return credited, rounding
 
 
 # --- A run that is understood in two passes: steps are recorded as they come, and gone over from the last when the
@@ -480,8 +520,11 @@ class TwoPasses(AbstractAccumulator):
         for rule in path.rule:
             totals = totals_at_zero(domain, len(path.rule))
             totals.reach(len(step_sizes))
+            integrals = integrals_at_zero(path.quadrature(rule), domain, len(path.rule))
+            if self.optimizer.divides:
+                integrals = replace(integrals, rounding=domain.sums(2))
             rules[rule.option] = RuleBack(
-                integrals=integrals_at_zero(path.quadrature(rule), domain, len(path.rule)),
+                integrals=integrals,
                 totals=totals,
                 tallies=[Tally() for _ in step_sizes],
                 halves=halves_at_zero(len(step_sizes), zeros(len(domain.attributed), *domain.shape[1:3])),

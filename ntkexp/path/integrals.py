@@ -122,8 +122,9 @@ class Integrals(Resumable):
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)  # where components are told apart
+    rounding: Float[Tensor, "probe out"] | None = field(default=None, kw_only=True)  # of optimizers that divide
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay", "by_component")
+    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay", "by_component", "rounding")
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
@@ -151,9 +152,14 @@ class Integrals(Resumable):
         self.decay[block.rows].sub_(shrunk)
         return kernel, parts, shrunk
 
+    @property
+    def without_examples(self) -> Float[Tensor, "probe out"]:
+        """𝒟(x), and the movement by gradients that are rounding."""
+        return self.decay.clone() if self.rounding is None else self.decay + self.rounding
+
     def together(self) -> Float[Tensor, "probe out"]:
-        """Σᵢ 𝒮(x, xᵢ) + 𝒟(x)."""
-        return self.contributions.sum(2) + self.decay
+        """Σᵢ 𝒮(x, xᵢ) + 𝒟(x), and the movement by gradients that are rounding."""
+        return self.contributions.sum(2) + self.without_examples
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -283,12 +289,14 @@ class ComponentSums(Resumable):
         step: int,
         rows: slice | Int[Tensor, " chosen"],
         shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
+        rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
-        """Take in what a step added to 𝒮 and 𝒟 at some of the points, by each component."""
+        """Take in what a step added to 𝒮 and 𝒟 at some of the points, by each component, and what rounding did."""
         parts, decay = (torch.stack(each, -1) for each in zip(*shares, strict=True))
         self.parts[rows] += parts
         self.decay[rows] += decay
-        self.totals.add(step, rows, parts.sum(2) + decay)
+        added = parts.sum(2) + decay
+        self.totals.add(step, rows, added + torch.stack(list(rounding), -1) if rounding else added)
 
 
 def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
@@ -322,8 +330,8 @@ Mark: TypeAlias = Mapping[str, Sums]
 def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
     """The sums as they are now."""
     return {
-        name: Sums(copied_like(found.contributions, like=found.contributions), found.decay.clone())
-        for name, found in integrals.items()
+        name: Sums(copied_like(sums.contributions, like=sums.contributions), sums.without_examples)
+        for name, sums in integrals.items()
     }
 
 

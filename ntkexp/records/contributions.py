@@ -50,7 +50,7 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
-OUTSIDE, STATISTICS, COUPLING = "outside", "statistics", "coupling"
+OUTSIDE, STATISTICS, COUPLING, ROUNDING = "outside", "statistics", "coupling", "rounding"
 BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
 BY_POSITION, POSITION = "by_position", "position"
 COMPONENT = "component"
@@ -92,6 +92,7 @@ class ContributionsByRule:
     outside: NDArray[np.float64] | None = None
     statistics: NDArray[np.float64] | None = None
     coupling: NDArray[np.float64] | None = None
+    rounding: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
     by_step: ByStep | None = None
     by_component: ByComponent | None = None
@@ -135,6 +136,7 @@ def write_contributions(
             OUTSIDE: (found.outside, DIMS[:2], {}),
             STATISTICS: (found.statistics, DIMS[:2], {}),
             COUPLING: (found.coupling, DIMS[:2], {}),
+            ROUNDING: (found.rounding, DIMS[:2], {}),
             BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
             BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
             DECAY_BY_COMPONENT: (decay if found.decay is not None else None, (*DIMS[:2], COMPONENT), {}),

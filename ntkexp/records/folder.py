@@ -46,7 +46,7 @@ from ntkexp.text import several
 # of an earlier program is never taken for one of this.
 
 
-results_version = 11
+results_version = 12
 
 
 def package_version() -> str:

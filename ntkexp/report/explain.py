@@ -18,6 +18,7 @@ from ntkexp.records.contributions import (
     DECAY,
     OUTSIDE,
     RETRAINED,
+    ROUNDING,
     STATISTICS,
     STORE,
     LeaveOut,
@@ -97,12 +98,12 @@ def influence(parts: Array) -> Array:
 
 # --- Which training examples made a prediction: signed contributions, and what else is in it.
 #
-#     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rest
+#     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rounding + rest
 #
 # `decay` is what weight decay took away, `outside` what changed after the last step of a followed loop did,
 # `statistics` what running statistics of BatchNorm did, `coupling` what examples did to one another through those of
-# a batch, `rest` what the rule misses. Where an output is that of a class, the one that the network gives the point is
-# explained.
+# a batch, `rounding` what gradients did that are rounding alone, `rest` what the rule misses. Where an output is that
+# of a class, the one that the network gives the point is explained.
 
 
 Split: TypeAlias = Literal["train", "probe", "test"]
@@ -137,6 +138,7 @@ class Explanation:
     outside: float = 0.0  # what no step that was followed did
     statistics: float = 0.0  # what running statistics did
     coupling: float = 0.0  # what examples did to one another through batch statistics
+    rounding: float = 0.0  # the movement by gradients that are rounding
     left_out_is_actual: bool = False  # whether trainings without them tell that, or their effects
     warning: str = ""  # why what they would change is withheld
     movement: Movement | None = None  # when training moved the output, where that is known
@@ -155,6 +157,7 @@ class Explanation:
             **({"outside of all steps": self.outside} if self.outside else {}),
             **({"running statistics": self.statistics} if self.statistics else {}),
             **({"examples through batch statistics": self.coupling} if self.coupling else {}),
+            **({"rounding": self.rounding} if self.rounding else {}),
             "rest": self.rest,
         }
 
@@ -173,7 +176,8 @@ class Explanation:
         }
         fields |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
         fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside}
-        fields |= {"statistics": self.statistics, "coupling": self.coupling, "rest": self.rest}
+        fields |= {"statistics": self.statistics, "coupling": self.coupling, "rounding": self.rounding}
+        fields["rest"] = self.rest
         if self.warning:
             fields["warning"] = self.warning
         if self.components:
@@ -229,7 +233,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
-    beside = {kind: one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING)}
+    beside = {kind: one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING)}
     times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
     # examples, the one that added or took away most first
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()

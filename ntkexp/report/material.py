@@ -4,6 +4,7 @@ and what came out, in two sentences; and a sweep in few columns.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, describe, load_runs
 from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
-from ntkexp.text import listed, short
+from ntkexp.text import MISSING, listed, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
@@ -61,7 +62,7 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Give the means that tell most, each with half its interval's width, and of how many runs; the CSV has all."""
+    """Give the means that tell most, each with its interval, and of how many runs; the CSV has all."""
     table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
     errors = [q for q in analysis.quantities if q.endswith(f".{split}")]
     chosen = [*errors, *(q for q in analysis.quantities if q in TELLING and q not in errors)]
@@ -72,8 +73,18 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     for name in chosen:
         points[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
-            points[f"± {name}"] = (table[f"{name}.high"] - table[f"{name}.low"]) / 2
+            ends = table[[f"{name}.low", f"{name}.high"]].to_numpy(dtype=float).tolist()
+            points[f"95 % of {name}"] = [format_ends(low, high) for low, high in ends]
     return points
+
+
+def format_ends(low: float, high: float) -> str:
+    """Spell an interval; one seed has none.
+
+    >>> format_ends(0.25, 0.5), format_ends(math.nan, math.nan)
+    ('0.25 to 0.5', '–')
+    """
+    return MISSING if math.isnan(low) else f"{short(low)} to {short(high)}"
 
 
 # --- What a report speaks of.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -86,6 +87,30 @@ def in_place(quiet: bool) -> AbstractProgress:
     return (
         Bar() if sys.stderr.isatty() or "ipykernel" in sys.modules else ProgressLines(sys.stderr, clock=time.monotonic)
     )
+
+
+LOGGERS = ("ntkexp", "ntkexp.follow")
+
+
+@contextmanager
+def quiet_log(quiet: bool) -> Iterator[None]:
+    """Drop what this package logs below errors, if it is to be quiet.
+
+    >>> with quiet_log(True):
+    ...     logging.getLogger("ntkexp.follow").warning("takes 3 GB")
+    """
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    loggers = [logging.getLogger(name) for name in LOGGERS if quiet]
+    for logger in loggers:
+        logger.addFilter(is_error)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_error)
 
 
 def measures_in_words(loss: float | None, drift: float | None) -> str:

@@ -20,6 +20,7 @@ A run that diverged has no numbers: what it ends in says where it was stopped.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ from ntkexp.records.data import OUT_NAME, read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
+from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.sentence import main_split, tabulate_ladder
 from ntkexp.report.tables import format_text
@@ -310,6 +312,18 @@ MEASURES = {
     "selectivity": "selectivity of the hidden units",
 }
 LAYER = "weights_moved."
+SHARES = {
+    *("accuracy", "accuracy_probe", "pattern_change", "selectivity"),
+    *("alignment", "limit_alignment", "label_alignment"),  # cosines between kernels that are ≥ 0
+}
+FROM_ONE = {"condition", "effective_rank"}
+
+
+def range_of(quantity: str) -> Range:
+    """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
+    if quantity in SHARES:
+        return SHARE
+    return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
 
 
 def quantities(run: Run) -> dict[str, float]:

@@ -149,6 +149,7 @@ def contributions_by_rule(
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=to_numpy(integral.decay) if decays else None,
+        rounding=None if integral.rounding is None or not integral.rounding.any() else to_numpy(integral.rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
         by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
         by_component=by_component,

@@ -48,8 +48,10 @@ class Ending:
 def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
     """Why the run ends before this step, if it does."""
     target = setting.experiment.stop_at_loss
-    if target is not None and loss <= target:
-        return Ending(f"{steps_in_words(step)}, to a loss of {loss:.3g}")
+    raw = loss / setting.descent.scale  # `stop_at_loss` means the loss that is not divided by α²
+    if target is not None and raw <= target:
+        note = " (before the division by init.alpha²)" if setting.descent.scale != 1 else ""
+        return Ending(f"{steps_in_words(step)}, to a loss of {raw:.3g}{note}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
     sentence = step_size_advice(
@@ -148,7 +150,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end = {rule: Sums(sums.contributions, sums.decay) for rule, sums in state.accumulator.integrals.items()}
+    end = {rule: Sums(sums.contributions, sums.without_examples) for rule, sums in state.accumulator.integrals.items()}
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
@@ -306,6 +308,7 @@ def path_kernels(state: RunState) -> dict[str, PathKernel]:
             kernel=kernel,
             contributions=contributions,
             decay=decay,
+            rounding=integrals.rounding,
             detail=details[name],
             facts=contribution_facts(state, name),
             half_by=accumulator.half_by(name),

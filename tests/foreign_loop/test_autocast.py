@@ -180,7 +180,7 @@ def explained(found: Any, given: Loop, before: nn.Module) -> None:
     """Parts, decay and casts add up to the change of the model without casts, to the rounding of its weights."""
     with torch.no_grad():
         change = given.model.eval()(given.queries) - before.eval()(given.queries)
-    whole = (found["contribution"].sum("example") + found["decay"] + found["casts"]).to_numpy()
+    whole = (found["contribution"].sum("example") + found["decay"] + found["rounding"]).to_numpy()
     assert change.norm() > 0.1
     assert np.abs(whole - change.numpy()).max() < EXACT_32 * float(change.norm())
     assert np.abs(found["by_step"].sum("step").to_numpy() - change.numpy()).max() < EXACT_32 * float(change.norm())
@@ -287,7 +287,7 @@ def test_effects_are_refused_in_one_line() -> None:
 def test_a_trace_on_disk_tells_the_same(tmp_path: Path) -> None:
     ours = followed(cast_loop(loops.adamw), brain, to=tmp_path / "run", every=3).contributions(Gallery())
     theirs = followed(cast_loop(loops.adamw), brain).contributions(Gallery())
-    for name in ("contribution", "casts"):
+    for name in ("contribution", "rounding"):
         assert float(abs(ours[name] - theirs[name]).max()) < EXACT_32 * float(abs(theirs["contribution"]).max())
     assert ours.attrs["autocast"] == "bfloat16"
 

@@ -95,7 +95,7 @@ def followed(net: nn.Module, optimizer: torch.optim.Optimizer, body: Body = plai
 
 def explained(found: Any) -> Any:
     """All that adds up to the change."""
-    names = [name for name in ("decay", "casts", "statistics", "coupling", "outside") if name in found]
+    names = [name for name in ("decay", "rounding", "statistics", "coupling", "outside") if name in found]
     return found["contribution"].sum("example").to_numpy() + sum(found[name].to_numpy() for name in names)
 
 
@@ -131,7 +131,7 @@ def test_parts_and_statistics_add_up(
     found = trace.attribute(batch_norm=mode, quiet=True)
     moved = float(change.norm())
     # what examples do to one another is orders larger than the change where Adam divides a gradient that cancels
-    largest = max(moved, *(float(np.abs(found[name]).max()) for name in ("statistics", "casts")))
+    largest = max(moved, *(float(np.abs(found[name]).max()) for name in ("statistics", "rounding")))
     largest = max(largest, float(np.abs(found["coupling"]).max())) if mode == "constant" else largest
     assert moved > 0.1
     assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * largest
@@ -233,7 +233,7 @@ def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> Non
     # a reader of the run is told that part of the change is no example's
     (explanation, *_) = explain(load_run(tmp_path / "run"), "probe", [0])
     assert explanation.statistics == pytest.approx(float(found["statistics"][0, explanation.out]), rel=1e-6)
-    assert abs(explanation.rest) < 1e-5 * abs(explanation.statistics) + float(np.abs(found["casts"]).max())
+    assert abs(explanation.rest) < 1e-5 * abs(explanation.statistics) + float(np.abs(found["rounding"]).max())
 
 
 # --- Refused.

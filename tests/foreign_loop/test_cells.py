@@ -110,7 +110,7 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
 
     parts, change = found["contribution"], (told(model, queries) - before).numpy()
     size = abs(parts).sum("example") + sum(abs(found[name]) for name in ("decay", "start", "change"))
-    whole = parts.sum("example") + found["decay"] + found.get("casts", 0)
+    whole = parts.sum("example") + found["decay"] + found["rounding"]
     missed = {
         "all examples": abs(whole - change) / size,
         "parameters": (abs(found["by_component"].sum("component") - parts) / size).max("example"),

@@ -34,7 +34,7 @@ TOKENS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5, 9]])}
 def closes(trace: Trace, change: Tensor, bound: float) -> None:
     """Parts and decay add up to what training did to every query and output."""
     found = trace.attribute()
-    explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"] + found.get("casts", 0)).values)
+    explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"] + found["rounding"]).values)
     assert change.norm() > 0
     assert (explained - change.flatten(1)).abs().max() <= bound * change.norm()
 

@@ -220,7 +220,7 @@ def test_under_casts_masks_and_changes_by_hand_a_measure_adds_up_too(tmp_path: P
                 weight.mul_(0.9)
     found = trace.attribute()
     after, added = asked(given), found["contribution"].sum("example")
-    parts = (added + found["decay"] + found["casts"] + found["outside"]).to_numpy()
+    parts = (added + found["decay"] + found["rounding"] + found["outside"]).to_numpy()
     for place, name in enumerate(before):
         change = (after[name] - before[name]).numpy()
         assert np.abs(parts[:, place] - change).max() <= 2e-5 * (1 + np.abs(change).max()), name

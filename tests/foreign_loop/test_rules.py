@@ -95,7 +95,7 @@ def refuse_to_close(given: Loop, before: nn.Module, found: dict[str, torch.Tenso
     """Parts, decay and what rounding did add up to the change of every query and output."""
     with torch.no_grad():
         change = given.model(given.queries) - before(given.queries)
-    whole = found["contribution"].sum(2) + found["decay"] + found.get("casts", 0.0)
+    whole = found["contribution"].sum(2) + found["decay"] + found["rounding"]
     size = found["contribution"].abs().sum(2).max().clamp(min=change.norm())  # of what cancels
     assert change.norm() > 0
     assert (whole - change).abs().max() <= bound * size

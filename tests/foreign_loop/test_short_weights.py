@@ -95,7 +95,7 @@ def test_adapters_over_short_weights_add_up(kind: torch.dtype, optimizers: loops
     given = adapted_loop(optimizers, kind, casts=not autocast)
     trace, change = trained(given, body_under(kind, autocast=autocast))
     found = trace.attribute(quiet=True)
-    whole = (found["contribution"].sum("example") + found["decay"] + found["casts"]).to_numpy()
+    whole = (found["contribution"].sum("example") + found["decay"] + found["rounding"]).to_numpy()
     assert change.norm() > 0.1
     assert np.abs(whole - change.numpy()).max() < EXACT_32 * float(change.norm())
     assert np.abs(found["by_step"].sum("step").to_numpy() - change.numpy()).max() < EXACT_32 * float(change.norm())
@@ -118,7 +118,7 @@ def test_short_weights_come_back_from_a_folder(tmp_path: Path) -> None:
     _, change = trained(adapted_loop(loops.sgd, torch.bfloat16, casts=True), body, to=tmp_path / "run")
     again = load_trace(find_trace(tmp_path / "run"), adapted_loop(loops.sgd, torch.float32, casts=True).model)
     found = again.attribute(quiet=True)
-    whole = (found["contribution"].sum("example") + found["decay"] + found["casts"]).to_numpy()
+    whole = (found["contribution"].sum("example") + found["decay"] + found["rounding"]).to_numpy()
     assert np.abs(whole - change.numpy()).max() < EXACT_32 * float(change.norm())
     assert found.attrs["frozen"] == "bfloat16"
 

@@ -84,12 +84,15 @@ def test_every_network_under_every_loss_and_optimizer(words: Words) -> None:
     assert_exact(run, cancellation=run.outcome.evidence.path.facts["cancellation"])
 
 
-def test_parts_that_cancel_lose_as_many_digits() -> None:
-    """The slopes of a hinge are ±1: in a balanced batch the last bias has no gradient, and Adam divides by ε alone."""
+def test_a_gradient_that_cancels_is_no_examples() -> None:
+    """The slopes of a hinge are ±1: in a balanced batch the last bias has no gradient, and Adam divides by ε alone.
+
+    If examples had parts in this movement, they would cancel 1e6 : 1.
+    """
     balanced = ("optimizer.batch=4", "seed=1", "data.seed=0")  # some batches hold as many of one class as of the other
     run = ran(*cell("LSTM", "hinge", "AdamW, decay, clipping"), *balanced, LADDER, trust=[str(OWN)])
     cancellation = run.outcome.evidence.path.facts["cancellation"]
-    assert cancellation > 1e6
+    assert cancellation < 1e3
     assert_exact(run, cancellation=cancellation)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -182,6 +182,20 @@ def test_a_run_stops_at_a_loss(loss: str) -> None:
     assert [row["loss"] for row in stopped.memory.rows] == losses[: first + 1]
     assert stopped.outcome.sentence == f"trained for {first} steps, to a loss of {losses[first]:.3g}"
     assert not stopped.outcome.diverged
+
+
+@pytest.mark.parametrize("alpha", [100.0, 4.0, 0.25])
+def test_a_centred_run_stops_at_its_loss_before_the_division_by_alpha(alpha: float) -> None:
+    centred = ("init.centred=true", f"init.alpha={alpha}", "ladder.machine=[]")
+    # a row of metrics holds the objective, loss/α²
+    losses = [alpha**2 * cast("float", row["loss"]) for row in ran(*centred).memory.rows]
+    target = 1.001 * min(losses[:11])
+    stop = next(step for step, loss in enumerate(losses) if loss <= target)
+    assert stop > 0
+    stopped = ran(*centred, f"stop_at_loss={target!r}")
+    assert stopped.outcome.steps == stop
+    sentence = f"trained for {stop} steps, to a loss of {losses[stop]:.3g} (before the division by init.alpha²)"
+    assert stopped.outcome.sentence == sentence
 
 
 def test_a_run_that_has_arrived_before_its_first_step_is_finished() -> None:

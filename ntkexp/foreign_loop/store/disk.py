@@ -264,6 +264,7 @@ class DiskStore(AbstractStore):
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
             content["shape"] = call.shape
+            content["backward"] = call.backward
             content |= {} if call.statistics is None else {"statistics": call.statistics}
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
@@ -393,6 +394,7 @@ class LoopOnDisk:
                 called=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
+                backward=int(call.get("backward", -1)),
                 signed=call.get("signed"),  # traces of before have none, and no shape
                 shape=tuple(call.get("shape", ())),
                 statistics=statistics_on(call, device),

@@ -318,10 +318,14 @@ def event_of(
 
     Of the gradient and the weights after it signatures are enough, where calls give the gradient when they are
     replayed: where all were made at the weights of this very step. Gradients in it are those that the loop has.
+
+    Gradients of vectors are stored as they are. They are small, and where the gradients of examples cancel, as in the
+    last bias under a loss of differences, the remainder is rounding, which no replay elsewhere would reproduce.
     """
     heard = set(step.heard)
     replayable = all(call.at == index for call in step.calls)
     unheard = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
+    vectors = {name: step.gradient[name] for name in step.heard if step.gradient[name].dim() <= 1}
     named = ([names[id(weight)] for weight in each["params"]] for each in optimizer.param_groups)
     groups = [group for each in named if (group := [name for name in each if name in step.settings])]
     return {
@@ -331,7 +335,7 @@ def event_of(
         "idle": [name for name, linear in step.linear.items() if linear is IDLE],
         "silent": sorted(step.silent),
         "gradient": {name: signed.gradient[name] for name in step.heard},
-        "whole": unheard if replayable else step.gradient,
+        "whole": unheard | vectors if replayable else step.gradient,
         "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,
         "statistics": step.statistics,

@@ -193,10 +193,15 @@ class ReplayedLoop:
         gradient = zeros | self.called.gradient(calls, [start] * len(calls))
         found = {name: gradient[name] for name in signature}
         ours, room = self.signatures.of(found), self.called.room_of(calls, exact=self.exact)
-        factors, _ = factors_between(ours, signature, event["step"], calls, room)
+
+        def noise() -> Weights:
+            moved = self.called.noise(calls, [start] * len(calls))
+            return self.signatures.of({name: part for name, part in moved.items() if name in signature})
+
+        factors, _ = factors_between(ours, signature, event["step"], calls, room, noise)
         if any(not torch.equal(ours[name], signature[name]) for name in signature):
             found = self.multiplied(found, factors, signature)
-        return zeros | stored | found
+        return zeros | found | stored
 
     def multiplied(self, found: Weights, factors: Mapping[str, float], signature: Weights) -> Weights:
         """Gradients times their factors, to the bit of what was consumed where that can be.

@@ -59,6 +59,15 @@ class Matrix:
     def scaled(self, factors: Weights) -> Matrix:
         return replace(self, total=self.total * self.in_order(factors))
 
+    def scaled_in(self, factors: Weights) -> Matrix:
+        """Multiply the parameters named in `factors`, and copy the others."""
+        copy = replace(self, total=self.total.clone())
+        rows = copy.total.tensor_split([self.biases], dim=2)
+        for view, part in zip((self.bias, self.weight), rows, strict=True):
+            if view is not None and view.name in factors:
+                part.mul_(view.of(factors[view.name].contiguous()).reshape(part.shape[2:]))
+        return copy
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return times_vector(self.total.flatten(2), self.in_order(weights).flatten())
 
@@ -138,6 +147,10 @@ class Vector:
     def scaled(self, factors: Weights) -> Vector:
         return replace(self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]])
 
+    def scaled_in(self, factors: Weights) -> Vector:
+        """Multiply by the factors of this parameter."""
+        return self.scaled(factors)
+
     def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
         return times_vector(self.total, weights[self.name].reshape(-1)[: self.total.shape[2]])
 
@@ -206,6 +219,14 @@ class Adjoint:
     def scaled(self, factors: Weights) -> Adjoint:
         """Another one, factors ⊙ U."""
         return Adjoint({key: part.scaled(factors) for key, part in self.parts.items()})
+
+    def scaled_in(self, factors: Weights) -> Adjoint:
+        """Return factors ⊙ U for the parameters named in `factors`; the other parts are shared, not copied."""
+        parts = dict(self.parts)
+        for key, part in self.parts.items():
+            if not names_in(key).isdisjoint(factors):
+                parts[key] = part.scaled_in(factors)
+        return Adjoint(parts)
 
     def add(self, other: Adjoint) -> None:
         """U ← U + U′, of the same parts."""

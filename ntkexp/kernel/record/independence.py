@@ -107,7 +107,8 @@ class Trial:
                 raise
             raise Mistake(
                 f"the module runs on {len(everyone)} examples and not on {len(rows)} of them ({first_line(error)}), so "
-                "whether it couples the examples of a batch cannot be seen; let it take any number of them"
+                "whether it couples the examples of a batch cannot be seen; let it take any number of them (one "
+                "example is x[None])"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
         self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.recorder import DispatchMode, NoteReads, NotPure, PureOnly, Recorder
-from ntkexp.kernel.record.tape import Tape, as_inputs, examples, tensors
+from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -102,7 +102,7 @@ def run_on_tape(
     whole: bool = False,
 ) -> Tape:
     leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    given = as_inputs(inputs)
+    given = map_tensors(torch.clone, as_inputs(inputs))  # a module that overwrites them spoils a copy
     versions = [tensor._version for tensor in tensors(given)]
     with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder(rewrites=rewrites, known=known) as recorder:
         named = {recorder.slot(weight): name for name, weight in leaves.items()}

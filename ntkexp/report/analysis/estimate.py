@@ -10,11 +10,24 @@ variance may be averaged all the same: at this confidence Student's interval the
 says, never less (Bakirov & Székely 2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
 doi:10.1198/jbes.2009.08046).
 
+A quantity with a range has its interval on a scale g that maps the range to all real numbers. The error of g(mean) is
+that of the mean times the slope g′(mean):
+
+    ends = g⁻¹(g(mean) ± t_{ν} g′(mean) s/√n)
+    any number         g(v) = v
+    positive           g(v) = log v                   losses, distances, relative errors
+    from a to b        g(v) = log((v − a)/(b − v))    shares, cosines
+
+The mean stays the arithmetic one, and the interval never leaves the range.
+
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
 (2.0, -0.484, 4.484)
 >>> estimate.covers(4.0), estimate.covers(5.0)
 (True, False)
+>>> positive = mean_of([1.0, 2.0, 3.0], POSITIVE)
+>>> positive.value, round(positive.low, 3), round(positive.high, 3)
+(2.0, 0.578, 6.926)
 
 A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, seed by seed.
 
@@ -50,6 +63,7 @@ IntervalComparison(where='across', p=None, more=43)
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -64,6 +78,13 @@ from ntkexp.records.sweep import Expected
 
 CONFIDENCE = 0.95
 FAR = 700.0  # of the logarithm of odds: beyond, they overflow
+LARGEST = math.log(sys.float_info.max)
+ROUNDING = 1e-9  # a curvature below is that of rounded logarithms; a value so far beyond its range is rounded
+
+Range: TypeAlias = tuple[float, float]
+"""The ends between which a quantity lies; an end may be infinite."""
+POSITIVE: Range = (0.0, math.inf)
+SHARE: Range = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -73,12 +94,13 @@ class Estimate:
     Of a number that lies `within` a … b, as shares and correlations do, the interval lies there too: it is that of
     log((value − a)/(b − value)), whose error is the value's times the slope of this logarithm there. Of numbers near
     an end, such as shares around 8/9, Student's own interval lies wholly too near that end twice as often as this one.
+    Above a alone, as of positive numbers, it is that of log(value − a).
     """
 
     value: float
     error: float = math.nan
     freedom: int = 0
-    within: tuple[float, float] | None = None
+    within: Range | None = None
 
     @property
     def known(self) -> bool:
@@ -110,14 +132,25 @@ class Estimate:
 
     def ends(self, reach: float) -> tuple[float, float]:
         """The ends of an interval that reaches so far, on a scale which near the value is its own."""
-        if self.odds is None:
-            return self.value - reach, self.value + reach
-        a, b, at_value, slope = self.odds
-        low, high = (
-            a + (b - a) / (1 + math.exp(-min(max(end, -FAR), FAR)))
-            for end in (at_value - slope * reach, at_value + slope * reach)
-        )
+        if self.scale is None:
+            return self.inside(self.value - reach), self.inside(self.value + reach)
+        a, b, at_value, slope = self.scale
+        ends = at_value - slope * reach, at_value + slope * reach
+        if math.isinf(b):
+            low, high = (a + math.exp(min(end, LARGEST)) for end in ends)
+        else:
+            low, high = (a + (b - a) / (1 + math.exp(-min(max(end, -FAR), FAR))) for end in ends)
         return low, high
+
+    def inside(self, end: float) -> float:
+        """Move an end of Student's own interval into the range, if the value lies at an end of it.
+
+        >>> Estimate(1.0, error=1e-17, freedom=1, within=SHARE).high
+        1.0
+        """
+        if self.within is None or not self.within[0] <= self.value <= self.within[1]:
+            return end
+        return end if math.isnan(end) else min(max(end, self.within[0]), self.within[1])
 
     def way_to(self, place: float) -> float:
         """How far a place lies above the value, on the same scale.
@@ -126,19 +159,24 @@ class Estimate:
         >>> [round(near.way_to(place), 3) for place in (near.ends(0.1)[1], 0.9, 1.0)]
         [0.1, 0.0, inf]
         """
-        if self.odds is None:
+        if self.scale is None:
             return place - self.value
-        a, b, at_value, slope = self.odds
+        a, b, at_value, slope = self.scale
         if not a < place < b:
             return -math.inf if place <= a else math.inf
-        return (math.log((place - a) / (b - place)) - at_value) / slope
+        at_place = math.log(place - a) if math.isinf(b) else math.log((place - a) / (b - place))
+        return (at_place - at_value) / slope
 
     @property
-    def odds(self) -> tuple[float, float, float, float] | None:
-        """a, b, log((value − a)/(b − value)) and its slope; None of a value without a range, or at an end of it."""
-        if self.within is None or not self.within[0] < self.value < self.within[1]:
+    def scale(self) -> tuple[float, float, float, float] | None:
+        """a, b, g(value) and g′(value); None of a value without a range, or at an end of it."""
+        if self.within is None or math.isinf(self.within[0]):
+            return None
+        if not self.within[0] < self.value < self.within[1]:
             return None
         below, above = self.value - self.within[0], self.within[1] - self.value
+        if math.isinf(above):
+            return *self.within, math.log(below), 1 / below
         return *self.within, math.log(below / above), 1 / below + 1 / above
 
     def covers(self, value: float) -> bool | None:
@@ -150,11 +188,26 @@ class Estimate:
         return replace(self, error=self.error * factor)
 
 
-def mean_of(values: Sequence[float]) -> Estimate:
-    """Average independent numbers that are finite; NaN of none."""
+def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
+    """Average independent numbers that are finite; NaN of none.
+
+    A value beyond the range by rounding counts as the end. If a value lies farther out, the range is not that of the
+    quantity, as of a user's loss that may be negative, and the interval is Student's own.
+
+    >>> mean_of([0.9, 1 + 1e-15], SHARE).within, mean_of([0.5, -0.1], POSITIVE).within
+    ((0.0, 1.0), None)
+    """
     if not len(values):
         return Estimate(math.nan)
-    return Estimate(float(np.mean(values)), deviation(values) / math.sqrt(len(values)), len(values) - 1)
+    numbers = np.asarray(values, dtype=float)
+    if within is not None:
+        clipped = np.clip(numbers, *within)
+        if np.abs(clipped - numbers).max() <= ROUNDING * np.abs(numbers).max():
+            numbers = clipped
+        else:
+            within = None
+    error = deviation(numbers.tolist()) / math.sqrt(len(numbers))
+    return Estimate(float(np.mean(numbers)), error, len(numbers) - 1, within)
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -215,9 +268,6 @@ def most_informative(values: Sequence[float]) -> list[int]:
     doubts = np.cumsum([1 / values[unit] for unit in best_first])
     reach = [student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k for k in range(2, len(values) + 1)]
     return sorted(best_first[: 2 + int(np.argmin(reach))] if reach else best_first)
-
-
-ROUNDING = 1e-9  # a curvature below is that of rounded logarithms
 
 
 @dataclass(frozen=True)

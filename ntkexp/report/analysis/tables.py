@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ import pandas as pd
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
-from ntkexp.report.analysis.estimate import Estimate, deviation, mean_of
+from ntkexp.report.analysis.estimate import Estimate, Range, deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of, start_variances
-from ntkexp.report.run import START_VARIANCE, Run, load_runs, quantities
+from ntkexp.report.run import START_VARIANCE, Run, load_runs, quantities, range_of
 from ntkexp.report.tables import format_csv
 
 # --- A sweep in numbers, as three files beside it.
@@ -123,8 +123,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
             # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.
-            mean = Estimate(mean_of(values).value) if name == START_VARIANCE else mean_of(values)
-            mean = replace(mean, within=(0.0, 1.0) if name.startswith("accuracy") else None)
+            mean = mean_of(values, range_of(name))
+            if name == START_VARIANCE:
+                mean = Estimate(mean.value)
             row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)
@@ -157,19 +158,22 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
         complete = complete.rename(columns={name: "first", f"{name} of the second": "second"})
         points = complete.groupby(axes, sort=False, dropna=False)
         for point, here in points:
-            rows.append({"quantity": name, **dict(zip(axes, point, strict=True)), "pairs": len(here)} | average(here))
+            place = dict(zip(axes, point, strict=True))
+            rows.append({"quantity": name, **place, "pairs": len(here)} | average(here, range_of(name)))
         whole = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(whole):
-            rows.append({"quantity": name, "pairs": len(whole)} | average(whole))
+            rows.append({"quantity": name, "pairs": len(whole)} | average(whole, range_of(name)))
     return pd.DataFrame(rows)
 
 
-def average(pairs: pd.DataFrame) -> dict[str, float]:
-    """Average both sides, their difference and their ratio."""
+def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
+    """Average both sides of a quantity with this range, their difference and their ratio."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs).groupby("seed", sort=True)
-    difference = mean_of(per_seed["difference"].mean().tolist())
+    # numbers between a and b differ by a − b to b − a
+    farthest = within[1] - within[0]
+    difference = mean_of(per_seed["difference"].mean().tolist(), (-farthest, farthest))
     ratio = mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs).all() else Estimate(math.nan)
     return {
         "first": float(pairs["first"].mean()),

@@ -115,7 +115,7 @@ class Case:
         bound = 1e-9 if loop.dtype == torch.float64 else 3e-3
         size = float(begun.norm() + ended.norm())
         moved = float(change.norm())
-        casts = torch.from_numpy(found["casts"].to_numpy()) if "casts" in found else torch.zeros_like(change)
+        casts = torch.from_numpy(found["rounding"].to_numpy()) if "rounding" in found else torch.zeros_like(change)
         room = bound * (size + moved) + (2e-2 * size if loop.casts else 0.0)
         explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"]).to_numpy()) + casts
         for what, missed in (

@@ -1,0 +1,165 @@
+"""The final check of an attribution: the parts add up to the change of the outputs, and how strongly they cancel.
+
+    Σ contributions + decay + rounding + … = f_T − f_0        to a tolerance of
+
+    100 eps (‖f_0‖ + ‖f_T‖)                   outputs are rounded
+    + 4 Σ_s ‖J̄_s (eps θ_s ⊙ ±1)‖              each step rounds the weights
+    + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   the secant of each step closes to this
+    + 64 eps Σ|parts|                         parts are rounded, which counts for at most 1 % of the change
+
+A result that misses its sum by more is refused. Parts that are far larger than their sum still add up in double
+precision, but a single one of them says little: the check states the ratio, and the parameter that causes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel.features.adjoint import Adjoint
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.mistake import Mistake
+from ntkexp.path.points import products
+from ntkexp.shapes import Weights
+from ntkexp.stream import stream
+from ntkexp.text import short
+
+OUTPUTS = 100  # eps: of the outputs at both ends
+WEIGHTS = 4  # times the rounding of the weights that a random vector shows
+PARTS = 64  # eps: of the parts
+SHARE = 0.01  # the most that the rounding of parts may count, relative to the change
+CANCELS = 1e3  # parts that are this much larger than their sum are reported
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The check of one attribution. All sizes are norms over queries and outputs."""
+
+    missed: float  # ‖Σ parts − change‖
+    tolerance: float
+    change: float  # ‖f_T − f_0‖
+    cancellation: float  # Σ|contributions| / |Σ contributions|
+    parameter: str  # that causes most of the cancellation, or nothing
+
+    @property
+    def facts(self) -> dict[str, float | str]:
+        """The check as attributes of the data set."""
+        relative = self.missed / self.change if self.change else self.missed
+        tolerance = self.tolerance / self.change if self.change else self.tolerance
+        facts: dict[str, float | str] = {
+            "sum_error": relative,
+            "sum_tolerance": tolerance,
+            "cancellation": self.cancellation,
+        }
+        return facts | ({"cancels_in": self.parameter} if self.parameter else {})
+
+    @property
+    def sentence(self) -> str:
+        """The check in one line."""
+        if not self.change:
+            return "the outputs at the queries did not change"
+        share = short(self.missed / self.change)
+        return f"the parts add up to the change of the outputs, to {share} of it; contributions {self.cancel}"
+
+    @property
+    def cancel(self) -> str:
+        """How strongly contributions cancel, in words."""
+        where = f", mostly in '{self.parameter}'" if self.parameter else ""
+        return f"cancel {self.cancellation:.3g} : 1{where}"
+
+    def refuse(self) -> None:
+        """Refuse parts whose sum is not the change."""
+        if self.missed <= self.tolerance:
+            return
+        freeze = f", or freeze '{self.parameter}'" if self.parameter else ""
+        share = short(self.missed / self.change) if self.change else short(self.missed)
+        bound = short(self.tolerance / self.change) if self.change else short(self.tolerance)
+        raise Mistake(
+            f"the parts of the examples miss the change of the outputs by {share} of it, where rounding explains "
+            f"{bound}; contributions {self.cancel}; train in float64{freeze}"
+        )
+
+
+@dataclass
+class ClosingSums:
+    """What the check needs of every step. Numbers stay on the device until the end."""
+
+    mass: Float[Tensor, "probe out"]  # Σ|parts| of all steps
+    unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
+    noise: Float[Tensor, ""]  # Σ_s ‖J̄ (eps θ ⊙ ±1)‖
+    signs: Weights = field(default_factory=dict)
+    heaviest: float = 0.0  # the largest Σ|parts| of a step that cancels
+    parameter: str = ""
+
+    @classmethod
+    def at_zero(cls, outputs: Float[Tensor, "probe out"], dtype: torch.dtype) -> ClosingSums:
+        """Begin with no step."""
+        zero = outputs.new_zeros((), dtype=dtype)
+        return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
+
+    def add_step(
+        self,
+        jacobian: Jacobian,
+        weights: Weights,
+        unclosed: Float[Tensor, "probe out"],
+        terms: Sequence[Float[Tensor, "probe out"]],
+    ) -> None:
+        """Add the sizes of the terms of a step, its closure, and the effect of rounding its weights."""
+        for term in terms:
+            self.mass += term.abs()
+        self.unclosed += unclosed.norm()
+        self.noise += jacobian.applied(self.rounded(weights)).norm()
+
+    def rounded(self, weights: Weights) -> Weights:
+        """Return eps θ ⊙ ±1, with signs that are drawn once."""
+        for name, weight in weights.items():
+            if name not in self.signs:
+                drawn = torch.randint(0, 2, weight.shape, generator=stream("signs", weight.numel()), dtype=torch.int8)
+                self.signs[name] = (2 * drawn - 1).to(weight.device)
+        return {name: weight * self.signs[name] * torch.finfo(weight.dtype).eps for name, weight in weights.items()}
+
+    def note_cancelling(
+        self,
+        parts: Float[Tensor, "probe out row"],
+        adjoint: Adjoint,
+        right: Sequence[Jacobian],
+        names: Sequence[str],
+    ) -> None:
+        """Find the parameter in which the parts of a step cancel, if no step before was heavier."""
+        mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
+        if mass <= max(CANCELS * net, self.heaviest):
+            return
+        like = parts[:, :, 0]
+        masses = {}
+        for name in names:
+            one = adjoint.of([name])
+            masses[name] = float(products(one, (each.of([name]) for each in right), like).abs().sum())
+        largest = max(masses, key=lambda name: masses[name])
+        self.heaviest = mass
+        self.parameter = largest if 2 * masses[largest] > sum(masses.values()) else ""
+
+    def check(
+        self,
+        contributions: Float[Tensor, "probe out example"],
+        total: Float[Tensor, "probe out"],
+        start: Float[Tensor, "probe out"],
+        end: Float[Tensor, "probe out"],
+    ) -> Closing:
+        """Compare the total of all parts with the change of the outputs."""
+        change = (end - start).to(total.dtype)
+        eps = torch.finfo(end.dtype).eps
+        moved = float(change.norm())
+        outputs = OUTPUTS * eps * float(start.norm() + end.norm())
+        parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
+        net = float(contributions.sum(2).abs().sum())
+        return Closing(
+            missed=float((total - change).norm()),
+            tolerance=outputs + WEIGHTS * float(self.noise) + float(self.unclosed) + parts,
+            change=moved,
+            cancellation=float(contributions.abs().sum()) / net if net else 1.0,
+            parameter=self.parameter,
+        )

@@ -1,0 +1,265 @@
+"""Copies of a followed module run as if it had never been followed, and their files need no ntkexp."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import ntkexp
+from ntkexp.foreign_loop.trace import Trace
+
+EXACT = 1e-12  # sums of 8 examples over 3 steps: some hundred roundings, relative to the change
+ROWS = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(8, 3)
+
+Copier = Callable[[nn.Module], Callable[[Tensor], Any]]
+
+
+class Net(nn.Module):
+    """Two layers, one of them below a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 5), nn.Tanh())
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        readout: Tensor = self.head(self.body(x))
+        return readout
+
+
+def through_file(thing: Any) -> Any:
+    """What `torch.load` reads of what `torch.save` wrote, which names nothing of ours."""
+    file = io.BytesIO()
+    torch.save(thing, file)
+    assert b"ntkexp" not in file.getvalue()
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def through_pickle(thing: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
+    written = pickle.dumps(thing, protocol)
+    assert b"ntkexp" not in written
+    return pickle.loads(written)
+
+
+def dqn_target(net: nn.Module) -> nn.Module:
+    target = copy.deepcopy(net).requires_grad_(False)
+    target.load_state_dict(net.state_dict())
+    return target
+
+
+def averaged(net: nn.Module, **how: Any) -> nn.Module:
+    average = AveragedModel(net, **how)
+    average.update_parameters(net)
+    return average
+
+
+def adapted(net: nn.Module) -> nn.Module:
+    """A copy that takes a step of its own, as the inner loop of first-order MAML does."""
+    fast = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(fast.parameters(), 0.1)
+    fast(ROWS).square().sum().backward()
+    optimizer.step()
+    return fast
+
+
+def from_state(net: nn.Module) -> nn.Module:
+    fresh = Net().double()
+    fresh.load_state_dict(net.state_dict())
+    return fresh
+
+
+def of_parts(net: nn.Module) -> nn.Module:
+    return nn.Sequential(copy.deepcopy(net.get_submodule("body")), through_pickle(net.get_submodule("head")))
+
+
+def functional(net: nn.Module) -> Callable[[Tensor], Any]:
+    base, weights = copy.deepcopy(net), {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    return lambda x: torch.func.functional_call(base, weights, (x,))
+
+
+def stacked(net: nn.Module) -> Callable[[Tensor], Any]:
+    """An ensemble of copies, called at once."""
+    base = copy.deepcopy(net)
+    weights, _ = torch.func.stack_module_state([copy.deepcopy(net), through_pickle(net)])
+    called = torch.vmap(lambda one, x: torch.func.functional_call(base, one, (x,)), (0, None))
+    return lambda x: called(weights, x).sum(0)
+
+
+def compiled_in_place(net: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(net)
+    twin.compile(backend="eager", fullgraph=True)
+    return twin
+
+
+def exported(net: nn.Module) -> Any:
+    return torch.export.export(net, (ROWS,)).module()
+
+
+def traced(net: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is on its way out
+        return torch.jit.trace(net, ROWS)  # type: ignore[no-untyped-call]
+
+
+def answer(net: nn.Module, answers: Any) -> None:
+    """Train the module a bit, in a process of its own, and give its outputs."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    net(ROWS).sum().backward()
+    optimizer.step()
+    answers.put(net(ROWS).detach().numpy())
+
+
+def in_process(kind: str) -> Copier:
+    """The outputs of a module that another process was given."""
+
+    def copied(net: nn.Module) -> Callable[[Tensor], Tensor]:
+        context: Any = multiprocessing.get_context(kind)
+        answers = context.Queue()
+        process = context.Process(target=answer, args=(net, answers))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork
+            process.start()
+        outputs = torch.from_numpy(answers.get(timeout=120))
+        process.join()
+        assert process.exitcode == 0
+        return lambda x: outputs[: len(x)]
+
+    return copied
+
+
+WAYS: dict[str, Copier] = {
+    "deepcopy": copy.deepcopy,
+    "a copy of a copy": lambda net: copy.deepcopy(copy.deepcopy(net)),
+    "deepcopy of a list": lambda net: copy.deepcopy([net])[0],
+    "deepcopy of a parent": lambda net: copy.deepcopy(nn.Sequential(net)),
+    "copy.copy": copy.copy,
+    "pickle": through_pickle,
+    "the oldest pickle": lambda net: through_pickle(net, 2),
+    "torch.save": through_file,
+    "torch.save of a copy": lambda net: through_file(copy.deepcopy(net)),
+    "state_dict": from_state,
+    "parts": of_parts,
+    "DQN target": dqn_target,
+    "first-order MAML": adapted,
+    "AveragedModel": averaged,
+    "an EMA": lambda net: averaged(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)),  # type: ignore[no-untyped-call]
+    "functional_call of a copy": functional,
+    "an ensemble": stacked,
+    "torch.fx": torch.fx.symbolic_trace,
+    "torch.jit.trace": traced,
+    "torch.export": exported,
+    "torch.export of a copy": lambda net: exported(copy.deepcopy(net)),
+    "torch.compile": lambda net: torch.compile(net, backend="eager"),
+    "torch.compile of a copy": lambda net: torch.compile(copy.deepcopy(net), backend="eager", fullgraph=True),
+    "compile() of a copy": compiled_in_place,
+    "fork": in_process("fork"),
+    "spawn": in_process("spawn"),
+    "forkserver": in_process("forkserver"),
+}
+LONG = {"torch.compile", "spawn", "forkserver", "torch.export of a copy", "torch.jit.trace", "compile() of a copy"}
+
+
+def trained(copier: Copier, *, follows: bool) -> tuple[list[Tensor], Trace | None]:
+    """The outputs of a copy that is made in the middle of a loop, there and after the loop; and of the module."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        net = Net().double()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    twin: Callable[[Tensor], Any] = net
+    outputs = list[Tensor]()
+    with ntkexp.follow(net, optimizer, queries=ROWS[:2]) if follows else nullcontext() as trace:
+        for step in range(3):
+            optimizer.zero_grad()
+            (net(ROWS) - 1).square().mean().backward()
+            if step == 1:
+                twin = copier(net)
+                outputs.append(twin(ROWS).detach().clone())
+            optimizer.step()
+    outputs += [twin(ROWS).detach(), net(ROWS).detach()]
+    return outputs, trace
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at outputs that way
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in LONG)) for way in WAYS])
+def test_a_copy_runs_as_if_the_module_was_never_followed(way: str) -> None:
+    ours, trace = trained(WAYS[way], follows=True)
+    theirs, _ = trained(WAYS[way], follows=False)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+    # and the trace knows of the loop alone
+    assert trace is not None
+    found = trace.attribute()
+    assert found.sizes["example"] == len(ROWS)
+    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
+    assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())
+
+
+def compiled(net: nn.Module) -> Callable[[Tensor], Any]:
+    called: Callable[[Tensor], Any] = torch.compile(net, backend="eager")
+    return called
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at outputs that way
+@pytest.mark.parametrize("before", [False, True], ids=["made inside", "made before"])
+@pytest.mark.parametrize("view", [copy.copy, pytest.param(compiled, marks=pytest.mark.slow)])
+def test_a_loop_may_train_through_what_shares_the_parameters(view: Copier, before: bool) -> None:
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    twin = view(net)
+    with ntkexp.follow(net, optimizer, queries=ROWS[:2]) as trace:
+        twin = twin if before else view(net)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (twin(ROWS) - 1).square().mean().backward()
+            optimizer.step()
+    found = trace.attribute()
+    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
+    assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())
+
+
+def test_the_best_model_can_be_saved_after_the_loop() -> None:
+    kept = list[nn.Module]()
+
+    def best(net: nn.Module) -> nn.Module:
+        kept.append(copy.deepcopy(net))
+        return kept[0]
+
+    trained(best, follows=True)
+    assert torch.equal(through_file(kept[0])(ROWS), kept[0](ROWS))
+
+
+def test_outputs_can_be_saved_without_a_warning() -> None:
+    """torch warns of hooks on a tensor that it does not write."""
+    net = Net().double()
+    with ntkexp.follow(net, torch.optim.SGD(net.parameters(), 0.1), queries=ROWS):
+        outputs = net(ROWS)
+        assert torch.equal(through_file(outputs), outputs)
+
+
+def test_a_copy_of_the_optimizer_is_not_followed() -> None:
+    """It moves tensors of its own."""
+    net = Net().double()
+    optimizer = torch.optim.Adam(net.parameters(), 0.1)
+    with ntkexp.follow(net, optimizer, queries=ROWS) as trace:
+        for step in range(2):
+            optimizer.zero_grad()
+            net(ROWS).square().sum().backward()
+            if step:
+                twins = (copy.deepcopy(optimizer), through_pickle(optimizer))
+                for twin in twins:
+                    twin.step()
+            optimizer.step()
+    assert len(trace.steps) == 2
