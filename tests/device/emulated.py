@@ -140,3 +140,21 @@ def counted_reads() -> Iterator[dict[str, int]]:
     torch.ops.emulated.reset()
     yield found
     found.update(torch.ops.emulated.reads())
+
+
+def load_when_torch_is_imported() -> None:
+    """Register the device; the entry point of `autoloading`."""
+    load(compiled())
+
+
+def autoloading(folder: Path) -> dict[str, str]:
+    """Return the environment of a process in which torch loads the device by itself, as it does a maker's extension."""
+    if not IS_EMULATED:
+        return {}
+    about = folder / "emulated-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: emulated\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        f"[torch.backends]\nemulated = {__name__}:{load_when_torch_is_imported.__name__}\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(SOURCE.parents[2])])}
