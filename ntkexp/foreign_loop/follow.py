@@ -1,5 +1,6 @@
-"""One line around a training loop, which may be any of PyTorch, with SGD, Adam or AdamW; or two calls, where a library
-owns the loop. How a loop is followed stands in `watch.py`.
+"""The entry point: one line around any training loop of PyTorch, or two calls if a library owns the loop.
+
+`watch.py` records the loop. `torch_rules.py` lists the optimizers that can be followed.
 """
 
 from __future__ import annotations
