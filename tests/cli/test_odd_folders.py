@@ -467,7 +467,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "a law along no axis": {"fits": [{"quantity": "drift", "axis": "nowhere"}]},
     "a law of nothing": {"fits": [{"quantity": "nothing", "axis": "model.width"}]},
 }
-QUICK = ("no runs", "a command of strangers")
+QUICK = ("a command of strangers",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in SWEEPS])
