@@ -23,6 +23,7 @@ Where to read what:
     step_log.py            the numbers of each step, for a function of the user's
     store/                 steps in memory and on disk, and their replay
     replayed_module.py     the module as functions of its weights, as each call had it; whether it gives what it gave
+    host_reads.py          numbers of a device, many with one transfer
     clipping.py            proof (a): the factors between gradients, which scales and clipping explain
     attribution.py         what each step added, on the way back; trace.py: what its user asks, and a trace in a folder
     run_folder.py          what was found, as a run that `ntkexp report` shows

@@ -23,6 +23,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers
 from ntkexp.foreign_loop.calls import ModelCall
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
 from ntkexp.foreign_loop.closing import ClosingSums
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
@@ -393,7 +394,7 @@ class Backwards:
             min(factors[name] for name in step.heard) if step.heard else 0.0,
             missed,
             step.rule_error,
-            float(closure / change.norm()) if bool(change.any()) else float(closure),
+            share_of(closure, change.norm()),
             relative(beside, step.gradient) if cast else 0.0,
         )
         places = [self.places[name] for call in step.calls for name in call.names]
@@ -571,6 +572,16 @@ def apart_from_positions(
     own = taken.kernel.shape[2] - more
     shares = [share._replace(kernel=share.kernel[:, :, :own]) for share in taken.shares]
     return taken._replace(kernel=taken.kernel[:, :, :own], shares=shares), taken.kernel[:, :, own:].squeeze(3)
+
+
+def share_of(part: Tensor, whole: Tensor) -> float:
+    """The first number relative to the second, or itself where there is nothing to compare with.
+
+    >>> share_of(torch.tensor(1.0), torch.tensor(4.0)), share_of(torch.tensor(1.0), torch.tensor(0.0))
+    (0.25, 1.0)
+    """
+    ours, theirs = read_numbers([part, whole])
+    return ours / theirs if theirs else ours
 
 
 def relative(part: Weights, whole: Weights) -> float:

@@ -30,7 +30,7 @@ LOOPS = {
     **{f"{maker.__name__} {body.__name__}": (maker, body) for maker, body in loops.LOOPS},
     **{maker.__name__: (maker, loops.plain) for maker in OPTIMIZERS},
 }
-FAST = ("momentum scheduled_and_clipped", "adamw scheduled_and_clipped")
+FAST = ("adamw scheduled_and_clipped",)
 
 
 SHORT = {"Muon": torch.bfloat16, "ASGD": torch.float32}
@@ -74,7 +74,7 @@ def test_parts_are_those_of_the_processor(name: str) -> None:
     same_parts(followed(on(DEVICE, maker), body), followed(on("cpu", maker), body), close_to(maker))
 
 
-@pytest.mark.parametrize("name", some_fast(FAST[1:]))
+@pytest.mark.parametrize("name", some_fast(FAST))
 def test_so_are_those_of_a_loop_that_is_stored(name: str, tmp_path: Path) -> None:
     maker, body = LOOPS[name]
     trace = followed(on(DEVICE, maker), body, to=tmp_path / "run", every=3)
@@ -109,6 +109,7 @@ def test_a_loop_under_autocast_is_explained() -> None:
     assert float(found["closure"].max()) < 1e-3  # of float32, relative to steps
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_resumed_goes_on_there(tmp_path: Path) -> None:
     maker, batch_of = loops.adamw, [batch for _, batch in zip(range(loops.STEPS), loops.batches())]  # noqa: B905
     first = on(DEVICE, maker)
@@ -186,8 +187,8 @@ def loaded(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
     return load_trace(find_trace(folder), module, measure).attribute()["contribution"].to_numpy()
 
 
-FAST_WAYS: tuple[Way, ...] = (effects, removal)
-SLOW_WAYS: tuple[Way, ...] = (effects_from_disk, effects_checked, by_module, loaded)
+FAST_WAYS: tuple[Way, ...] = (effects,)
+SLOW_WAYS: tuple[Way, ...] = (effects_from_disk, effects_checked, by_module, removal, loaded)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])

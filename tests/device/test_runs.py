@@ -97,7 +97,8 @@ def ledger_on(device: str, case: str, folder: Path) -> Ledger:
     return ledger_between(training, weights, points, CHOSEN.to(points.device), folder, Silent())
 
 
-@pytest.mark.parametrize("case", ["adamw", *(pytest.param(case, marks=SLOW) for case in CASES if case != "adamw")])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_a_removal_is_divided_as_on_the_processor(case: str, tmp_path: Path) -> None:
     expected, found = (ledger_on(device, case, tmp_path) for device in ("cpu", DEVICE))
     size = float(expected.actual.abs().max())
