@@ -93,7 +93,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     outcome = str(facts["outcome"])
     if quiet and not as_json:
         if facts.get("diverged"):  # the run is whole, but nobody should take its network for a trained one
-            sys.stderr.write(f"{folder} {outcome}\n")
+            sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results
 
