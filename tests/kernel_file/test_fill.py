@@ -310,7 +310,7 @@ def test_a_singular_kernel_without_end_is_refused_with_advice(entries: Entries) 
 @pytest.mark.slow
 def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
     """A matrix that does not fit is read a few rows at a time, also while it is copied to where products read it."""
-    entries = Entries(filled(tmp_path / "k.zarr", Products.of(ALL, "data.train=1400", "data.test=20")))
+    entries = Entries(filled(tmp_path / "k.zarr", Products.of(ALL, "data.train=800", "data.test=20")))
     square = 8 * entries.count**2
     answers: list[dict[tuple[str, str], Answer]] = []
     for share in (20.0, 0.5):
