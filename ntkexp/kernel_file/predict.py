@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -39,7 +42,9 @@ from ntkexp.config.choices import Choices
 from ntkexp.config.field_types import refusal
 from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.machine.ladder import predicted_label
-from ntkexp.mistake import Mistake, WrongArgument, nearest
+from ntkexp.mistake import Mistake, NoPlace, WrongArgument, nearest
+from ntkexp.on_disk import blocks as row_parts
+from ntkexp.on_disk import release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 
@@ -50,14 +55,17 @@ from ntkexp.text import short
 # follow one another in a single one.
 
 
-AT_ONCE = 1 << 27  # bytes of rows that are read at once
+AT_ONCE = 1 << 27  # bytes of rows that are read at once, at most
+COPIES_OF_ROWS = 8  # of the rows that are read at once, that fit into the memory; three are held
 
 
 @dataclass(frozen=True)
 class Entries:
-    """One file holds these numbers, in double precision."""
+    """One file holds these numbers, in double precision. As many rows are read at once as `memory_gb` allows, and whole
+    tiles."""
 
     matrix: KernelMatrix
+    memory_gb: float = 4.0
 
     def __post_init__(self) -> None:
         if missing := len(self.matrix.missing()):
@@ -95,7 +103,10 @@ class Entries:
 
     def blocks(self, points: slice) -> list[slice]:
         """Points, as many at a time as are read at once."""
-        step = max(1, AT_ONCE // (8 * self.count * self.matrix.layout.outputs))
+        side = self.matrix.layout.tiling.side
+        size = min(AT_ONCE, self.memory_gb * 1e9 / COPIES_OF_ROWS)
+        step = int(size // (8 * self.count * self.matrix.layout.outputs))
+        step = max(step // side, 1) * side
         return [slice(k, min(k + step, points.stop)) for k in range(points.start, points.stop, step)]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
@@ -229,14 +240,10 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield SolvedKernel(when, ridge, factor.solve(targets), name, (factor.solve, factor.solve))
         return
-    # The kernel is read from the disk for every product, unless it can be held.
-    blocks = entries.blocks(slice(0, entries.train))
-    hold = 2 * 8.0 * entries.count**2 <= question.memory_gb * 1e9
-    held = [entries.rows(kernel, block) for block in blocks] if hold else None
+    matrix = matrix_for_products(entries, kernel, question.memory_gb)
 
     def product(vectors: Tensor) -> Tensor:
-        rows = held or (entries.rows(kernel, block) for block in blocks)
-        return torch.cat([part @ vectors for part in rows]) + ridge * vectors
+        return torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
 
     def remark(count: int, residual: float) -> None:
         if count % REMARKS == 0:
@@ -245,6 +252,35 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     solved = conjugate_gradients(product, diagonal, targets, tell=remark)
     yield SolvedKernel(when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}")
+
+
+def matrix_for_products(entries: Entries, kernel: str, memory_gb: float) -> Float[Tensor, "entry entry"]:
+    """The kernel among training examples. If the memory does not hold it twice, it lies in a file without a name beside
+    the kernel: a product reads that much faster than the tiles."""
+    shape = entries.count, entries.count
+    if 2 * 8.0 * entries.count**2 <= memory_gb * 1e9:
+        matrix = torch.empty(shape, dtype=torch.float64)
+    else:
+        matrix = matrix_on_disk(entries.matrix.path.parent, shape)
+    start = 0
+    for block in entries.blocks(slice(0, entries.train)):
+        rows = entries.rows(kernel, block)
+        matrix[start : start + len(rows)] = rows
+        start += len(rows)
+        release_pages(matrix)
+    return matrix
+
+
+def matrix_on_disk(folder: Path, shape: tuple[int, int]) -> Tensor:
+    """A matrix in a file of this folder, or of the system's folder for such files if this one takes none."""
+    places = folder, Path(gettempdir())
+    for place in places:
+        with suppress(OSError):
+            return zeros_on_disk(place, shape, torch.float64)
+    raise NoPlace(
+        f"the kernel takes {8e-9 * shape[0] * shape[1]:.2g} GB of disk for products with it, and neither {places[0]} "
+        f"nor {places[1]} takes a file of that size; raise memory_gb, or free the disk"
+    )
 
 
 def solve_by_modes(
@@ -326,6 +362,7 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
+    entries = replace(entries, memory_gb=question.memory_gb)
     for kernel in reversed(entries.matrix.layout.kernels):
         for found in solve(entries, kernel, question, tell):
             yield answer_at_splits(entries, kernel, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tracemalloc
 from concurrent.futures import Future, wait
 from math import acos, inf, pi, sqrt
 from pathlib import Path
@@ -329,6 +330,24 @@ def test_the_best_ridge_is_one_that_leaves_little_out(entries: Entries) -> None:
 def test_a_singular_kernel_without_end_is_refused_with_advice(entries: Entries) -> None:
     with pytest.raises(Mistake, match=r"the kernel is singular \(\d+ of 70 eigenvalues.*finite time, or a ridge > 0"):
         answered(entries, Question(times=(inf,)))  # 64 pixels make a linear kernel of rank 64
+
+
+@pytest.mark.slow
+def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
+    """A matrix that does not fit is read a few rows at a time, also while it is copied to where products read it."""
+    entries = Entries(filled(tmp_path / "k.zarr", Products.of(ALL, "data.train=800", "data.test=20")))
+    square = 8 * entries.count**2
+    answers: list[dict[tuple[str, str], Answer]] = []
+    for share in (20.0, 0.5):
+        question = Question(ridge=100.0, solver="cg", memory_gb=share * square / 1e9)
+        tracemalloc.start()
+        answers.append(answered(entries, question))
+        peak = tracemalloc.get_traced_memory()[1]  # of numpy's arrays, as which rows are read
+        tracemalloc.stop()
+        assert 0 < peak < share * square
+    for held, read in zip(answers[0].values(), answers[1].values(), strict=True):
+        torch.testing.assert_close(everywhere(held), everywhere(read), rtol=1e-9, atol=1e-9)
+    assert [file.name for file in tmp_path.iterdir()] == ["k.zarr"]  # and nothing is left
 
 
 def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
