@@ -19,6 +19,18 @@ What is refused raises a `Mistake`, whose message is one line.
 
 from __future__ import annotations
 
+import sys
+
+# `python -m ntkexp` puts the working folder first on the path, where a file `typing.py` would replace Python's.
+# The folder stays if the package itself lies there.
+if (
+    sys.argv[:1] == ["-m"]
+    and "ntkexp" in sys.orig_argv
+    and not sys.flags.safe_path
+    and not __file__.startswith(f"{sys.path[0]}/ntkexp/")
+):
+    del sys.path[0]
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -16,6 +16,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("ntkexp: interrupted\n")
         sys.exit(130)
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and "failed to map segment" not in str(error):
+            raise
+        sys.stderr.write("ntkexp: no memory is left to load libraries; raise the limit (ulimit -v)\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":  # so that importing this module runs nothing

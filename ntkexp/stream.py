@@ -43,6 +43,7 @@ Purpose: TypeAlias = Literal[
     "process",  # draws with which networks are compared
     "faithfulness",  # a cotangent by which a module's gradients are compared with its values
     "pixels",  # where they go in images that are scrambled
+    "near pairs",  # axes on which examples are projected to find those that are nearly equal
     "splits",  # parts of the examples that a kernel learns from
 ]
 

@@ -87,6 +87,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in ODD_LETTERS else repr(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    r"""Spell such characters by their codes, and keep the ends of lines.
+
+    >>> printable_lines("a\n\x1b[31mb")
+    'a\n\\x1b[31mb'
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def shown_name(name: str) -> str:
     r"""Spell a name that comes from data: on one line of a bounded length, on which nothing acts on a terminal.
 

@@ -171,7 +171,7 @@ class RunSubject(AbstractSubject):
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
             raise Mistake(f"{self.path} diverged, so no score predicts its outputs; choose a smaller step size")
-        training = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
+        training = again(experiment, problem, *RunFolder(self.path).steps_taken)
         first = 0 if "train" in problem.places else problem.train
         inputs = problem.inputs[[first + point for point in self.probe]]
         return RerunAt(training, inputs, experiment.path.chosen_outputs(problem.outputs))

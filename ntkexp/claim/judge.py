@@ -60,9 +60,9 @@ Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of a part, or of a look: a verdict, and the figure that it rests on, with its interval.
+    """The verdict on a part or on a look, and the figure that it rests on, with its interval.
 
-    `more` is how many more seeds would probably settle it what is undecided.
+    If the verdict is undecided, `more` is the number of further seeds that would probably decide it.
     """
 
     verdict: Word

@@ -47,6 +47,7 @@ from ntkexp.mistake import Mistake, NoData, first_line
 from ntkexp.records.atomic import finite_json, make_folder, read_bytes, to_text, write_atomically
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
+from ntkexp.records.own_files import remove_files
 from ntkexp.records.register import RegisterEntry, same_outcome
 from ntkexp.report.claims import summarise_claims, tabulate_claims
 from ntkexp.report.tables import escaped, format_csv, format_markdown
@@ -124,10 +125,7 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
 
 def remove_tables(folder: Path) -> None:
     """Remove the files that were published of a claim, and their folder if nothing else is in it."""
-    for file in (*TABLES, PICTURE):
-        (folder / file).unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
+    remove_files(folder.parent, [f"{folder.name}/{file}" for file in (*TABLES, PICTURE)])
 
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:

@@ -4,14 +4,13 @@ same for a training loop that was followed."""
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible
+from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible, write_out
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
 
@@ -95,23 +94,23 @@ def explain(
     if not explained:
         raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
     if page:
-        sys.stdout.write(f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n")
+        write_out(f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n")
         return
     if as_json:
-        from ntkexp.records.atomic import to_text
+        from ntkexp.report.tables import format_json
 
         if picture is not None:
             draw(explained, picture.expanduser())
-        sys.stdout.write(to_text({"points": [each.as_json(top) for each in explained]}))
+        write_out(format_json({"points": [each.as_json(top) for each in explained]}))
         return
     if tasks := format_tasks(loaded, top):
-        sys.stdout.write(f"{tasks}\n")
-    sys.stdout.write(f"{format_explanations(explained, top)}\n")
+        write_out(f"{tasks}\n")
+    write_out(f"{format_explanations(explained, top)}\n")
     # by default the picture goes into the report beside the runs
     name = "-".join(["explain", loaded.path.name, chosen, *map(str, chosen_points[:8])])
     where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
     draw(explained, where)
-    sys.stdout.write(f"{where}\n")
+    write_out(f"{where}\n")
 
 
 def draw(explanations: Sequence[Explanation], where: Path) -> None:
@@ -170,17 +169,17 @@ def leave_out(
     entries, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
     order = order_of(run) if "top:" in text else ""
     if as_json:
-        from ntkexp.records.atomic import to_text
+        from ntkexp.report.tables import format_json
 
         ordered = {"top": order} if order else {}
-        sys.stdout.write(to_text({**ordered, "ledger": [entry.as_json for entry in entries]}))
+        write_out(format_json({**ordered, "ledger": [entry.as_json for entry in entries]}))
         return
     from ntkexp.report.explain import known_effects
     from ntkexp.report.ledger import format_ledger
 
     known = known_effects(run)
     agreement = None if known is None else known.agreement
-    sys.stdout.write(format_ledger(of_largest_outputs(entries), found, agreement, top, order))
+    write_out(format_ledger(of_largest_outputs(entries), found, agreement, top, order))
 
 
 def removal(
@@ -384,4 +383,4 @@ def attribute(
     )
     run = load_run(files.folder.path)
     named = f"examples: {naming}\n" if (naming := trace.naming) else ""
-    sys.stdout.write(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{named}{run.path}\n")
+    write_out(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{named}{run.path}\n")

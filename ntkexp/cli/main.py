@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import resource
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -26,8 +28,11 @@ from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
 from ntkexp.cli.validate import validate
-from ntkexp.engine.base import DENIED, FAULTS, exhausted, fault_in_words
+from ntkexp.engine.base import DENIED, FAULTS, SAFE_PATH, exhausted, fault_in_words, warning_in_words
 from ntkexp.mistake import Mistake, without_secrets
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # --- The command line, put together: each command is a function, listed here in the order of the help.
 
@@ -74,9 +79,24 @@ FILES = 64
 """Files that may be open at least: a run has about 15, and a sweep some more for each worker."""
 
 
+STDOUT = "stdout"
+
+
+class Output(io.FileIO):
+    """The file of stdout, whose errors name it: a full disk of the output is not a full disk of results."""
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            error.filename = STDOUT
+            raise
+
+
 def settle() -> None:
     """Put right what a process finds, before everything else."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down other processes on these cores
+    os.environ[SAFE_PATH] = "1"  # processes that this one starts run no files of the working folder
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
     # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -85,11 +105,29 @@ def settle() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # at its start, it is a text file
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(Output(1, "w", closefd=False)),
+        encoding=sys.stdout.encoding,
+        errors="backslashreplace",
+        line_buffering=sys.stdout.isatty(),
+    )
+    warnings.showwarning = show_warning
 
 
-def refuse_unfit() -> None:
-    """Refuse surroundings that no command can work in."""
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning as one line on stderr, as the other words of a command are."""
+    complain(warning_in_words(message, category, filename, lineno), 0)
+
+
+def refuse_unfit(arguments: Sequence[str]) -> None:
+    """Refuse surroundings and words that no command can work with."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -98,6 +136,9 @@ def refuse_unfit() -> None:
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     refuse_thread_counts(os.environ)
+    for name in (os.getcwd(), *arguments):
+        if not is_utf8(name):
+            raise Mistake(f"{name}: this name is not UTF-8, and results are; give the file or folder another name")
     # libraries of linear algebra start a thread for every core when they are loaded: check that there may be that many
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
@@ -107,6 +148,19 @@ def refuse_unfit() -> None:
             thread.start()  # raises what `ntkexp.engine.base` puts in words
     finally:
         enough.set()
+
+
+def is_utf8(name: str) -> bool:
+    """Tell whether a name can be written as UTF-8. Python reads other bytes of a name as lone surrogates.
+
+    >>> is_utf8("café"), is_utf8(os.fsdecode(bytes([99, 97, 102, 233])))
+    (True, False)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse_thread_counts(environment: Mapping[str, str]) -> None:
@@ -148,7 +202,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command; its exit status is given back."""
     try:
-        refuse_unfit()
+        refuse_unfit(arguments)
         execute(list(arguments))
         sys.stdout.flush()
     except typer.Exit as end:
@@ -179,7 +233,7 @@ def execute(arguments: list[str]) -> None:
         command.invoke(context)
 
 
-def failure(error: Exception) -> tuple[str, int] | None:
+def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a table
     """The line and the exit status of an exception that is no bug."""
     match error:
         case Mistake():
@@ -190,16 +244,28 @@ def failure(error: Exception) -> tuple[str, int] | None:
             advice = "" if "Did you mean" in words or "Possible" in words else f"; `{where} --help` lists what there is"
             return f"{words[:1].lower()}{words[1:]}{advice}", 2
         case OSError() if error.errno in FAULTS:
-            try:
-                sys.stdout.flush()
-            except OSError:  # Python would try to write it once more at its end, and fail in its own words
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return fault_in_words(error), 2 if error.errno in DENIED else 1
+            return fault(error)
+        case UnicodeEncodeError() if error.reason == "surrogates not allowed":
+            name = error.object[max(0, error.start - 40) : error.end + 40]
+            return f"{name}: this name is not UTF-8, and results are; give the file or folder another name", 2
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() if lacking := exhausted(error):
+        case RuntimeError() | MemoryError() | ImportError() | OSError() if lacking := exhausted(error):
             return lacking, 1
     return None
+
+
+def fault(error: OSError) -> tuple[str, int]:
+    """The line and the exit status of a fault of the machine, or of permissions."""
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try to write it once more at its end, and fail in its own words
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.filename == STDOUT and error.errno is not None:
+        closed = error.errno == errno.EPIPE
+        unwritten = f"the output cannot be written to stdout ({os.strerror(error.errno)}); send it elsewhere"
+        return FAULTS[errno.EPIPE] if closed else unwritten, 1
+    return fault_in_words(error), 2 if error.errno in DENIED else 1
 
 
 def complain(text: str, status: int) -> int:

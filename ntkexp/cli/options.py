@@ -20,6 +20,7 @@ import inspect
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 import typer
 
 from ntkexp.mistake import HydraSetting, Mistake, NoPlace, UnknownKey, Untrusted, Useless, WrongArgument
+from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
     from ntkexp.config.choices import Choices
@@ -314,6 +316,11 @@ def with_advice(mistake: Mistake) -> str:
 def trusted(entries: Sequence[str]) -> tuple[str, ...]:
     """What is trusted, as it is spelled in any folder."""
     return tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in entries)
+
+
+def write_out(text: str) -> None:
+    """Print text in which names from files may stand: a terminal acts on none of its characters."""
+    sys.stdout.write(printable_lines(text))
 
 
 def options(out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None) -> list[str]:

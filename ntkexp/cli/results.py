@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, options, with_advice
+from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, options, with_advice, write_out
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import command
+from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
     from ntkexp.report.inventory import ListedRun
@@ -67,29 +68,28 @@ def report(
             written = write_page(material, outputs / "report", repeat)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
-        sys.stdout.write(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
+        write_out(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
 
 
 def write_table(text: str, out: Path | None) -> None:
     """Print a table, or write it into a file of the user's choice."""
     if out is None:
-        sys.stdout.write(text)
+        write_out(text)
         return
     out = out.expanduser()
     try:
-        out.write_text(text, encoding="utf-8")
+        out.write_text(printable_lines(text), encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise Mistake(f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists") from None
 
 
 def format_runs(material: Material, form: Format) -> str:
     """The runs as a table; as plain text and in Markdown with what their sweeps say."""
-    from ntkexp.records.atomic import to_text
     from ntkexp.report.analysis.laws import summary
     from ntkexp.report.material import tabulate_fits
     from ntkexp.report.page.build import markdown
     from ntkexp.report.run import combined
-    from ntkexp.report.tables import format_csv, format_text, json_rows, table_of_frame
+    from ntkexp.report.tables import format_csv, format_json, format_text, json_rows, table_of_frame
 
     match form:
         case Format.md:
@@ -97,7 +97,7 @@ def format_runs(material: Material, form: Format) -> str:
         case Format.csv:
             return format_csv(combined(material.runs))
         case Format.json:
-            return to_text(json_rows(table_of_frame(combined(material.runs))))
+            return format_json(json_rows(table_of_frame(combined(material.runs))))
     laws = [
         f"{summary(one.laws, one.draws)}\n{format_text(table_of_frame(tabulate_fits(one))).rstrip()}\n\n"
         for one in material.analyses
@@ -126,16 +126,17 @@ def runs(
     place = out.expanduser() / "runs"
     found = filter_runs(list_runs(place), filters or [])
     if as_json:
-        from ntkexp.records.atomic import Json, to_text
+        from ntkexp.records.atomic import Json
+        from ntkexp.report.tables import format_json
 
         rows: list[Json] = [
             {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts} for one in found
         ]
-        sys.stdout.write(to_text(rows))
+        write_out(format_json(rows))
     elif found:
-        sys.stdout.write(f"{format_text(tabulate_runs(found))}\n")
+        write_out(f"{format_text(tabulate_runs(found))}\n")
     else:
-        sys.stdout.write(f"no run in {place}{' passes' if filters else ''}\n")
+        write_out(f"no run in {place}{' passes' if filters else ''}\n")
     if remove and found:
         delete(found, sure)
 
@@ -155,7 +156,7 @@ def delete(runs: Sequence[ListedRun], sure: bool) -> None:
             delete(one)
         except Mistake as mistake:
             refused.append(with_advice(mistake))
-    sys.stdout.write(f"deleted {len(runs) - len(refused)}\n")
+    write_out(f"deleted {len(runs) - len(refused)}\n")
     if refused:
         raise Mistake("; ".join(refused))
 
@@ -191,18 +192,18 @@ def compare_runs(first: Run, second: Run) -> None:
     from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
     from ntkexp.report.tables import format_text, table_of_frame
 
-    sys.stdout.write(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
+    write_out(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = compare_configs(first, second)
-    sys.stdout.write(
+    write_out(
         f"{format_text(table_of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
     )
     differences = compare_results(first, second)
-    sys.stdout.write(f"{format_text(table_of_frame(differences))}\n" if len(differences) else "they share no number\n")
+    write_out(f"{format_text(table_of_frame(differences))}\n" if len(differences) else "they share no number\n")
     for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
         if run.diverged:
-            sys.stdout.write(f"{name} diverged, so it has no numbers\n")
+            write_out(f"{name} diverged, so it has no numbers\n")
         elif alone and not (first.diverged or second.diverged):
-            sys.stdout.write(f"{name} alone has {', '.join(alone)}\n")
+            write_out(f"{name} alone has {', '.join(alone)}\n")
 
 
 def compare_sweeps(one: Material, other: Material) -> None:
@@ -212,4 +213,4 @@ def compare_sweeps(one: Material, other: Material) -> None:
     for material in (one, other):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    sys.stdout.write(f"{format_text(table_of_frame(compare(one.analyses[0], other.analyses[0])))}\n")
+    write_out(f"{format_text(table_of_frame(compare(one.analyses[0], other.analyses[0])))}\n")

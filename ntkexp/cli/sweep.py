@@ -123,8 +123,10 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
 
 def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
     """Say how many runs there are, and what became of them."""
+    done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
-        "done": sum(status.state == "done" for status in statuses.values()),
+        "done": len(done),
+        "diverged": sum(bool(plan.folder(run).sealed_facts.get("diverged")) for run in done),
         "done just now": sum(end.how == "done" for end in ended.values()),
         "failed": sum(status.state == "failed" for status in statuses.values()),
         "running elsewhere": sum(status.state == "running" for status in statuses.values()),

@@ -29,6 +29,7 @@ from ntkexp.cli.options import (
     interruptible,
     options,
     write_events,
+    write_out,
 )
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import progress_listener
@@ -88,16 +89,21 @@ def wrap(text: str) -> str:
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     """Show what came out of a run that is known to be whole: the ladder, what it means, and where everything lies."""
+    facts = RunFolder(folder).sealed_facts
+    outcome = str(facts["outcome"])
     if quiet and not as_json:
+        if facts.get("diverged"):  # the run is whole, but nobody should take its network for a trained one
+            sys.stderr.write(f"{folder} {outcome}\n")
         return
-    from ntkexp.records.atomic import to_text
     from ntkexp.records.results import read_results
 
-    facts, ladder = RunFolder(folder).sealed_facts, read_results(folder / "results.csv")
-    outcome = str(facts["outcome"])
+    ladder = read_results(folder / "results.csv")
     if as_json:
+        from ntkexp.report.tables import format_json
+
         rows = [asdict(row) for row in ladder]
-        sys.stdout.write(to_text({"folder": str(folder), "outcome": outcome, "results": rows}))
+        diverged = bool(facts.get("diverged"))
+        write_out(format_json({"folder": str(folder), "outcome": outcome, "diverged": diverged, "results": rows}))
         return
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, ladder_sentence
@@ -105,7 +111,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     # the ladder with the seconds that each machine took, and what it means
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
     meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
-    sys.stdout.write(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
+    write_out(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
 
 
 def resume(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Engine, Quiet, Trust, Workers, interruptible
+from ntkexp.cli.options import Again, AsJson, Engine, Quiet, Trust, Workers, interruptible, write_out
 from ntkexp.mistake import Mistake
 
 
@@ -66,7 +65,7 @@ def validate(
             raise Mistake(f"--scores={path}: there is no such file")
     chosen = choose(engine, workers)
     chosen.limit_threads()
-    from ntkexp.records.atomic import to_text
+    from ntkexp.report.tables import format_json
     from ntkexp.report.validation import read_scores
     from ntkexp.validation import validate as validation
 
@@ -88,7 +87,7 @@ def validate(
         )
     place = truth or run.expanduser() / "validation" / "ground_truth.npz"
     found.truth.write(place)
-    sys.stdout.write(to_text(found.as_json()) if as_json else f"{found}\n{place}\n")
+    write_out(format_json(found.as_json()) if as_json else f"{found}\n{place}\n")
 
 
 def share_of(text: str, option: str) -> float:

@@ -38,7 +38,7 @@ from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import names_layer, parse_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
-from ntkexp.model.foreign import load_module
+from ntkexp.model.foreign import admit_module, let_import, load_module
 from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
 ROOT = Path(__file__).parents[2]
@@ -108,14 +108,15 @@ def example_path(base: type[Component]) -> str:
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
     """The packages and files that the user trusts, imported, by the name under which a `_target_` finds them."""
-    if entries and (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # last, so that nothing here hides a module of Python's
     return tuple(admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry) for entry in entries)
 
 
 def admit_package(name: str) -> str:
     """A package that Python finds, or that lies in the working folder."""
+    first = name.partition(".")[0]
     try:
+        if first not in sys.modules and find_spec(first) is None:
+            let_import(admit_module(first, [Path.cwd()]), [Path.cwd()])
         spec = find_spec(name)
     except (ImportError, ValueError):
         spec = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -153,9 +154,22 @@ class UserFolders(SearchPathPlugin):
             search_path.prepend("ntkexp", f"file://{folder}")
 
 
+def plugins() -> Plugins:
+    """Open the plugins of Hydra itself. Hydra would also run every module of any folder `hydra_plugins` on the path."""
+    before = sys.modules.get("hydra_plugins")
+    sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # so it cannot be imported
+    try:
+        return Plugins.instance()
+    finally:
+        if before is None:
+            del sys.modules["hydra_plugins"]
+        else:
+            sys.modules["hydra_plugins"] = before
+
+
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
     """Assemble the tree with these options, and the option of every group, including defaults."""
-    Plugins.instance().register(UserFolders)
+    plugins().register(UserFolders)
     usual = choices.defaults()
     overrides = [f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()]
 
@@ -249,6 +263,14 @@ class Composer:
 
     def resolve(self, overrides: Sequence[str]) -> Resolved:
         """Everything but the validation."""
+        token = environment_is_read.set(bool(self.builder.trusted))
+        try:
+            return self.resolved(overrides)
+        finally:
+            environment_is_read.reset(token)
+
+    def resolved(self, overrides: Sequence[str]) -> Resolved:
+        """The same, where it is settled whether the environment is read."""
         choices = self.builder.choices
         given = {override.key: override for override in map(split, overrides)}  # the last word counts
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
@@ -304,13 +326,28 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
         kind = f": it takes {accepted_values(field)}" if field else ""
         raise Mistake(f"{key} has no default; write {key}=VALUE{kind}") from None
     except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, ReadsEnvironment):
+            raise Mistake(f"{error.full_key}: {error.__cause__}") from None
         raise Mistake(f"{error.full_key}: {first_line(error)}; ${{KEY}} takes a key that has a value") from None
     except RecursionError:
         raise Mistake("the configuration refers to itself in a circle; look for ${…} in it") from None
 
 
+class ReadsEnvironment(Mistake):
+    """A configuration refers to the environment, where that is not allowed."""
+
+
+environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)
+"""Whether references to the environment are followed: beside trusted code alone, which can read it anyway."""
+
+
 def of_environment(name: str, *default: Any) -> Any:
     """Follow `${oc.env:NAME}` as OmegaConf does, and remember the value: no message shows it."""
+    if not environment_is_read.get():
+        raise ReadsEnvironment(
+            f"${{oc.env:{name}}}: the environment is read only beside trusted code, for a value may be a secret, and "
+            "results keep it; write the value itself"
+        )
     value = oc.env(name, *default)
     if isinstance(value, str) and len(value) >= SHORTEST and name in os.environ:
         HIDDEN[value] = f"${{oc.env:{without_secrets(name)}}}"

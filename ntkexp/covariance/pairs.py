@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import floor, isfinite, log10, prod
 
 import torch
 from jaxtyping import Float, Int
@@ -384,7 +384,12 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
     return values
 
 
-LARGEST_ERROR = 1e-4
+LARGEST_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""The share of a kernel that rounding may change."""
+
+
+class Unresolved(Mistake):
+    """The digits of a kernel between near neighbours cancel."""
 
 
 def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
@@ -392,19 +397,21 @@ def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: flo
 
     Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
     1/b². The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near
-    neighbours.
+    neighbours whose distance is not known.
 
-    >>> require_resolved("Erf", torch.tensor([1e14], dtype=torch.float64))
+    >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: Erf: variance 1e+14 is too large for float64 to tell near neighbours apart; lower W_std, ...
+    ntkexp.covariance.pairs.Unresolved: Erf: variance 1e+12 is too large for float64 to tell near neighbours apart...
     """
     largest = float(q.detach().max()) if q.numel() else 0.0
-    if not squared_frequency * largest * torch.finfo(q.dtype).eps <= LARGEST_ERROR:
+    error = squared_frequency * largest * torch.finfo(q.dtype).eps
+    if not error <= LARGEST_ERROR.get(q.dtype, LARGEST_ERROR[torch.float32]):
         kind = str(q.dtype).removeprefix("torch.")
         longer = "; or compute in float64" if q.dtype != torch.float64 else ""
-        raise Mistake(
-            f"{layer}: variance {largest:.3g} is too large for {kind} to tell near neighbours apart; "
-            f"lower W_std, or scale the inputs down{longer}"
+        digits = max(0, floor(-log10(error))) if isfinite(error) else 0
+        raise Unresolved(
+            f"{layer}: variance {largest:.3g} is too large for {kind} to tell near neighbours apart: {digits} digits "
+            f"of their kernel are left; lower W_std, or scale the inputs down{longer}"
         )
     return q
 

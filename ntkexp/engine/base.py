@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
+from types import FrameType
 from typing import ClassVar, Literal, TypeAlias
 
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
@@ -169,6 +173,40 @@ def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> 
         events.put(Ended(name, "killed", str(error) if isinstance(error, Lost) else lost))
 
 
+# --- Python processes that engines start.
+
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""With this variable, `python -c` and `python -m` do not search the working folder for modules.
+
+Without it, they run a file `struct.py` of the working folder in place of Python's own module.
+"""
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Set the variable for processes that are started inside."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+@contextmanager
+def blocked(number: signal.Signals) -> Iterator[None]:
+    """Block a signal in this thread, and in processes that are started inside until they unblock it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # --- Engines by their names: KIND[:WHERE].
 
 
@@ -205,21 +243,52 @@ def ignore(event: Event) -> None:
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry a task out; however that ends, it is said, and nothing is raised."""
-    warnings = list[str]()
+    """Carry a task out; however that ends, it is said, and nothing is raised. Python's warnings are told as well."""
+    texts = list[str]()
 
     def hear(event: Event) -> None:
         if isinstance(event, Warned):
-            warnings.append(event.text)
+            texts.append(event.text)
         else:
             tell(event)
 
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            os.chdir(task.home)
+            how, reason = task.job.carry_out(task.name, task.threads, hear), ""
+        except (Exception, KeyboardInterrupt) as error:
+            how, reason = ending_of(error)
+    texts += [warning_in_words(each.message, each.category, each.filename, each.lineno) for each in caught]
+    return Ended(task.name, how, reason, tuple(texts))
+
+
+def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
+    """Say a warning of Python in one line.
+
+    >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
+    'net.py, line 3: UserWarning: mind the gap'
+    """
+    return f"{file}, line {line}: {category.__name__}: {' '.join(str(message).split())}"
+
+
+def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
+    """Let SIGINT reach a task from here on, in a process that started with SIGINT blocked.
+
+    An interrupt that came before ends the task as well; a second one is ignored.
+    """
+    signal.signal(signal.SIGINT, interrupt_once)
     try:
-        os.chdir(task.home)
-        how, reason = task.job.carry_out(task.name, task.threads, hear), ""
-    except (Exception, KeyboardInterrupt) as error:
-        how, reason = ending_of(error)
-    return Ended(task.name, how, reason, tuple(warnings))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        ended = act()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    except KeyboardInterrupt:
+        return Ended(name, "stopped")
+    return ended
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:
@@ -270,6 +339,7 @@ FAULTS = DENIED | {
 SAID = {
     "can't start new thread": "no more threads can be started; lower threads, or raise the limit (ulimit -u)",
     "can't allocate memory": "no memory is left; lower memory_gb, model.width or data.train",
+    "failed to map segment": "libraries do not fit into the memory that is allowed; raise the limit (ulimit -v)",
     "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
 }
 

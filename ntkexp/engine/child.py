@@ -14,7 +14,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 
-from ntkexp.engine.base import Task, work
+from ntkexp.engine.base import Task, work, work_interruptibly
 
 
 def to_line(pickled: bytes, threads: int) -> str:
@@ -37,8 +37,7 @@ def main() -> None:
     threads, digits = sys.stdin.readline().split()
     task: Task = pickle.loads(bytes.fromhex(digits))
     threading.Thread(target=die_with_stdin, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    ended = work(replace(task, threads=int(threads)))
+    ended = work_interruptibly(lambda: work(replace(task, threads=int(threads))), task.name)
     sys.stdout.write(json.dumps(asdict(ended)) + "\n")
 
 

@@ -28,7 +28,7 @@ import distributed
 from distributed.core import connect
 from distributed.security import Security
 
-from ntkexp.engine.base import AbstractEngine, Ended, Task, Tell, WrongEngine
+from ntkexp.engine.base import SAFE_PATH, AbstractEngine, Ended, Task, Tell, WrongEngine, blocked
 from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
@@ -121,14 +121,16 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     """On a worker: carry a task out in a process of its own, with this worker's share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ntkexp.engine.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | limits,
-        start_new_session=True,
-    )
+    limits[SAFE_PATH] = "1"  # also for the processes that the child starts
+    with blocked(signal.SIGINT):  # until the process can tell how it ended
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ntkexp.engine.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | limits,
+            start_new_session=True,
+        )
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None

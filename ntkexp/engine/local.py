@@ -11,19 +11,31 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Task, Tell, WrongEngine
+from ntkexp.engine.base import (
+    AbstractEngine,
+    Ended,
+    Event,
+    Lost,
+    Task,
+    Tell,
+    WrongEngine,
+    blocked,
+    safe_path,
+    work_interruptibly,
+)
 
 FORKS = multiprocessing.get_context("forkserver")
+WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
 GRACE = 30.0  # seconds that a job has to keep what it has
 
@@ -126,28 +138,18 @@ def start_server(*modules: str) -> None:
 
     Ctrl-C is blocked there: pressed while the server loads, it would end it with a traceback.
     """
-    FORKS.set_forkserver_preload([*modules, *PRELOADED])
-    resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
-    with blocked(signal.SIGINT):
-        forkserver.ensure_running()
-
-
-@contextmanager
-def blocked(number: signal.Signals) -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    FORKS.set_forkserver_preload([WATCH, *modules, *PRELOADED])
+    with safe_path():
+        resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
+        with blocked(signal.SIGINT):
+            forkserver.ensure_running()
 
 
 def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> None:
     """Do in the new process what it was started for."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    line.send(fn(task, line.send))
+    line.send(work_interruptibly(lambda: fn(task, line.send), task.name))
 
 
 def die_with_parent() -> None:

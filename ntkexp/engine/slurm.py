@@ -22,7 +22,7 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import AbstractEngine, Ended, Lost, Task, Tell, WrongEngine, work
+from ntkexp.engine.base import SAFE_PATH, AbstractEngine, Ended, Lost, Task, Tell, WrongEngine, safe_path, work
 from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
@@ -88,9 +88,13 @@ class SlurmExecutor(Executor):
         executor.update_parameters(
             **self.parameters,
             name=task.name,
-            slurm_setup=[f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"],
+            slurm_setup=[
+                f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE",
+                f"export {SAFE_PATH}=1",
+            ],
         )
-        return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
+        with safe_path():  # for cluster=local, which has no setup
+            return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
 
     def watch(self) -> None:
         """Look for jobs that have ended, until the executor is shut down and none is left."""

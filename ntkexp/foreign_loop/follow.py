@@ -1,12 +1,12 @@
-"""One line around a training loop, which may be any of PyTorch, with SGD, Adam or AdamW; or two calls, where a library
-owns the loop. How a loop is followed stands in `watch.py`.
+"""The entry point: one line around any training loop of PyTorch, or two calls if a library owns the loop.
+
+`watch.py` records the loop. `torch_rules.py` lists the optimizers that can be followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -46,6 +46,7 @@ from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import copied
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
@@ -130,7 +131,7 @@ def follow(
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
-    module = deepcopy(inner).eval()
+    module = copied(inner).eval()
     if by is not None:
         components_of(by, sorted(moved))  # or a mistake, before anybody trains
 

@@ -7,7 +7,6 @@ steps are kept beside it until the change is split. Module and loss are those th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, example_names_in, load_trace
 from ntkexp.kernel.record.tape import part
+from ntkexp.model.functional import copied
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
@@ -75,7 +75,7 @@ def trained_twice(
     names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    first = load_trace(files, deepcopy(second.module), second.measure, [each.rule for each in second.steps.known])
+    first = load_trace(files, copied(second.module), second.measure, [each.rule for each in second.steps.known])
     first.refuse_outside()
     first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)

@@ -17,7 +17,6 @@ import gc
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import copied
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
@@ -285,7 +285,7 @@ class Outside:
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
     ) -> Float[Tensor, "probe out"]:
         """What these tensors change in the outputs at some queries: f(as the loop left it) − f(after the last step)."""
-        after = deepcopy(called.module)
+        after = copied(called.module)
         for name, tensor in named_tensors(after).items():
             tensor.data = self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
         left = CalledModule(after, called.output, casts, measured=called.measured).function

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -55,7 +54,7 @@ from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import Tape, examples, map_tensors, part
 from ntkexp.kernel.record.taping import columns, plain_kernels, record
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import arguments, choose_output, function_as_it_is, function_of
+from ntkexp.model.functional import arguments, choose_output, copied, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
@@ -456,7 +455,7 @@ class CalledModule:
                     if (id(each), kind) not in self.long:
                         self.long[id(each), kind] = lengthened(each, kind)
                     shared[id(each)] = self.long[id(each), kind]
-            self.twins[modes, kind] = deepcopy(self.module, shared)
+            self.twins[modes, kind] = copied(self.module, shared)
             modes.give(self.twins[modes, kind])
         return self.twins[modes, kind]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -48,8 +47,9 @@ from ntkexp.records.contributions import (
     write_leave_out,
 )
 from ntkexp.records.data import OUT_NAME, write_data
-from ntkexp.records.folder import BEGUN, CONFIG, DONE, PROVENANCE, RunFolder, command, package_version, results_version
+from ntkexp.records.folder import BEGUN, CONFIG, PROVENANCE, RunFolder, command, package_version, results_version
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
+from ntkexp.records.own_files import remove_store
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
 from ntkexp.report.examples import Example, named_example
 from ntkexp.report.painter import painter
@@ -183,7 +183,7 @@ def write_run(
     """Write what was found, and declare the folder finished."""
     path = folder.path
     with folder.claim():
-        (path / DONE).unlink(missing_ok=True)
+        folder.reopen()
         start, change = found["start"].to_numpy(), found["change"].to_numpy()
         made = start + found["contribution"].to_numpy().sum(2) + found["decay"].to_numpy()
         # how far casts, or rounding of gradients, moved the outputs
@@ -214,20 +214,17 @@ def write_run(
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
             add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
-        shutil.rmtree(path / STORE, ignore_errors=True)
+        remove_store(path / STORE)
         if check is not None:
             write_leave_out(path / STORE, check)
         folder.begin(WRITTEN, of := identity_of(TraceFolder(folder)))
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps, outcome = found.sizes["step"], outcome_sentence(found, TraceFolder(folder))
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
-        pictures = list[str]()
         with painter() as paint:
-            for name, content in paint(path):
-                folder.write(f"plots/{name}", content)
-                pictures.append(f"plots/{name}")
+            pictures = folder.write_pictures(dict(paint(path)))
         checked = [] if check is None else [STORE]
-        written = [*WRITTEN, *checked, *sorted(pictures)]
+        written = [*WRITTEN, *checked, *pictures]
         folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
         (path / BEGUN).unlink()
 

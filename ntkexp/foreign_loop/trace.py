@@ -54,7 +54,6 @@ from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import MEASURE, OUTSIDE
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
@@ -404,7 +403,7 @@ def find_trace(folder: Path) -> TraceFolder:
     """The trace in a folder, if it holds one."""
     files = TraceFolder(RunFolder(folder.expanduser()))
     path = files.folder.path
-    if not (path / CONFIG).is_file() or "follow" not in read_object(path / CONFIG):
+    if not (path / CONFIG).is_file() or "follow" not in files.folder.config:
         raise Mistake(f"{path} holds no trace; ntkexp.follow(…, to=…) writes one")
     return files
 
@@ -425,6 +424,7 @@ def load_trace(
         )
     measured = None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
     weights: Weights = files.read(files.weights_at(0))["weights"]
+    files.refuse_other_start(weights)
     state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
@@ -438,8 +438,13 @@ def load_trace(
         for name in given.keys() & state.keys():
             state[name].data = given[name].clone().to(state[name].device)
     module.eval()
-    optimizers = [named(name, rules) for name in read_object(files.folder.path / CONFIG)["follow"]["optimizers"]]
+    optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
     steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
+    if not files.ended.exists():
+        LOG.warning(
+            "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after them, or still runs",
+            *(files.folder.path, len(steps)),
+        )
     output, by = start["output"], start.get("by")
     device = next(module.parameters()).device
     asked = map_tensors(lambda tensor: tensor.to(device), start["queries"])
@@ -448,7 +453,7 @@ def load_trace(
 
 def measure_name(files: TraceFolder) -> str | None:
     """What a trace explains: the name of a measure, or none, if that is the outputs."""
-    asked = read_object(files.folder.path / CONFIG)["follow"].get("measure")
+    asked = files.folder.config["follow"].get("measure")
     return None if asked is None else str(asked).split()[0]
 
 

@@ -27,8 +27,17 @@ from ntkexp.mistake import Mistake, NoPlace, Useless
 from ntkexp.path.budget import refuse_years
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.atomic import Damaged, acquire, make_folder, release, to_text
-from ntkexp.records.kernel_file import KernelMatrix, Layout, Tiling, create, lock_of_marks, open_matrix, side_for
-from ntkexp.records.kernels import drop_partial
+from ntkexp.records.kernel_file import (
+    KernelMatrix,
+    Layout,
+    Tiling,
+    create,
+    lock_of_marks,
+    open_matrix,
+    refuse_foreign_files,
+    side_for,
+)
+from ntkexp.records.own_files import drop_half_written
 from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
 
@@ -75,7 +84,7 @@ def fill(
                     progress.step(tiles - len(left) + count, None, None)
         finally:
             progress.stop()
-        drop_partial(path)  # what a killed process left half written
+        drop_half_written(path.rglob("*"))  # what a killed process left half written
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -122,6 +131,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
             open_matrix(path)  # `force` is for kernel files: nothing else is removed
+        refuse_foreign_files(path)
     layout = layout_of(kernel)
     tiling = layout.tiling
     pairs = tiling.train * (tiling.points - tiling.train / 2)

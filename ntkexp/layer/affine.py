@@ -207,7 +207,11 @@ class AbstractAffine(AbstractLayer):
                 source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(self.b_std > 0)
             ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
         pairs = self.mixed_pairs(covariance.pairs)
-        return replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs).coarse(self.samples(shape))
+        after = replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs)
+        if (distances := covariance.distances) is not None:  # a difference has no bias, and a sum has two
+            mixed_distances = distances.map(lambda values: self.W_std**2 * self.mix(values, covariance.pairs))
+            after = after.with_distances(replace(mixed_distances, far=mixed_distances.far + 4 * self.b_std**2))
+        return after.coarse(self.samples(shape))
 
     def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
         """The sum over a window with the weights of a mean."""

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
-from ntkexp.covariance.covariance import Covariance, Signal
+from ntkexp.covariance.covariance import Covariance, Distances, Signal, unequal_roots
 from ntkexp.covariance.pairs import NORM, Coarse, Operation, Operations, Pairs, coarsen, pairs_before
 from ntkexp.layer.base import AbstractLayer, name_validator
 from ntkexp.mistake import Mistake
@@ -117,8 +117,8 @@ class Dropout(AbstractLayer):
             return covariance  # no pixel meets itself
         if covariance.ntk is None:
             return covariance.map(lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep))
-        if not covariance.same:
-            return covariance
+        if not covariance.same:  # variances grow, and distances with them
+            return covariance.with_distances(None)
 
         def divided(values: Tensor) -> Tensor:
             own = pairs.diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0))
@@ -244,7 +244,14 @@ class LayerNorm(AbstractNorm):
         if covariance.ntk is None:
             return replace(met, nngp=covariance.nngp * first * second)
         length = first * second
-        return met.map(lambda values: values * length)
+        after = met.map(lambda values: values * length)
+        if (distances := covariance.distances) is None:
+            return after
+        q1, q2 = (end.lay_out(end.variance) for end in ends)
+        before = distances.at(q1, q2)
+        excess = self.eps * before.excess * length.square()  # q₁/(q₁ + ε) − q₂/(q₂ + ε)
+        unequal = unequal_roots(q1 * first.square(), q2 * second.square(), excess)
+        return after.with_distances(Distances(before.near * length, before.far * length, unequal, excess))
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)

@@ -3,8 +3,8 @@ form is known, the mean over networks that are drawn, with an error bar."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from ntkexp.component import LARGEST
-from ntkexp.kernel.record.casts import full_precision
+from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
 from ntkexp.layer.sequential import Scales, read_sequential
@@ -21,6 +21,7 @@ from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
 from ntkexp.mistake import Mistake, in_short
+from ntkexp.model.functional import copied
 from ntkexp.stream import stream
 
 METHODS = ("closed_form", "monte_carlo")
@@ -85,6 +86,8 @@ def infinite_kernel(
     """
     if not isinstance(method, str) or method not in METHODS:
         raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
+    limit.refuse_unfit(x1, x2, memory_gb)
+    refuse_rounded_products({"x1": x1})
     given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
     if given and not isinstance(spec, nn.Sequential):
         raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
@@ -94,10 +97,8 @@ def infinite_kernel(
                 f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read from its layers, and "
                 "that of other modules can be estimated, by method='monte_carlo'"
             )
-        limit.refuse_unfit(x1, x2, memory_gb)
         spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param))
     if method == "monte_carlo":
-        limit.refuse_unfit(x1, x2, memory_gb)
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)
     return limit.infinite_kernel(spec, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
@@ -144,7 +145,7 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
-    module = deepcopy(spec)
+    module = copied(spec)
     # children before what holds them, as when they were made
     drawn = [each for each in reversed([*module.modules()]) if isinstance(each, DrawsItself | nn.MultiheadAttention)]
     known = {id(weight) for each in drawn for weight in each.parameters(recurse=False)}
@@ -155,8 +156,18 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
                 "knows how it is drawn; give it one"
             )
     for k in range(samples):
+        # A layer under the older weight_norm, or pruned, draws a weight that it computes, and not its parameters
+        for weight in module.parameters():
+            if weight.is_floating_point():
+                weight.detach().fill_(math.nan)
         with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global stream, which is put back
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for each in drawn:
                 each._reset_parameters() if isinstance(each, nn.MultiheadAttention) else each.reset_parameters()
+        for name, weight in module.named_parameters():
+            if weight.isnan().any():
+                raise Mistake(
+                    f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's reset_parameters; take "
+                    "weight_norm or pruning off the layer, or draw it there"
+                )
         yield module

@@ -208,4 +208,4 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
 def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
     """Say what casts inside the module cost."""
     if (found := remark(function_of(module, output), tape, casts)) is not None:
-        warn(found, stacklevel=4)
+        warn(found, stacklevel=5)

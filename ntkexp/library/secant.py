@@ -15,8 +15,9 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.plan import Outputs
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.read.sketched import batches
-from ntkexp.kernel.record.casts import Casts, full_precision
+from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
@@ -78,6 +79,7 @@ def secant_kernel(
     """
     reader, own = reader_of(module, output, casts)
     before, after = own | named(module, start, "start"), own | named(module, end, "end")
+    refuse_rounded_products(before)
     left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
     warn_of(module, output, left, casts)
 
@@ -102,6 +104,7 @@ LARGEST = 1e100
 
 
 @of_module
+@full_precision()
 def finite_step_kernel(
     module: nn.Module,
     x1: Float[Tensor, "probe *shape"],
@@ -130,6 +133,7 @@ def finite_step_kernel(
     # No example may change another's outputs; where examples choose what Python does, which they may do otherwise
     # after a step, each runs by itself
     reader, own = reader_of(module)
+    refuse_rounded_products(own | start)
     tape = reader.record(own | start, x1)
     refuse_dependence(reader.function, tape)
     probes = torch.split(x1, 1) if tape.chooses else [x1]
@@ -146,6 +150,7 @@ def finite_step_kernel(
     return finite(torch.stack(found).permute(2, 3, 0, 1))
 
 
+@full_precision()
 def ascend(
     module: nn.Module,
     point: Float[Tensor, "one *shape"],

@@ -32,7 +32,8 @@ from ntkexp.kernel.read.sketched import (
     remark,
     sketched_kernel,
 )
-from ntkexp.kernel.record.casts import Casts, full_precision
+from ntkexp.kernel.record.casts import Casts
+from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library.module import finite, is_plain, named, of_module, reader_of, refuse_unlike_outputs, warn_of
@@ -242,7 +243,8 @@ def tangent_kernel(
     several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
     among them: "all", a list of places, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are, or
     "diagonal" for each K[x, c, x′, c] as [n1, n2, C].
-    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights.
+    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights. A warning says what casts
+    cost, kept or left out.
 
     Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a parameter at a time.
     For many examples of a large module, `sketch=k` projects them to k dimensions at random (`seed`). Then there are
@@ -257,16 +259,17 @@ def tangent_kernel(
     """
     reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
+    refuse_rounded_products(place)
     outputs = listed(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
         raise Mistake(
             f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]"
         )
     if sketch is not None:
+        warn_of(module, output, reader.record(place, part(as_inputs(x1), slice(0, 2))), casts)
         return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
     left = batches(reader, place, x1)
-    if casts == "ignore":
-        warn_of(module, output, left.tape, casts)
+    warn_of(module, output, left.tape, casts)
     right = left if x2 is None else batches(reader, place, x2)
     refuse_sides(left, right, outputs)
 

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from ntkexp.kernel.read.reader import kernel_bytes
-from ntkexp.kernel.record.casts import full_precision
+from ntkexp.kernel.record.casts import Casts
+from ntkexp.kernel.record.products import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
@@ -43,8 +44,8 @@ class TangentKernel:
     Examples are what `tangent_kernel` takes, or a NumPy array, whose floating numbers become those of the module's
     weights; or a DataLoader, whose rows are taken in order. Of a batch (inputs, targets, …) the inputs are taken, or
     what `inputs`, a function of the batch, gives. Given arrays for all its arguments, it gives an array.
-    `weights` and `output` are those of `tangent_kernel`; without `weights` the kernel is that of the module as it is
-    when the kernel is called. A kernel is computed in blocks of rows and columns that take about `memory_gb`.
+    `weights`, `output` and `casts` are those of `tangent_kernel`; without `weights` the kernel is that of the module as
+    it is when the kernel is called. A kernel is computed in blocks of rows and columns that take about `memory_gb`.
 
     >>> kernel = TangentKernel(nn.Linear(2, 1).double(), outputs="trace")
     >>> kernel(np.array([[1.0, 2.0], [0.0, 3.0]]))
@@ -68,6 +69,7 @@ class TangentKernel:
     output: str | int | None = None
     inputs: Callable[[Any], Inputs] | None = None
     memory_gb: float = 4.0
+    casts: Casts = "keep"
 
     def __post_init__(self) -> None:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
@@ -95,7 +97,13 @@ class TangentKernel:
         other = left if right is None else right
         counts = examples(left), examples(other)
         side = block_side(
-            self.module, left, self.weights, self.output, all_pairs=self.outputs == "all", memory_gb=self.memory_gb
+            self.module,
+            left,
+            self.weights,
+            self.output,
+            self.casts,
+            all_pairs=self.outputs == "all",
+            memory_gb=self.memory_gb,
         )
         if side >= max(counts):
             return self.block(left, right)
@@ -119,7 +127,15 @@ class TangentKernel:
         return whole
 
     def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "probe *kernel"]:
-        found = tangent_kernel(self.module, left, right, weights=self.weights, output=self.output, outputs=self.outputs)
+        found = tangent_kernel(
+            self.module,
+            left,
+            right,
+            weights=self.weights,
+            output=self.output,
+            outputs=self.outputs,
+            casts=self.casts,
+        )
         return found[:, 0, :, 0] if self.outputs == "trace" else found
 
     def place(self, rows: slice, columns: slice) -> tuple[slice, ...]:
@@ -190,6 +206,7 @@ def block_side(
     x1: Inputs,
     weights: Mapping[str, Tensor] | None = None,
     output: str | int | None = None,
+    casts: Casts = "keep",
     *,
     all_pairs: bool,
     memory_gb: float,
@@ -198,7 +215,7 @@ def block_side(
     outputs, or of a few outputs at a time."""
     if examples(x1) <= 1:
         return MOST
-    reader, own = reader_of(module, output)
+    reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
     tape = reader.record(place, part(as_inputs(x1), slice(0, 2)))
     some = reader.tangent(tape, None if all_pairs else [0])

@@ -18,10 +18,11 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ntkexp.covariance.covariance import split_portions
-from ntkexp.covariance.pairs import NoFusedForm
+from ntkexp.covariance.pairs import NoFusedForm, Unresolved
 from ntkexp.layer.spec import Spec, every_layer, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
+from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, in_short, nearest
 
@@ -128,7 +129,13 @@ def compute(
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
-    return KernelBlock(place, *run(left, right, place.same))
+    try:
+        kernels = with_near_pairs(net, left, right, place.same, run(left, right, place.same))
+    except Unresolved:
+        if not resolves(net):
+            raise
+        kernels = all_from_distances(net, left, right, place.same)
+    return KernelBlock(place, *kernels)
 
 
 def blocks(

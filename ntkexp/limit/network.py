@@ -10,7 +10,7 @@ from functools import cached_property
 from math import isqrt, prod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.covariance.covariance import Covariance, Signal, Variances
@@ -83,7 +83,7 @@ class Side:
     x: Float[Tensor, "example *shape"]
     variances: Variances
 
-    def part(self, rows: slice) -> Side:
+    def part(self, rows: slice | Int[Tensor, " row"]) -> Side:
         """Take the side of some of the examples."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
@@ -124,6 +124,20 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
                 if same and not itself:
                     whole[column, row] = values.t()
     return finite((nngp, ntk))
+
+
+def kernels_of_pairs(network: Network, left: Side, right: Side, same: bool) -> tuple[Tensor, Tensor]:
+    """K and Θ of each example on the left with the one on the right at the same place, from their distances: no digits
+    of nearly equal or opposite examples cancel."""
+    size = max(1, CHUNK // max(network.pairs.count, left.x[0].numel()))
+    nngp, ntk = list[Tensor](), list[Tensor]()
+    for part in cuts(len(left.x), size):
+        one, two = left.part(part), right.part(part)
+        start = Covariance.of_pairs(one.x, two.x, network.pairs, one.variances, two.variances, same)
+        kernels = kernels_of(base.push(network.layers, start, network.shape))
+        nngp.append(kernels[0][:, 0])
+        ntk.append(kernels[1][:, 0])
+    return torch.cat(nngp), torch.cat(ntk)
 
 
 def kernels_of(covariance: Covariance) -> Kernels:

@@ -6,7 +6,6 @@ What the data asks of a network comes first, and how its output is read.
 from __future__ import annotations
 
 from abc import abstractmethod
-from copy import deepcopy
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import ClassVar
@@ -19,8 +18,8 @@ from ntkexp.component import Component, Count
 from ntkexp.init import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
-from ntkexp.mistake import Mistake, first_line
-from ntkexp.model.functional import called
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import called, copied
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
@@ -138,10 +137,9 @@ def read_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
 
 def copy_network(network: nn.Module, key: str) -> nn.Module:
     try:
-        return deepcopy(network)
-    except Exception as error:  # what a module of the user's does when it is copied
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"init.{key}=true needs a copy of the network, which cannot be copied: {reason}") from None
+        return copied(network)
+    except Mistake as mistake:
+        raise Mistake(f"init.{key}=true needs a copy of the network: {mistake}") from None
 
 
 # --- An architecture: a value from which a network of any width is built, for inputs of any shape.

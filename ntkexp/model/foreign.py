@@ -7,9 +7,11 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -157,6 +159,46 @@ VISION = {"timm", "torchvision", "transformers"}
 """Packages that import torchvision, or are it."""
 
 
+class TrustedModules(MetaPathFinder):
+    """Finds the modules that trusted code imports, in the folders of that code.
+
+    These folders are not on `sys.path`: many libraries look there for optional modules, and would run files that nobody
+    trusts. This finder comes last, so that no file hides a module of Python's or of a package.
+    """
+
+    def __init__(self) -> None:
+        self.folders = dict[str, str]()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        folder = self.folders.get(fullname)
+        return None if folder is None or path is not None else PathFinder.find_spec(fullname, [folder])
+
+
+TRUSTED = TrustedModules()
+sys.meta_path.append(TRUSTED)
+
+
+def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
+    """Let trusted files import modules from these folders, and these modules theirs."""
+    waiting = list(files)
+    while waiting:
+        for name in imported_packages(waiting.pop()):
+            if name not in sys.modules and find_spec(name) is None:
+                waiting += admit_module(name, folders)
+
+
+def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
+    """Let a module or package be imported from the first of these folders that has it, and return its files."""
+    for folder in folders:
+        files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
+        if there := [file for file in files if file.is_file()]:
+            TRUSTED.folders[name] = str(folder)
+            return there
+    return []
+
+
 def load_module(file: Path, given: str) -> ModuleType:
     """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
     file = file.resolve()
@@ -165,8 +207,7 @@ def load_module(file: Path, given: str) -> ModuleType:
         return loaded
     if loaded is not None or not file.stem.isidentifier():
         raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; give the file another name")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # last, so that nothing there hides a module of Python's
+    let_import([file], [file.parent, Path.cwd()])
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None

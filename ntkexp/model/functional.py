@@ -7,6 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,9 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_flatten
 
 from ntkexp.kernel.record.tape import examples, map_tensors
-from ntkexp.mistake import Mistake, in_short, nearest
+from ntkexp.kernel.record.taping import is_out_of_memory
+from ntkexp.mistake import Mistake, first_line, in_short, nearest
 from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -55,6 +58,31 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
         advice = "call module.eval() first" if in_training else "let it track running statistics"
         raise Mistake(f"{reasons[0]}; {advice}, so that each output depends on its own example alone")
     return function_as_it_is(module, output)
+
+
+def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
+    """Copy a module. `memo` maps ids of objects to what stands for them in the copy, as for `copy.deepcopy`.
+
+    A layer may hold a tensor that it has computed, with its graph: a hidden state that it keeps for later, or the
+    weight of the older `weight_norm` and of pruning. torch refuses to copy such a tensor, so its numbers are copied.
+
+    >>> from torch.nn.utils import prune
+    >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
+    >>> layer.weight.is_leaf, copied(layer).weight.is_leaf
+    (False, True)
+    """
+    known = dict(memo or {})
+    for layer in module.modules():
+        for value in tree_flatten(vars(layer))[0]:
+            if isinstance(value, Tensor) and not value.is_leaf:
+                known[id(value)] = value.detach().clone()
+    try:
+        return deepcopy(module, known)
+    except Exception as error:  # a module may hold anything, such as a lock or an open file
+        if is_out_of_memory(error):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise Mistake(f"the module cannot be copied ({reason}); let it hold parameters, tensors and numbers") from error
 
 
 def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Function:

@@ -142,6 +142,8 @@ def find_function(module: object, name: str, given: str) -> Callable[..., object
         raise Mistake(f"{given}: {name} is a module, which no seed can draw again; name a function that builds it")
     if not callable(value):
         raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
+    if inspect.iscoroutinefunction(value):
+        raise Mistake(f"{given}: {name} is async, and nothing would await it; write `def` in place of `async def`")
     return value
 
 

@@ -290,6 +290,7 @@ def sealed_for(path: Path, of: str) -> bool:
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 LARGEST = 1 << 30  # bytes of a JSON file
+DEEPEST = 64  # objects in each other
 SEAL = "seal"
 AGAIN = "run the command that wrote it again"
 
@@ -317,7 +318,29 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
         raise Mistake(f"{path} is not JSON; the file is damaged") from error
     if not isinstance(value, dict):
         raise Mistake(f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged")
+    if content.count(b"{") + content.count(b"[") > DEEPEST and depth_of(value) > DEEPEST:
+        raise Mistake(f"{path} holds more than {DEEPEST} objects in each other; the file is damaged")
+    if b"\\u" in content:
+        refuse_half_characters(value, path)
     return value
+
+
+def depth_of(value: object) -> int:
+    """Count the levels of objects and lists in each other."""
+    depth = 0
+    level = [value]
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        level = [item for part in level for item in (part.values() if isinstance(part, dict) else part)]
+        depth += 1
+    return depth
+
+
+def refuse_half_characters(value: object, path: Path) -> None:
+    """Raise if a text holds half a character, which JSON can spell, and which nothing can write."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Mistake(f"{path} holds half a character; the file is damaged") from None
 
 
 def finite_json(value: Json) -> Json:

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, broken, sealed
+from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
+from ntkexp.records.atomic import AGAIN, Damaged, Json, broken, sealed
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, open_store, write_array, write_stacked
+from ntkexp.records.schema import ContributionsAttributes, EffectAttributes, RemovalFacts, RuleAttributes, checked
 
 # --- contributions.zarr: what made each output at each point.
 #
@@ -26,6 +28,7 @@ from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, ope
 #     decay          [probe, out]            what decay of the weights took away, where they decay
 #     outside        [probe, out]            what changes after the last step of a followed loop did, if any
 #     statistics     [probe, out]            what running statistics of BatchNorm did, which calls moved
+#     rounding       [probe, out]            the movement by gradients that are only rounding, where there was any
 #     coupling       [probe, out]            what examples did to one another through batch statistics, where those were
 #                                            taken for constants
 #     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
@@ -98,6 +101,51 @@ class ContributionsByRule:
     by_component: ByComponent | None = None
     by_position: NDArray[np.float64] | None = None
     facts: Facts = field(default_factory=dict)
+
+
+PROBE_OUT = DIMS[:2]
+KINDS: Mapping[str, Dims] = {
+    CONTRIBUTION: DIMS,
+    HALF_BY: DIMS,
+    EFFECT: DIMS,
+    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING), PROBE_OUT),
+    BY_STEP: (*PROBE_OUT, STEP),
+    BY_COMPONENT: (*DIMS, COMPONENT),
+    DECAY_BY_COMPONENT: (*PROBE_OUT, COMPONENT),
+    BY_COMPONENT_STEP: (*PROBE_OUT, STEP, COMPONENT),
+    BY_POSITION: (*DIMS, POSITION),
+    **dict.fromkeys((STEP, LAST_STEP), (STEP,)),
+    "by_phase": ("phase", *DIMS),
+    "decay_by_phase": ("phase", *PROBE_OUT),
+    "change": ("phase", *PROBE_OUT),
+    "example_phase": ("example",),
+    "point_phase": ("probe",),
+}
+"""The axes of each kind of array."""
+NEEDED = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
+
+
+def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
+    """Raise if the store holds what no run writes; its axes have these lengths, and the network so many outputs."""
+    store = read_store(path)
+    facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
+    examples, outs = facts["example"], facts["out"]
+    if len(examples) != lengths["example"] or len(set(outs)) < len(outs) or max(outs) >= outputs:
+        raise Damaged(f"{path} holds what no run writes: other examples, or outputs that there are not; {AGAIN}")
+    known = {COMPONENT: len(facts.get(COMPONENT, ())), "phase": len(facts.get(PHASES, ()))}
+    steps = {STEP: store.arrays[STEP].shape[0]} if STEP in store.arrays else {}
+    required = [name for kind, names in NEEDED.items() if any(each.startswith(kind) for each in store.arrays)
+                for name in names]  # fmt: skip
+    required += [EXAMPLE_PHASE, POINT_PHASE] if PHASES in facts else []
+    refuse_odd_store(store, path, KINDS, required, {**lengths, "out": len(outs), **known, **steps})
+    # each rule has its contributions under its own name
+    parts = [name for name in store.arrays if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")]
+    rules = {name: checked(store.arrays[name].attributes, RuleAttributes, path / name)["rule"] for name in parts}
+    explained = explained_rule(rules.values()) or ""
+    if any(called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()):
+        raise Damaged(f"{path} holds what no run writes: contributions by the rules {', '.join(rules.values())}")
+    if EFFECT in store.arrays:
+        checked(store.arrays[EFFECT].attributes, EffectAttributes, path / EFFECT)
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
@@ -249,6 +297,29 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
     write_array(store, "influential", np.array([each.influential for each in retrained.removals]), ("removal",), {})
 
 
+LEAVE_OUT_KINDS: Mapping[str, Dims] = {
+    **dict.fromkeys(("predicted", "actual"), CHANGES),
+    "probe": ("probe",),
+    "example": ("place",),
+    **dict.fromkeys(("count", "influential"), ("removal",)),
+}
+
+
+def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
+    """Raise if the store holds what no run writes, of a run whose axes have these lengths."""
+    store = read_store(path)
+    own = {name: store.arrays[name].shape[0] for name in ("probe", "example", "count") if name in store.arrays}
+    axes = {"probe": own.get("probe", 0), "place": own.get("example", 0), "removal": own.get("count", 0), "out": outs}
+    refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
+    opened = open_store(path)
+    probe, example, count = (np.asarray(get_array(opened, name)[...]) for name in ("probe", "example", "count"))
+    for numbers, high in ((probe, lengths["probe"]), (example, lengths["example"])):
+        if not len(numbers) or numbers.min() < 0 or numbers.max() >= high:
+            raise Damaged(f"{path} holds what no run writes: points or examples that there are not; {AGAIN}")
+    if count.min() < 1 or count.sum() != len(example):
+        raise Damaged(f"{path} holds what no run writes: removals of other numbers of examples; {AGAIN}")
+
+
 def read_leave_out(path: Path) -> LeaveOut:
     store = open_store(path)
     parts = ("example", "count", "influential", "probe", "predicted", "actual")
@@ -334,12 +405,15 @@ def write_removal(run: Path, removal: Removal) -> None:
 def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
     """What was found of this group at these points, if it was and is as it was written."""
     folder, name = run / FOLDER, key(example, probe)
+    path = folder / f"{name}.json"
     try:
-        facts = RunFolder(run).read_sealed(f"{FOLDER}/{name}.json")
+        facts = checked(RunFolder(run).read_sealed(f"{FOLDER}/{name}.json"), RemovalFacts, path)
+        if broken(folder, facts["seals"]):
+            return None
+        read_store(folder / f"{name}.zarr")
     except Mistake:
         return None
-    if broken(folder, facts.pop("seals")):
-        return None
+    facts = {part: facts[part] for part in FACTS}
     store = open_store(folder / f"{name}.zarr")
     arrays: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
     arrays |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.records.array_schema import read_headers
 from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
 # --- data.npz: the examples of a run. For each split s of train, probe and test:
@@ -40,6 +41,7 @@ def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 
 def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
     """Read all arrays of the file; one that would run code on reading is refused."""
+    read_headers(path)  # before anything is read: an array may say that it is larger than the memory
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

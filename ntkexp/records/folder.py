@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ntkexp.records.atomic import (
     PARTIAL,
     Damaged,
     Json,
+    Sealing,
     Seals,
     acquire,
     broken,
@@ -37,6 +37,14 @@ from ntkexp.records.atomic import (
     size_of,
     to_text,
     write_atomically,
+)
+from ntkexp.records.own_files import (
+    HALF_WRITTEN,
+    STORED,
+    files_in,
+    refuse_strangers,
+    remove_empty_folders,
+    remove_files,
 )
 from ntkexp.text import several
 
@@ -63,13 +71,34 @@ def command(name: str, words: Sequence[str], options: Sequence[str] = ()) -> str
     return shlex.join(["ntkexp", name, *words, *options])
 
 
+COMMANDS = frozenset({
+    *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "validate", "compare", "runs"),
+    "kernel",
+})  # fmt: skip
+"""What the program's commands are called."""
+
+
+def own_command(text: str) -> str:
+    """Return a command that a file names if it is one of this program and nothing else; a shell would run the rest.
+
+    >>> own_command("ntkexp train model.width=8"), own_command("curl evil | sh"), own_command("ntkexp runs; rm -r ~")
+    ('ntkexp train model.width=8', '', '')
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    is_own = words[:1] == ["ntkexp"] and words[1:2] and words[1] in COMMANDS
+    return text if is_own and text.isprintable() and shlex.join(words) == text else ""
+
+
 # --- provenance.json: which program made a run, by which command, and where.
 #
 # Every change of `results_version` may move numbers, or what they are called: a run is read by the version that
 # made it.
 
 
-PROVENANCE = "provenance.json"
+PROVENANCE, PROGRESS = "provenance.json", "progress.json"
 
 
 class OtherVersion(Mistake):
@@ -79,13 +108,15 @@ class OtherVersion(Mistake):
 def refuse_other_version(run: Path) -> None:
     """A run that another version made is of no use to this one; one that cannot tell is judged by its other files."""
     try:
-        made = RunFolder(run).read_sealed(PROVENANCE)
+        made = RunFolder(run).provenance
     except Mistake:
         return
     if made.get("results_version") != results_version:
         by = version_of(made.get("ntkexp"), made.get("results_version"))
         this = version_of(package_version(), results_version)
-        raise OtherVersion(f"{run} was made by {by}, and this is {this}; `{made.get('command')}` runs it again")
+        repeat = own_command(made["command"])
+        advice = f"`{repeat}` runs it again" if repeat else "run it again"
+        raise OtherVersion(f"{run} was made by {by}, and this is {this}; {advice}")
 
 
 def version_of(package: object, results: object) -> str:
@@ -100,8 +131,8 @@ def version_of(package: object, results: object) -> str:
 # --- A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
 #
 #     .lock        held by the process that writes
-#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step; goes when
-#                  DONE.json comes
+#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step, and at the
+#                  end "pictures": {file: [bytes, seal]}, before they are written; goes when DONE.json comes
 #     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: of those
 #                  with the same bytes each time
 #
@@ -119,7 +150,8 @@ def version_of(package: object, results: object) -> str:
 #     later, before DONE.json       an interrupted one: `forget` keeps the files that the checkpoint counts, metrics.csv
 #                                   is cut back to where it was then, and the steps since are taken again
 #     after DONE.json               a finished one: a checkpoint that is still there is removed
-#     while it is emptied           DONE.json goes first and config.json last: a dead one, which is emptied further
+#     while it is emptied           pictures go first, then DONE.json, config.json last: a damaged run and then a dead
+#                                   one, which is emptied further
 
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
@@ -130,21 +162,34 @@ CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 REDO = "resume it to run it again"
 SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
 
-CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds")
+TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
+"""Keys of the config.json of a trace: a random number, drawn when it begins, and the digest of its start weights."""
+
+CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds", TRACE_IDENTITY, START_WEIGHTS)
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
 """How the name of a run ends that it was given (`experiment.identity`): by the beginning of its identity."""
 
+EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
+"""The names of our files for TensorBoard. Those of other writers hold the name of the machine."""
+
 OURS = re.compile(
-    r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin|\.?sums-[^/]+"
+    r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
+    r"|sums-\d+-\d+\.bin|\.sums-[a-z0-9_]{8}"
     r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
-    r"|plots/[^/]+\.(svg|png|csv)|tensorboard/events\.out\.tfevents\.[^/]+|removal/(again-[^/]+/.+|[0-9a-f]{12}\.json)"
+    rf"|tensorboard/{EVENTS}|removal/(again-[a-z0-9_]{{8}}/.+|[0-9a-f]{{12}}\.json)"
     r"|validation/([0-9a-f]{12}\.bin|ground_truth\.npz)"
-    r"|([a-z_]+|removal/[0-9a-f]{12})\.zarr/(.*/)?(zarr\.json|c(/\d+)*|[^/]+\.partial)"
-    r"|trace/(rank-\d+/)?(\.lock|[a-z]+\.(bin|log)|weights/\d+\.bin)|(.*/)?\.[^/]+\.partial"
+    rf"|(kernels|contributions|predictions|leave_out|removal/[0-9a-f]{{12}})\.zarr/{STORED}"
+    r"|trace/(rank-\d+/)?(\.lock|(start|ended|asked|sweep)\.bin|(rows|steps)\.log)|trace/weights/\d+\.bin"
+    rf"|(.*/)?{HALF_WRITTEN}"
 )
-"""The files that may lie in a run folder, by their places there."""
+"""The files that a run writes under fixed names, by their places in its folder.
+
+Pictures have no fixed names. DONE.json lists them, or BEGUN.json until that is written.
+"""
+
+PICTURE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv",)
 """Files that not every run has: in a run that wrote none, they are those of another."""
@@ -220,8 +265,40 @@ class RunFolder:
     @property
     def sealed_facts(self) -> dict[str, Any]:
         """What this file says. It is sealed for its name alone, and says itself whose it is."""
+        from ntkexp.records.schema import Begun, Done, checked  # noqa: PLC0415  pydantic is slow to import
+
         seal_file = self.seal_file or BEGUN
-        return read_sealed(self.path / seal_file, seal_file)
+        path = self.path / seal_file
+        return checked(read_sealed(path, seal_file), Done if seal_file == DONE else Begun, path)
+
+    @property
+    def steps_taken(self) -> tuple[float, int]:
+        """The size of the steps of a finished run, and their number."""
+        facts = self.sealed_facts
+        if not {"step_size", "steps"} <= facts.keys():
+            raise Damaged(f"{self.path / DONE} does not say how many steps of which size were taken; {REDO}")
+        return float(facts["step_size"]), int(facts["steps"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The content of provenance.json."""
+        from ntkexp.records.schema import Provenance, checked  # noqa: PLC0415  pydantic is slow to import
+
+        return checked(self.read_sealed(PROVENANCE), Provenance, self.path / PROVENANCE)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """The content of progress.json."""
+        from ntkexp.records.schema import Progress, checked  # noqa: PLC0415  pydantic is slow to import
+
+        return checked(self.read_sealed(PROGRESS), Progress, self.path / PROGRESS)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json for readers: what cannot be printed is spelled by its codes."""
+        from ntkexp.records.schema import checked_config  # noqa: PLC0415  pydantic is slow to import
+
+        return checked_config(self.read_json(CONFIG), self.path / CONFIG)
 
     @property
     def identity(self) -> str:
@@ -313,7 +390,42 @@ class RunFolder:
         record = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
         self.write(DONE, sealed_text(record, DONE))
 
+    def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
+        """Write pictures, by their names in `plots`, and return their places.
+
+        BEGUN.json lists them first, so that those which a killed process leaves are known to be ours.
+        """
+        contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
+        marks = dict[str, Json]()
+        for place, content in contents.items():
+            sealing = Sealing()
+            sealing.take(content)
+            marks[place] = sealing.mark
+        self.write(BEGUN, sealed_text({**read_sealed(self.path / BEGUN, BEGUN), "pictures": marks}, BEGUN))
+        for place, content in contents.items():
+            self.write(place, content)
+        return sorted(contents)
+
     # --- Removing
+
+    @property
+    def pictures(self) -> Seals:
+        """The seals of the pictures that BEGUN.json or DONE.json lists."""
+        listed = dict[str, tuple[int, str]]()
+        for name in (BEGUN, DONE):
+            with suppress(Mistake):
+                record = read_sealed(self.path / name, name)
+                listed |= record.get("pictures", {})
+                listed |= {place: mark for place, mark in record["seals"].items() if PICTURE.fullmatch(place)}
+        return listed
+
+    def reopen(self) -> None:
+        """Remove the pictures and DONE.json of an earlier end: the folder will get others."""
+        pictures = self.pictures
+        if changed := [name for name in broken(self.path, pictures) if (self.path / name).exists()]:
+            what = several(changed)
+            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
+        remove_files(self.path, [*pictures, DONE])
 
     @property
     def is_ours(self) -> bool:
@@ -330,26 +442,17 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Refuse to remove what no run writes, nor anything else that this package leaves beside a run."""
-        strangers = []
-        for parent, folders, files in os.walk(self.path):
-            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-            names = (os.path.relpath(os.path.join(parent, name), self.path) for name in (*files, *links))
-            strangers += [name for name in names if not OURS.fullmatch(name)]
-        if strangers:
-            what = several(sorted(strangers))
-            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
+        """Raise if anything lies here that no run wrote; so does a picture that was changed since."""
+        pictures = self.pictures
+        changed = set(broken(self.path, pictures))
+        refuse_strangers(self.path, lambda name: OURS.fullmatch(name) or (name in pictures and name not in changed))
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
         self.refuse_strangers()
         spared = {LOCK, *names}
-        for parent, _, files in os.walk(self.path, topdown=False):
-            for path in (Path(parent, name) for name in files):
-                if path.relative_to(self.path).as_posix() not in spared:
-                    path.unlink()
-            with suppress(OSError):  # a folder that is not empty
-                os.rmdir(parent)
+        remove_files(self.path, [name for name in files_in(self.path) if name not in spared])
+        remove_empty_folders(self.path)
 
     def note_error(self, text: str) -> None:
         """Keep the reason of a failure, if there is anything else to keep and room to write it."""
@@ -361,18 +464,19 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove everything but the lock; DONE.json first and config.json last: a kill in between leaves a dead run."""
-        entries = {entry.name: entry for entry in self.path.iterdir() if entry.name != LOCK}
+        """Remove everything but the lock: pictures while a file lists them, then DONE.json, and config.json last.
+
+        A kill in between leaves a damaged run, then a dead one.
+        """
+        entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
         # a run that lost its configuration is known by what says that it ended, or began
-        if entries.keys().isdisjoint((CONFIG, DONE, BEGUN)) and not all(name.endswith(PARTIAL) for name in entries):
+        if entries.isdisjoint((CONFIG, DONE, BEGUN)) and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
         self.refuse_strangers()
-        order = [DONE, *sorted(entries.keys() - {DONE, CONFIG}), CONFIG]
-        for entry in (entries[name] for name in order if name in entries):
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        ranks = {DONE: 1, BEGUN: 3, CONFIG: 4}
+        names = [name for name in files_in(self.path) if name != LOCK]
+        remove_files(self.path, sorted(names, key=lambda name: 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)))
+        remove_empty_folders(self.path)
 
 
 def is_run_folder(path: Path) -> bool:

@@ -13,7 +13,7 @@ symmetric, so the tiles above the diagonal are the mirror images of those below 
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -48,6 +48,14 @@ from ntkexp.records.kernels import (
     open_store,
     preallocate,
     write_array,
+)
+from ntkexp.records.own_files import (
+    HALF_WRITTEN,
+    STORED,
+    files_in,
+    refuse_strangers,
+    remove_empty_folders,
+    remove_files,
 )
 from ntkexp.text import several
 
@@ -156,7 +164,6 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     for link in (partial, path):
         if link.is_symlink():
             raise Mistake(f"{link} is a link; kernel files are written where no link leads, so choose another place")
-    shutil.rmtree(partial, ignore_errors=True)
     store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})
     tiling, outputs, nothing = layout.tiling, layout.outputs, np.dtype(layout.dtype).type("nan")
     for name in layout.kernels:
@@ -175,8 +182,31 @@ def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArra
     group["attributes"][SEALS] = sealed(partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP])
     group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
     write_atomically(partial / GROUP, to_text(group))
-    shutil.rmtree(path, ignore_errors=True)
+    if path.is_dir():
+        refuse_foreign_files(path)
+        remove_files(path, files_in(path))
+        remove_empty_folders(path)
     partial.replace(path)
+
+
+WITH_EACH = ("target", "label", "index", DONE)
+"""The arrays that every kernel file has beside its kernels."""
+
+
+def refuse_foreign_files(path: Path) -> None:
+    """Raise unless a folder is empty, or holds the arrays of a kernel file, damaged or not, and nothing else.
+
+    A kernel file is known by its arrays: for each `kernel` a `kernel_self`, and those that every one has.
+    """
+    if not any(path.iterdir()):
+        return
+    arrays = {entry.name for entry in path.iterdir() if entry.is_dir()}
+    kernels = {name.removesuffix(SELF) for name in arrays if name.endswith(SELF)}
+    ours = {*WITH_EACH, *kernels, *(name + SELF for name in kernels)}
+    if not kernels or not ours <= arrays:
+        raise Mistake(f"{path} is not a kernel file: it lacks arrays that every one has; choose another place")
+    stored = rf"{GROUP}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    refuse_strangers(path, re.compile(stored).fullmatch)
 
 
 def check_attributes(path: Path) -> None:

@@ -14,7 +14,10 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import write_atomically
+from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
+from ntkexp.records.atomic import AGAIN, Damaged, write_atomically
+from ntkexp.records.own_files import drop_half_written, remove_store
+from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, no compression, named dimensions, nothing that depends on the clock.
 #
@@ -30,6 +33,8 @@ LARGEST_CHUNK = 32_000_000
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
     """An empty store in place of whatever was there."""
+    if isinstance(path, Path):
+        remove_store(path)
     return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
 
 
@@ -130,12 +135,6 @@ def preallocate(
     )
 
 
-def drop_partial(path: Path) -> None:
-    """Remove what zarr had not yet moved into its place when an earlier process was killed."""
-    for leftover in path.rglob("*.partial"):
-        leftover.unlink()
-
-
 # --- kernels.zarr: tangent kernels along the run and the path kernels at its end.
 #
 #     tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot; or instead
@@ -152,6 +151,14 @@ Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
 KERNELS = "kernels.zarr"
 KERNEL_DIMS = ("probe", "out", "train", "out_")
 TANGENT, TRACE = "tangent", "trace"
+KERNEL_KINDS: Mapping[str, Dims] = {
+    TANGENT: ("snapshot", *KERNEL_DIMS),
+    TRACE: ("snapshot", "probe", "train"),
+    "output_gradient": ("snapshot", "train", "out_"),
+    "step": ("snapshot",),
+    "path": KERNEL_DIMS,
+}
+"""The axes of each kind of array."""
 NOT_YET = -1
 FEW = 16  # points in a chunk, where not all are known
 
@@ -210,8 +217,15 @@ def finish_kernels(path: Path) -> int:
     for name in (tangent_array_name(path), "output_gradient", "step"):
         array = get_array(store, name)
         array.resize((written, *array.shape[1:]))
-    drop_partial(path)
+    drop_half_written(path.rglob("*"))
     return written
+
+
+def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
+    """Raise if the store holds what no run writes; its axes have these lengths."""
+    store = read_store(path)
+    snapshots = {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}
+    refuse_odd_store(store, path, KERNEL_KINDS, ["step"], {**lengths, **snapshots})
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
@@ -238,6 +252,19 @@ def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
     write_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
+
+
+PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "probe", "out")}
+
+
+def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
+    """Raise if the store holds what no run writes; return the number of outputs."""
+    store = read_store(path)
+    names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
+    if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
+        raise Damaged(f"{path} holds what no run writes: its machines are {', '.join(names)}; {AGAIN}")
+    refuse_odd_store(store, path, PREDICTION_KINDS, ["prediction"], {**lengths, "machine": len(names)})
+    return store.arrays["prediction"].shape[2]
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -34,9 +34,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, first_line, refuse_special
 from ntkexp.records.atomic import Sealing, sealing_of, write_atomically
 from ntkexp.text import as_cell, of_cell
 
@@ -105,7 +105,7 @@ FOLLOWED = "followed"
 """The detail of a row that is of a training loop that was followed, and no run's."""
 
 SPLITS = ("train", "probe", "test")
-AT_POINTS = re.compile(r"at (\d+) of (\d+) points")
+AT_POINTS = re.compile(r"at (\d{1,9}) of (\d{1,9}) points")
 
 
 def at_points(few: int, whole: int) -> str:
@@ -184,14 +184,14 @@ def read_results(path: Path) -> tuple[Result, ...]:
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {error}") from error
+        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {first_line(error)}") from error
 
 
 def read_row(row: Mapping[str, str]) -> Result:
-    fields: dict[str, Any] = {"control": {"True": True, "False": False}[row["control"]]}
-    fields |= {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
-    fields |= {name: float(row[name]) if row[name] else None for name in NUMBER_COLUMNS}
-    return Result(**fields)
+    from ntkexp.records.schema import ResultRow, checked_row  # noqa: PLC0415  pydantic is slow to import
+
+    cells = {**row} | {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
+    return Result(**checked_row(cells, ResultRow).model_dump())
 
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
@@ -228,9 +228,16 @@ def read_timings(path: Path) -> dict[str, Seconds]:
     """Read what each part took; nothing where the clock was not kept."""
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {row["what"]: Seconds(float(row["seconds"]), float(row.get("processor") or "nan")) for row in rows}
+    from ntkexp.records.schema import LARGEST_TABLE, TimingRow, checked_row  # noqa: PLC0415  pydantic is slow to import
+
+    try:
+        refuse_special(path, str(path), LARGEST_TABLE)
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [checked_row(row, TimingRow) for row in csv.DictReader(file)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {first_line(error)}") from error
+    unknown = math.nan
+    return {row.what: Seconds(row.seconds, unknown if row.processor is None else row.processor) for row in rows}
 
 
 def total_seconds(path: Path) -> Seconds:

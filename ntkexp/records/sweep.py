@@ -13,7 +13,8 @@ from pydantic import Field
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
-from ntkexp.records.folder import command
+from ntkexp.records.folder import command, own_command
+from ntkexp.records.schema import SweepRecord, checked
 
 # --- A power law that a sweep looks for, and what theory says of its exponent.
 #
@@ -146,7 +147,7 @@ def write_sweep(sweep: Sweep) -> None:
 
 
 def read_sweep(path: Path) -> Sweep:
-    fields = read_sealed(path, path.name)
+    fields = checked(read_sealed(path, path.name), SweepRecord, path)
     try:
         axes = {str(key): tuple(map(level, values)) for key, values in fields["axes"].items()}
         runs = [
@@ -164,7 +165,7 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep(
             path=path,
             name=str(fields["name"]),
-            command=str(fields.get("command") or command("sweep", [fields["name"]])),
+            command=own_command(fields["command"]) or command("sweep", [fields["name"]]),
             axes=axes,
             seeds=tuple(map(int, fields.get("seeds", ()))),
             base=tuple(map(str, fields.get("base", ()))),

@@ -143,14 +143,14 @@ def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> li
 
 
 def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
-    """Find which stand, in the order given."""
-    unknown = [p is None for p in chances]
+    """Apply Holm's step-down procedure. Return the rejections in input order; a missing p counts as rejected."""
+    rejected = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
         if 2 * p > LEVEL / (len(order) - rank):
             break
-        unknown[place] = True
-    return unknown
+        rejected[place] = True
+    return rejected
 
 
 # --- What was said of a claim from its first version on, and what every look at each version found.

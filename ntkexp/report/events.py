@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.live_log import FORMAT, NAME, PLACE, ladder_name, metric_name
+from ntkexp.report.live_log import FORMAT, NAME, PLACE, event_files, ladder_name, metric_name
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ensure_events(folder: Path) -> Path:
     path = folder / PLACE / f"{NAME}{RunFolder(folder).identity[:12] or 'run'}"
     if not path.is_file():
         write_events(load_tables(folder), path)
-    for other in set((folder / PLACE).glob(f"{NAME}*")) - {path}:
+    for other in {folder / name for name in event_files(folder)} - {path}:
         other.unlink()  # of another run, which would be shown as this one
     return path
 

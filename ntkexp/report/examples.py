@@ -216,7 +216,7 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
         return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
     fractions = np.full(run.kernels.sizes["train"], np.nan)
     gradients = run.kernels.get("output_gradient")
-    unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels
+    unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels or "time" not in run.metrics
     if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
         return fractions
     # m_i at the steps of the kernels that were kept, [step, example]

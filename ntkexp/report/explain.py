@@ -24,6 +24,7 @@ from ntkexp.records.contributions import (
     LeaveOut,
     explained_rule,
     read_leave_out,
+    refuse_odd_leave_out,
 )
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
@@ -82,7 +83,9 @@ def known_effects(run: Run) -> KnownEffects | None:
     is_actual = facts.get("kind") == RETRAINED
     if not (run.path / STORE).exists():
         return KnownEffects(predicted, run.outs, None, None, is_actual)
-    check = read_leave_out(run.sealed(STORE))
+    path = run.sealed(STORE)
+    refuse_odd_leave_out(path, run.axes.lengths, len(run.outs))
+    check = read_leave_out(path)
     growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON knows no infinity
     return KnownEffects(predicted, run.outs, check, agreement_of(check, growth), is_actual)
 

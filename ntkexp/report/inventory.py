@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, first_line, nearest, refuse_special
 from ntkexp.naming import option_name
-from ntkexp.records.atomic import acquire, read_object
+from ntkexp.records.atomic import acquire
 from ntkexp.records.folder import (
     CIRCUMSTANCES,
     CONFIG,
@@ -87,19 +86,20 @@ def list_runs(folder: Path) -> list[ListedRun]:
         if not is_run_folder(path):
             continue
         run = RunFolder(path)
-        defect = run.find_defect(
-            SMALL, surplus=False
-        )  # of ten thousand runs; one that is read is looked at more closely
-        state = run.state_by(defect)
+        state: State = "damaged"
         try:
+            # of ten thousand runs; one that is read is looked at more closely
+            defect = run.find_defect(SMALL, surplus=False)
+            state = run.state_by(defect)
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            runs.append(
-                ListedRun(path, state, flatten_config(read_object(path / CONFIG)), outcome_in_words(run, state, defect))
-            )
+            runs.append(ListedRun(path, state, flatten_config(run.config), outcome_in_words(run, state, defect)))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
+        except Exception as error:  # one folder never takes the others with it
+            reason = f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
+            runs.append(ListedRun(path, state, {}, reason))
     return runs
 
 
@@ -111,8 +111,9 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
             return defect or str(folder.sealed_facts.get("outcome", ""))
         error = path / "error.txt"
         if state in {"interrupted", "dead"} and error.is_file():
+            refuse_special(error, str(error), SMALL)
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-        reached = folder.read_sealed("progress.json")
+        reached = folder.progress
         return f"step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):
         return defect or ""
@@ -165,6 +166,7 @@ def delete(run: ListedRun) -> None:
         raise Mistake(f"{run.path} is being written; stop the run before deleting it") from None
     try:
         RunFolder(run.path).clear()
-        shutil.rmtree(run.path)
+        (run.path / LOCK).unlink()
+        run.path.rmdir()
     finally:
         os.close(descriptor)

@@ -11,6 +11,7 @@ out those that it has: so each step is there once, however the run was interrupt
 from __future__ import annotations
 
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any, TypeAlias
 
 from ntkexp.mistake import WrongArgument, first_line, nearest
 from ntkexp.progress import AbstractProgress
+from ntkexp.records.folder import EVENTS
 from ntkexp.records.results import Result
 
 PLACE = Path("tensorboard")
@@ -36,8 +38,9 @@ Row: TypeAlias = Mapping[str, float | int | None]
 
 
 def event_files(folder: Path) -> list[str]:
-    """The files of events in a run folder, by their places there."""
-    return [path.relative_to(folder).as_posix() for path in (folder / PLACE).glob(f"{NAME}*")]
+    """List our files of events in a run folder, by their places there. Other writers give other names."""
+    files = (path for path in (folder / PLACE).glob(f"{NAME}*") if re.fullmatch(EVENTS, path.name))
+    return [path.relative_to(folder).as_posix() for path in files]
 
 
 def metric_name(column: str) -> str:
@@ -176,8 +179,8 @@ class TensorBoard(AbstractLog):
         self.event, self.summary = Event, Summary
         place = folder / PLACE
         place.mkdir(exist_ok=True)
-        for other in place.glob(f"{NAME}*") if key is None else ():  # of a log that is not continued
-            other.unlink()
+        for other in event_files(folder) if key is None else ():  # of a log that is not continued
+            (folder / other).unlink()
         path = place / f"{NAME}{time.time_ns()}"  # read after earlier ones
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)

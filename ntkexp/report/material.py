@@ -19,9 +19,9 @@ from ntkexp.records.folder import is_run_folder
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.tables import Analysis, analyse
-from ntkexp.report.run import Run, describe, load_runs
+from ntkexp.report.run import Run, describe, load_runs, unreadable
 from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
-from ntkexp.text import MISSING, listed, short
+from ntkexp.text import MISSING, listed, printable, short
 
 TELLING = ("drift", "weights_moved", "loss")
 JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
@@ -111,7 +111,7 @@ class Material:
         """One line says all that was left out; it is empty if nothing was."""
         if not self.left_out:
             return ""
-        return f"left out: {'; '.join(self.left_out)}"
+        return f"left out: {printable('; '.join(self.left_out))}"
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
@@ -149,8 +149,13 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
         left_out.append(one)
     if not runs:
         raise NothingLeft(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
-    analyses = tuple(analyse(sweep, runs) for sweep in sweeps)
-    return Material(tuple(runs.values()), analyses, tuple(left_out))
+    analyses = list[Analysis]()
+    for sweep in sweeps:
+        try:
+            analyses.append(analyse(sweep, runs))
+        except Exception as error:  # one sweep never takes the others with it
+            left_out.append(str(unreadable(sweep.path, error)))
+    return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 
 
 def paths_of_name(name: str, outputs: Path) -> list[Path]:

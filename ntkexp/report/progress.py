@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.text import counted, duration
+from ntkexp.text import counted, duration, printable_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -128,7 +128,7 @@ class Quiet(Silent):
 
     def warn(self, text: str) -> None:
         with suppress(BrokenPipeError):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{printable_lines(text)}\n")
 
 
 class ProgressLines(AbstractProgress):
@@ -170,7 +170,7 @@ class ProgressLines(AbstractProgress):
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # a closed pipe is no reason to stop training
-            self.stream.write(f"{text}\n")
+            self.stream.write(f"{printable_lines(text)}\n")
             self.stream.flush()
 
     def stop(self) -> None:
@@ -215,9 +215,9 @@ class Bar(AbstractProgress):
 
     def say(self, text: str) -> None:
         if self.bar is None:
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{printable_lines(text)}\n")
         else:
-            self.bar.console.print(text, markup=False, highlight=False)
+            self.bar.console.print(printable_lines(text), markup=False, highlight=False)
 
     def stop(self) -> None:
         if self.bar is not None:

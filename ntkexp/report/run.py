@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -37,7 +37,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, in_short, nearest
-from ntkexp.records.atomic import read_object
+from ntkexp.records.array_schema import RunAxes, read_headers, refuse_odd_data, refuse_odd_steps
+from ntkexp.records.atomic import Damaged
 from ntkexp.records.contributions import (
     COMPONENT,
     CONTRIBUTION,
@@ -47,16 +48,18 @@ from ntkexp.records.contributions import (
     POINT_PHASE,
     called,
     explained_rule,
+    refuse_odd_contributions,
 )
 from ntkexp.records.data import OUT_NAME, read_data
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
-from ntkexp.records.kernels import LARGEST_CHUNK
+from ntkexp.records.kernels import LARGEST_CHUNK, refuse_odd_kernels, refuse_odd_predictions
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
+from ntkexp.records.schema import refuse_odd_metrics
 from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.sentence import main_split, tabulate_ladder
 from ntkexp.report.tables import format_text
-from ntkexp.text import spoken
+from ntkexp.text import printable, spoken
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -105,7 +108,7 @@ class Run:
     def diverged(self) -> bool:
         """Whether training diverged. A run that draws its own pictures is not finished: progress.json says it then."""
         with suppress(Mistake):
-            facts = self.facts if self.finished else RunFolder(self.path).read_sealed("progress.json")
+            facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
         return False
 
@@ -123,7 +126,16 @@ class Run:
     @cached_property
     def kernels(self) -> xr.Dataset:
         """Tangent kernels by snapshot, and path kernels by rule."""
-        return open_store(self.sealed("kernels.zarr")).set_coords("step")
+        path = self.sealed("kernels.zarr")
+        if self.finished:
+            refuse_odd_kernels(path, self.axes.lengths)
+        return open_store(path).set_coords("step")
+
+    @cached_property
+    def axes(self) -> RunAxes:
+        """The lengths of the axes of its arrays."""
+        path = self.sealed("data.npz")
+        return RunAxes.of(read_headers(path), self.read, path)
 
     @cached_property
     def contributions(self) -> Attribution:
@@ -131,11 +143,16 @@ class Run:
         from ntkexp.report.examples import example_on_axis  # noqa: PLC0415  which imports this module
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and tables need none
 
-        store = open_store(self.sealed("contributions.zarr"))
+        path = self.sealed("contributions.zarr")
+        if self.finished:
+            refuse_odd_contributions(path, self.axes.lengths, self.outputs)
+        store = open_store(path)
         labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
         store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
         if OUT_NAME in self.data:  # a measure takes the place of outputs
+            if len(self.data[OUT_NAME]) != store.sizes["out"]:
+                raise Damaged(f"{self.path} is damaged: its outputs have other names; {REDO}")
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
         if PHASES in store.attrs:
             names = store.attrs.pop(PHASES)
@@ -177,13 +194,25 @@ class Run:
     @cached_property
     def predictions(self) -> xr.DataArray:
         """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
-        store = open_store(self.sealed("predictions.zarr"))
+        path = self.sealed("predictions.zarr")
+        if self.finished:
+            refuse_odd_predictions(path, self.axes.lengths)
+        store = open_store(path)
         return store["prediction"].assign_coords(machine=store.attrs["machines"])
+
+    @cached_property
+    def outputs(self) -> int:
+        """The number of the network's outputs."""
+        return refuse_odd_predictions(self.sealed("predictions.zarr"), self.axes.lengths)
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
         """The examples, named as in `records.data`."""
-        return read_data(self.sealed("data.npz"))
+        arrays = read_data(self.sealed("data.npz"))
+        if self.finished:
+            _ = self.axes
+            refuse_odd_data(arrays, self.path / "data.npz")
+        return arrays
 
     @cached_property
     def points(self) -> dict[str, slice]:
@@ -239,6 +268,8 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
+        except Exception as error:  # one folder never takes the others with it
+            return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(load, folders))
@@ -248,22 +279,39 @@ def read_run(path: Path) -> Run:
     """Read a run from its files, finished or not."""
     return Run(
         path=path,
-        config=read_object(path / CONFIG),
+        config=RunFolder(path).config,
         metrics=read_metrics(path / "metrics.csv"),
-        ladder=read_results(path / "results.csv"),
+        ladder=checked_ladder(read_results(path / "results.csv"), path / "results.csv"),
+    )
+
+
+def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
+    """Return the rows with their texts made printable, or raise if one is of no split or of no machine."""
+    if any(row.split not in SPLITS or not row.machine for row in rows):
+        raise Damaged(f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}")
+    return tuple(
+        replace(row, machine=printable(row.machine), detail=printable(row.detail), note=printable(row.note))
+        for row in rows
     )
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
     """Read what was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
     try:
+        refuse_odd_metrics(path)
         metrics = pd.read_csv(path, index_col=False, dtype=NUMBERS)
+        refuse_odd_steps(metrics["step"].to_numpy(), path)
         if (retraced := path.with_name(RETRACED)).is_file():
-            shares = pd.read_csv(retraced, index_col="step", dtype=float).reindex(metrics["step"])
+            refuse_odd_metrics(retraced)
+            shares = pd.read_csv(retraced, index_col="step", dtype=float)
+            refuse_odd_steps(shares.index.to_numpy(), retraced)
+            shares = shares.reindex(metrics["step"])
             metrics = metrics.assign(**{str(name): shares[name].to_numpy() for name in shares})
         return metrics
-    except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        raise (
+            error if isinstance(error, Mistake) else Mistake(f"{path} is missing or damaged: {one_line(error)}")
+        ) from error
 
 
 def open_store(path: Path) -> xr.Dataset:
@@ -282,6 +330,11 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
     rows, row = len(parts), max(1, parts[:1].nbytes)
     step = max(1, LARGEST_CHUNK // row)
     return (parts[start : start + step].to_numpy() for start in range(0, max(1, rows), step))
+
+
+def unreadable(path: Path, error: Exception) -> Mistake:
+    """Make a mistake of an error that the schema of run folders did not foresee."""
+    return Damaged(f"{path} cannot be read ({type(error).__name__}: {one_line(error)}); {REDO}")
 
 
 def one_line(error: Exception) -> str:
@@ -331,8 +384,10 @@ def quantities(run: Run) -> dict[str, float]:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
     values = run.metrics[columns].to_numpy(dtype=float)
-    last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
-    measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)) if len(values) else {}
+    measured = dict[str, float]()
+    if len(values):
+        last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
+        measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True))
     if "limit_distance" in columns and len(values):
         measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}

@@ -171,7 +171,7 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """On which splits it was compared, and at how many of their points if not at all."""
+        """The splits that were compared, and the number of points if some were left out."""
         here, several = [row.split for row in self.compared], len(self.splits) > 1
         counts = [row.points for row in self.compared if row.points]
         splits = name_splits(here, self.splits) if several else ""

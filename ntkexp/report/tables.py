@@ -21,13 +21,14 @@ left         –
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ntkexp.records.atomic import Json
-from ntkexp.text import MISSING, aligned, as_cell, counted, short
+from ntkexp.records.atomic import Json, to_text
+from ntkexp.text import MISSING, ODD_LETTERS, aligned, as_cell, counted, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,6 +159,22 @@ def json_rows(table: Table) -> list[dict[str, Json]]:
     """Give an object for each row; blanks in the names of columns become underscores."""
     keys = [column.name.replace(" ", "_") for column in table.columns]
     return [dict(zip(keys, row, strict=True)) for row in table.rows]
+
+
+def format_json(value: Json) -> str:
+    r"""Write JSON for a terminal or a program: characters on which a terminal acts are spelled as JSON does.
+
+    >>> print(format_json({"a": "\x9b31m"}), end="")
+    {
+      "a": "\u009b31m"
+    }
+    """
+    lines = to_text(value).split("\n")
+    return "\n".join(line if line.isprintable() else "".join(map(json_letter, line)) for line in lines)
+
+
+def json_letter(letter: str) -> str:
+    return letter if letter.isprintable() or letter in ODD_LETTERS else json.dumps(letter)[1:-1]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.kernel.record.casts import keep_full_precision
+from ntkexp.kernel.record.products import keep_full_precision
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import package_version, results_version
 from ntkexp.records.results import Seconds

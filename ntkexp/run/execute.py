@@ -20,7 +20,7 @@ from ntkexp.experiment.problem import draw_problem
 from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.atomic import PARTIAL, Damaged, Json
+from ntkexp.records.atomic import Damaged, Json
 from ntkexp.records.contributions import FOLDER, Removal, read_removal, write_removal
 from ntkexp.records.contributions import STORE as LEFT_OUT
 from ntkexp.records.data import write_data
@@ -33,9 +33,11 @@ from ntkexp.records.folder import (
     PROVENANCE,
     RunFolder,
     command,
+    own_command,
     refuse_other_version,
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
+from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.rerun import again, ledger_between
@@ -82,16 +84,14 @@ class RunRequest:
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
-    folder, clock, pictures = request.folder, Clock(), set()
+    folder, clock = request.folder, Clock()
     if saved is not None:
         clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
         with painter() if request.pictures else nullcontext(lambda folder: ()) as paint:
             setting, outcome = carry_through(request, saved, clock)
             with clock.times("draw"):
-                for name, content in paint(folder.path):
-                    folder.write(f"plots/{name}", content)
-                    pictures.add(f"plots/{name}")
+                pictures = folder.write_pictures(dict(paint(folder.path)))
     except (Exception, KeyboardInterrupt):
         folder.note_error(traceback.format_exc())
         raise
@@ -103,7 +103,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     some = [name for name in SOMETIMES if (folder.path / name).exists()]
     folder.finish(
-        [*SAME_BYTES, *some, *sorted(pictures)],
+        [*SAME_BYTES, *some, *pictures],
         *OTHERS,
         identity=folder.identity,
         outcome=outcome.sentence,
@@ -165,8 +165,9 @@ def live_log(request: RunRequest, saved: Checkpoint | None) -> AbstractContextMa
 def remove_leftovers(folder: RunFolder) -> None:
     """Remove what a finished run needs no more; a kill right after its last word may have left it."""
     leftovers = [folder.path / name for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt")]
-    for leftover in (*leftovers, *folder.path.glob(f".*{PARTIAL}")):
+    for leftover in leftovers:
         leftover.unlink(missing_ok=True)
+    drop_half_written(folder.path.iterdir())
     drop_sums(folder.path)
 
 
@@ -256,7 +257,7 @@ def resume(
 def begun_by(folder: RunFolder) -> str:
     """The command that a dead run was begun by, if known."""
     try:
-        return str(folder.read_sealed(PROVENANCE)["command"])
+        return own_command(folder.provenance["command"])
     except Mistake:
         return ""
 
@@ -316,7 +317,7 @@ def remove_group(
         return recorded
     folder = RunFolder(run)
     experiment = rebuild_experiment(folder, trusted)
-    fix_circumstances(experiment, folder.read_sealed(PROVENANCE)["threads"])  # so that rounding repeats
+    fix_circumstances(experiment, folder.provenance.get("threads"))  # so that rounding repeats
     with folder.claim():
         removal = train_without(folder, experiment, sorted(group), points, progress)
         write_removal(run, removal)
@@ -331,7 +332,7 @@ def train_without(
     if facts["diverged"]:
         raise Mistake(f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size")
     problem = draw_problem(experiment)
-    rerun = again(experiment, problem, float(facts["step_size"]), int(facts["steps"]))
+    rerun = again(experiment, problem, *folder.steps_taken)
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]

@@ -163,7 +163,7 @@ def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
 
 # --- checkpoint.pt: where an unfinished run stands, and the seals of all files that the rest of it relies on.
 #
-# What it holds of the run is said in `run.state`, and when one is written in `run.folder_listener`.
+# The contents are listed below, and `run.folder_listener` decides when a checkpoint is written.
 #
 # It is sealed for its run. Nothing is made of it before its own seal and theirs have been looked at: a run goes
 # on to the same bytes, or begins anew.

@@ -117,6 +117,14 @@ def test_quiet_prints_nothing_else(command: Command, training: Replace, finished
     assert command("train", "--quiet") == (0, "", "")
 
 
+def test_a_training_that_diverged_says_so_however_quiet(command: Command, training: Replace, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "mlp-w512-s1-000000000000", digits(stable_fraction=3.0))
+    training(lambda progress: run)
+    assert command("train", "--quiet") == (0, "", f"{run} diverged at step 3\n")
+    assert json.loads(command("train", "--json").out)["diverged"] is True
+    assert "diverged" in command("runs", f"--out={tmp_path}").out
+
+
 def test_json_is_one_object(command: Command, training: Replace, finished: Path) -> None:
     training(lambda progress: finished)
     printed = json.loads(command("train", "--json").out)

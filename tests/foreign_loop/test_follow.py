@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -53,6 +55,48 @@ def test_parts_add_up_to_what_training_did(optimizers: loops.Maker, body: Body) 
     given = loop(optimizers)
     before = deepcopy(given.model)
     closes(given, before, attributed(given, body), EXACT)
+
+
+class Keeping(nn.Module):
+    """A layer that keeps its latest output, with its graph."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.latest = layer, list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.latest = [self.layer(x)]
+        return self.latest[0]
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return nn.utils.weight_norm(layer)
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    layer = prune.l1_unstructured(layer, "weight", 0.5)  # type: ignore[no-untyped-call]  # torch's own
+    return layer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [old_weight_norm, pruned, Keeping],
+    ids=["weight_norm", "pruned", "keeps its output"],
+)
+def test_layers_that_hold_computed_tensors_are_followed(change: Callable[[nn.Module], nn.Module]) -> None:
+    """torch refuses to copy such tensors."""
+    given = loop(sgd)
+    given.model[2] = change(given.model[2])
+    given.model(given.x)
+    given.optimizers = sgd(given.model)
+    with torch.no_grad():
+        before = given.model(given.queries)
+    found = attributed(given, plain)
+    with torch.no_grad():
+        moved = given.model(given.queries) - before
+    parts = found["contribution"].sum(2) + found["decay"]
+    assert (parts - moved).abs().max() <= EXACT * moved.abs().max()
 
 
 @pytest.mark.parametrize("optimizers", [momentum, loops.adamw])
@@ -366,7 +410,7 @@ def stepped() -> Loop:
 
 def test_half_of_what_an_example_added_is_done_by_its_steps() -> None:
     """An example that is seen at one step alone has half of it done in the middle of that step."""
-    given = loop(loops.sgd)
+    given = loop(sgd)
     found = followed(given, loops.plain)
     seen: dict[str, list[int]] = {}
     for step, _ in found.steps.forwards():

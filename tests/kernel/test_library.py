@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 
 import ntkexp
 from ntkexp import KernelMachine, infinite_kernel, load_run, secant_kernel, tangent_kernel
 from ntkexp.foreign_loop.arguments import refuse_unusable
 from ntkexp.kernel.read.plan import FEW, threads_for, work
+from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.library import finite_step_kernel, reader_of
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -433,3 +438,137 @@ def test_a_lower_precision_of_products_moves_no_bit(short: str) -> None:
     assert torch.get_float32_matmul_precision() == short
     torch.set_float32_matmul_precision("highest")
     assert all(torch.equal(one, other) for one, other in zip(found, kernels(module, x), strict=True))
+
+
+def test_inputs_may_have_no_features() -> None:
+    """Then the bias alone makes the kernel; without one, it is refused."""
+    x = torch.zeros(3, 0, dtype=torch.float64)
+    with warnings.catch_warnings(action="ignore"):  # that nothing is drawn
+        layer, unbiased = nn.Linear(0, 2).double(), nn.Linear(0, 2, bias=False).double()
+    expected = torch.ones(3, 3, dtype=torch.float64)[:, None, :, None] * torch.eye(2)[None, :, None].double()
+    assert torch.equal(ntkexp.tangent_kernel(layer, x), expected)
+    assert torch.equal(ntkexp.secant_kernel(layer, {}, {"bias": torch.ones(2).double()}, x, x), expected)
+    with pytest.raises(Mistake, match="depend on no parameter"):
+        ntkexp.tangent_kernel(unbiased, x)
+
+
+class Forward(nn.Module):
+    """A convolution whose forward does something with torch's settings first."""
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.setting, self.layer = setting, nn.Conv1d(2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.setting():
+            outputs: Tensor = self.layer(x).flatten(1)
+        return outputs
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
+    yield
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """What a module of another library may do: allow TF32 for its own forward."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        torch.set_float32_matmul_precision("high")
+        yield
+        torch.set_float32_matmul_precision("highest")
+
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "flags": lambda: torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    "reads": reading,
+    "changes": raising,
+}
+
+
+def settings() -> tuple[object, ...]:
+    """Both of torch's interfaces."""
+    kinds = attrgetter("cudnn.conv", "cudnn.rnn", "cuda.matmul")(torch.backends)
+    older = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    return (*older, *(kind.fp32_precision for kind in kinds))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_module_may_use_torchs_older_settings_of_precision(name: str) -> None:
+    torch.manual_seed(0)
+    module, x = Forward(SETTINGS[name]), torch.randn(4, 2, 6)
+    plain = nn.Sequential(module.layer, nn.Flatten())
+    before = settings()
+    found = ntkexp.tangent_kernel(module, x)
+    assert settings() == before
+    assert torch.equal(found, ntkexp.tangent_kernel(plain, x))
+    end = {key: 1.1 * weight for key, weight in module.named_parameters()}
+    assert ntkexp.secant_kernel(module, {}, end, x, x).isfinite().all()
+
+
+class ShortProducts(DispatchMode):
+    """A pretended device that multiplies float32 numbers in 11 bits, always or where torch's settings allow it."""
+
+    def __init__(self, *, obeys: bool) -> None:
+        super().__init__()
+        self.obeys = obeys
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("mm", "addmm", "bmm", "convolution"):
+            kind = "cudnn.conv" if name == "convolution" else "cuda.matmul"
+            if not (self.obeys and attrgetter(kind)(torch.backends).fp32_precision == "ieee"):
+                args = [shorter(value) for value in args]
+        return func(*args, **(kwargs or {}))
+
+
+def shorter(value: Any) -> Any:
+    """A float32 tensor rounded to 11 bits, as by TF32."""
+    if not (isinstance(value, Tensor) and value.dtype == torch.float32):
+        return value
+    mantissa, exponent = torch.frexp(value)
+    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+
+def test_a_device_that_shortens_products_is_refused() -> None:
+    """Its kernels would be off by 1e-3. In double precision there is nothing to refuse."""
+    torch.manual_seed(0)
+    dense, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(4, 8)
+    weights = dict(dense.named_parameters())
+    calls: list[Callable[[], object]] = [
+        lambda: ntkexp.tangent_kernel(dense, x),
+        lambda: ntkexp.TangentKernel(dense)(x),
+        lambda: ntkexp.secant_kernel(dense, weights, {"0.bias": torch.ones(8)}, x, x),
+        lambda: finite_step_kernel(dense, x, x, 0.1),
+        lambda: ntkexp.infinite_kernel(dense, x),
+        lambda: ntkexp.infinite_kernel(dense, x, method="monte_carlo", samples=2),
+    ]
+    for call in calls:
+        with ShortProducts(obeys=False), pytest.raises(Mistake, match=r"device cpu shortens float32 .*module.double"):
+            call()
+    expected = ntkexp.tangent_kernel(dense.double(), x.double())
+    with ShortProducts(obeys=False):
+        assert torch.equal(ntkexp.tangent_kernel(dense, x.double()), expected)
+
+
+def test_a_device_that_obeys_torchs_settings_gives_full_products(short: str) -> None:
+    torch.manual_seed(0)
+    images = nn.Sequential(nn.Unflatten(1, (2, 6)), nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1))
+    x = torch.randn(4, 12)
+    expected = kernels(images, x)
+    with ShortProducts(obeys=True):
+        found = kernels(images, x)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_module_that_allows_short_products_in_its_forward_is_refused_where_they_are_short() -> None:
+    torch.manual_seed(0)
+    module, x = Forward(raising), torch.randn(4, 2, 6)
+    with (
+        ShortProducts(obeys=True),
+        pytest.raises(Mistake, match=r"module lets torch shorten float32 .*aten::convolution"),
+    ):
+        ntkexp.tangent_kernel(module, x)

@@ -20,7 +20,7 @@ from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES
-from ntkexp.library import reader_of, secant_kernel, tangent_kernel
+from ntkexp.library import TangentKernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
 from tests.kernel.oracle import agree
@@ -258,7 +258,8 @@ def test_without_casts_a_module_is_the_one_that_has_none() -> None:
     expected = oracle.tangent(cast(False).module, cast().x, cast().x)
     with pytest.warns(UserWarning, match=r"without its casts.*moves its outputs by \de-0[6789]"):
         agree(tangent_kernel(cast().module, cast().x, casts="ignore"), expected, 100 * DOUBLE)
-    kept = tangent_kernel(cast().module, cast().x)
+    with pytest.warns(UserWarning, match=r"a kernel is known to 1e-07 .*casts=ignore"):
+        kept = tangent_kernel(cast().module, cast().x)
     agree(kept, expected, 100 * SINGLE)
     assert (kept - expected).abs().max() > 100 * DOUBLE * expected.abs().max()
 
@@ -277,7 +278,9 @@ class Scaled(nn.Module):
 
 def test_a_gain_is_longer_than_what_it_multiplies() -> None:
     module, x = Scaled().double(), cast().x
-    agree(tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * SINGLE)
+    with pytest.warns(UserWarning, match=r"a kernel is known to 1e-07"):
+        found = tangent_kernel(module, x)
+    agree(found, oracle.tangent(module, x, x), 100 * SINGLE)
 
 
 def test_without_casts_a_step_closes_to_double_precision() -> None:
@@ -294,10 +297,27 @@ def test_without_casts_a_step_closes_to_double_precision() -> None:
     assert 300 * DOUBLE * size < errors["keep"] < 300 * SINGLE * size
 
 
+class Lengthen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
 def test_casts_that_are_kept_are_warned_of_where_they_cost() -> None:
     given = cast()
     with pytest.warns(UserWarning, match=r"a secant closes to 1e-07 of its outputs; casts=ignore"):
         secant_kernel(given.module, {}, given.end(0.1), given.x, given.x)
+    with pytest.warns(UserWarning, match=r"a kernel is known to 1e-07"):
+        TangentKernel(given.module)(given.x)
+    with pytest.warns(UserWarning, match=r"without its casts"):
+        TangentKernel(given.module, casts="ignore")(given.x)
+
+
+def test_frozen_weights_in_short_numbers_are_warned_of() -> None:
+    """As under adapters: what comes after them is known to their rounding."""
+    short = nn.Linear(4, 4, dtype=torch.bfloat16).requires_grad_(False)
+    module = nn.Sequential(short, Lengthen(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=r"a kernel is known to 8e-03"):
+        tangent_kernel(module, cast().x.bfloat16())
 
 
 def test_a_module_without_casts_is_the_same_either_way() -> None:

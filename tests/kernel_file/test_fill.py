@@ -122,6 +122,31 @@ def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["NOTES.txt", "done/NOTES.txt", "mine/zarr.json", "mine/c/0", "ntk/.draft.partial"])
+def test_a_file_of_the_user_s_in_a_kernel_file_is_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "k.zarr"
+    products(path)
+    (path / name).parent.mkdir(exist_ok=True, parents=True)
+    (path / name).write_text("mine")
+    before = contents(path)
+    with pytest.raises(Mistake, match=r"^[^\n]*no run wrote \([^\n]*; move it away, or choose another place$"):
+        products(path, "data.seed=1", force=True)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("made", [("done",), ("done", "k_self"), ("done", "target", "label", "index")])
+def test_a_folder_with_some_arrays_of_those_names_is_no_kernel_file(tmp_path: Path, made: tuple[str, ...]) -> None:
+    path = tmp_path / "thesis"
+    for name in made:
+        (path / name).mkdir(parents=True)
+        (path / name / "zarr.json").write_text("{}")
+    (path / "thesis.tex").write_text("years of work")
+    before = contents(path)
+    with pytest.raises(Mistake, match=r"^[^\n]*(is not a kernel file|no run wrote)[^\n]*$"):
+        products(path, force=True)
+    assert contents(path) == before
+
+
 def test_a_file_that_would_take_years_is_not_begun(tmp_path: Path) -> None:
     years = r"data\.train=70, 145 points in all: this would take about 24 years on one core, more than 10 years; lower"
     with pytest.raises(Mistake, match=years):  # 70² / 2 + 75 · 70 pairs

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import ntkexp
 from ntkexp import Mistake, infinite_kernel
@@ -211,3 +213,10 @@ def test_questions_that_are_refused() -> None:
     module.weight = nn.Parameter(torch.ones(1))
     with pytest.raises(Mistake, match="parameter 'weight' belongs to a module without reset_parameters"):
         infinite_kernel(module, x, method="monte_carlo")
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        old = nn.Sequential(nn.Linear(5, 4), nn.utils.weight_norm(nn.Linear(4, 1)))
+    pruned = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1))
+    prune.l1_unstructured(pruned[1], "weight", 0.5)  # type: ignore[no-untyped-call]  # torch's own
+    for net, name in ((old, "1.weight_g"), (pruned, "1.weight_orig")):
+        with pytest.raises(Mistake, match=f"parameter '{name}' is not drawn by its layer's reset_parameters"):
+            infinite_kernel(net, x, method="monte_carlo", samples=2)

@@ -47,6 +47,7 @@ UNFIT = {
     "x = 1": r"there is no function build in the file; it has no function",
     "build = 3": r"build is a int, and a function is expected",
     "build = nn.Linear(64, 1)": r"build is a module, which no seed can draw again",
+    "async def build(): ...": r"build is async, and nothing would await it; write `def` in place of `async def`",
     "def build(hidden): ...": r"wants 'hidden', and can be given shape, outputs, width, seed, vocabulary; give it a",
     "def build(): ...": r"returns a NoneType; let it return an nn\.Module",
     built("nn.Linear(1, 'one')"): r":build, line 5: TypeError",

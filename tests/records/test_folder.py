@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import sealed
 from ntkexp.records.folder import RunFolder, is_run_folder
+from ntkexp.records.kernels import create_store
 from ntkexp.records.results import COLUMNS, MetricsWriter, Result, format_cell, read_results, write_results
 
 HOLD = """
@@ -120,7 +121,15 @@ def test_a_run_that_lost_its_configuration_is_cleared(folder: RunFolder) -> None
     assert [entry.name for entry in folder.path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "plots/thesis.tex", "kernels.zarr/thesis.tex", "removal/mine.json"])
+MINE = (
+    *("thesis.tex", "plots/thesis.tex", "plots/figure_1.svg", "plots/figure_1.csv", "removal/mine.json"),
+    *("kernels.zarr/thesis.tex", "mine.zarr/zarr.json", "mine.zarr/c/0", "sums-mine", "sums-of-2026.bin"),
+    *("trace/notes.log", "trace/weights/best.bin", "trace/rank-0/mine.bin", "draft.partial", ".draft.partial"),
+    "tensorboard/events.out.tfevents.1700000000.host.17.0",
+)
+
+
+@pytest.mark.parametrize("name", MINE)
 @pytest.mark.parametrize("finished", [True, False])
 def test_nothing_is_removed_that_no_run_wrote(folder: RunFolder, name: str, *, finished: bool) -> None:
     """Neither to begin anew, nor to go on from a checkpoint, nor in a folder that is no run."""
@@ -132,6 +141,46 @@ def test_nothing_is_removed_that_no_run_wrote(folder: RunFolder, name: str, *, f
             with pytest.raises(Mistake, match=r"^[^\n]*no run wrote[^\n]*$"):
                 removing()
     assert (folder.path / name).read_text() == "years of work"
+
+
+def drawn(folder: RunFolder, *, finished: bool) -> None:
+    """A run with a picture, whose process was killed while it drew, or that is finished."""
+    with folder.claim():
+        folder.write_json("config.json", {"seed": 0})
+        folder.begin(["config.json"])
+        places = folder.write_pictures({"ladder.svg": "<svg/>"})
+        if finished:
+            folder.finish(["config.json", *places], outcome="fine", diverged=False)
+            (folder.path / "BEGUN.json").unlink()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_picture_of_the_run_is_removed_with_it(folder: RunFolder, *, finished: bool) -> None:
+    drawn(folder, finished=finished)
+    with folder.claim():
+        folder.clear()
+    assert [entry.name for entry in folder.path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_picture_that_was_edited_is_not_removed(folder: RunFolder, *, finished: bool) -> None:
+    drawn(folder, finished=finished)
+    (folder.path / "plots" / "ladder.svg").write_text("<svg>an evening's work</svg>")
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with folder.claim():
+        for removing in (folder.clear, lambda: folder.forget([]), folder.reopen):
+            with pytest.raises(NoPlace, match=r"^[^\n]*no run wrote \(plots/ladder\.svg\)[^\n]*$"):
+                removing()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_store_is_not_written_over_what_is_not_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "contributions.zarr"
+    create_store(path)
+    (path / "NOTES.txt").write_text("mine")
+    with pytest.raises(NoPlace, match=r"no run wrote \(NOTES\.txt\)"):
+        create_store(path)
+    assert (path / "NOTES.txt").read_text() == "mine"
 
 
 def test_a_link_is_not_followed(folder: RunFolder, tmp_path: Path) -> None:

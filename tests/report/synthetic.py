@@ -116,7 +116,9 @@ def write_run(path: Path, problem: Problem) -> Path:
         write_data(path / "data.npz", data_arrays(problem))
         descend(path, problem)
         names = ["config.json", "data.npz", "metrics.csv", "kernels.zarr", "contributions.zarr", "predictions.zarr"]
-        folder.finish([*names, "results.csv"], outcome="finished", diverged=problem.stable_fraction > 1)
+        diverged = problem.stable_fraction > 1
+        outcome = "diverged at step 3" if diverged else "finished"
+        folder.finish([*names, "results.csv"], outcome=outcome, diverged=diverged)
     return path
 
 

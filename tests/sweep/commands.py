@@ -36,11 +36,12 @@ def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp …`, in a group of processes of its own."""
+    """`ntkexp …`, in a group of processes of its own; workers find tests by PYTHONPATH, not by the working folder."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-m", "tests.sweep.commands", *words],
         cwd=ROOT,
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": path} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -123,6 +123,13 @@ def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> Non
 
 
 @pytest.mark.slow
+def test_a_sweep_counts_the_runs_that_diverged(tmp_path: Path) -> None:
+    ended = swept(tmp_path, "optimizer.step_size=1e4,0.1", *TINY, "model.width=8")
+    assert (ended.status, ended.err.count("Traceback")) == (0, 0)
+    assert ": 2 runs, 2 done, 1 diverged, 2 done just now\n" in ended.out
+
+
+@pytest.mark.slow
 def test_a_killed_worker_costs_one_run(tmp_path: Path) -> None:
     process = begun(tmp_path, *THREE, "steps=100", "--workers=2")
     until_stepping(process, tmp_path, 1)

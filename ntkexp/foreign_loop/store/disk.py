@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from secrets import token_hex
 from shutil import disk_usage
 from typing import Any
 
@@ -20,7 +21,7 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
-from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of, written
+from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of, weights_digest, written
 from ntkexp.foreign_loop.store.replay import (
     CheckpointPlan,
     ReplayedSteps,
@@ -33,7 +34,7 @@ from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import Damaged, Json, read_object
-from ntkexp.records.folder import CONFIG, DONE, RunFolder
+from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFolder
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -192,11 +193,12 @@ class DiskStore(AbstractStore):
             self.files.folder.clear()
             self.files.forget()
             (self.files.path / "weights").mkdir(parents=True)
-            self.files.folder.write_json(CONFIG, self.config)
+            own = {TRACE_IDENTITY: token_hex(16), START_WEIGHTS: weights_digest(self.latest)}
+            self.files.folder.write_json(CONFIG, {**self.config, **own})
             self.files.write(self.files.path / START, self.start)
         else:
             # what was followed after that place was trained again, or will be
-            (self.files.folder.path / DONE).unlink(missing_ok=True)
+            self.files.folder.reopen()
             self.files.ended.unlink(missing_ok=True)
             self.files.log.cut(place.events)
             for event in self.files.checkpoints:

@@ -24,14 +24,16 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import IDLE
-from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, being_sealed, read_object, seal
+from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, Sealing, being_sealed, is_held, seal
 from ntkexp.records.atomic import sealed_for as is_sealed_for
-from ntkexp.records.folder import CONFIG, RunFolder
-from ntkexp.shapes import Inputs
+from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
+from ntkexp.shapes import Inputs, Weights
 
 # --- The files of a trace, in its run folder:
 #
-#     config.json              what is followed: the model, its optimizers, the queries
+#     config.json              what is followed: the model, its optimizers, the queries; the digest of the start
+#                              weights, and a random identity that is drawn when the trace begins and stays when it
+#                              goes on
 #     trace/start.bin          the queries, and what the model holds besides the weights that move
 #     trace/rows.log           the examples, each once
 #     trace/steps.log          each step: calls, the gradients of their outputs, the settings of then, signatures
@@ -93,7 +95,7 @@ class TraceFolder:
     @property
     def processes(self) -> int:
         """How many trained together."""
-        return int(read_object(self.folder.path / CONFIG)["follow"]["processes"])
+        return int(self.folder.config["follow"]["processes"])
 
     @cached_property
     def sealed_for(self) -> str:
@@ -121,6 +123,23 @@ class TraceFolder:
                 raise Damaged(
                     f"{log.path} is damaged: {len(log)} of its {count} entries are left; follow the loop again"
                 )
+
+    def refuse_cut(self) -> None:
+        """Raise if there are weights of a place behind the last entry, unless the loop still runs."""
+        last = max(self.checkpoints, default=0)
+        if last > len(self.log) and not is_held(self.folder.path / LOCK):
+            raise Damaged(
+                f"{self.log.path} is damaged: it has {len(self.log)} entries, and there are weights of a later place, "
+                f"{last}; follow the loop again"
+            )
+
+    def refuse_other_start(self, weights: Weights) -> None:
+        """Raise unless the trace began with these weights; earlier versions did not store with which it did."""
+        digest = self.folder.config.get(START_WEIGHTS)
+        if digest is not None and digest != weights_digest(weights):
+            raise Damaged(
+                f"{self.weights_at(0)} holds other weights than those with which the trace began; follow the loop again"
+            )
 
     def forget(self) -> None:
         """Forget what was read of the folder, which holds something else by now."""
@@ -200,6 +219,14 @@ def written(content: object) -> list[bytes | memoryview]:
         behind.extend([found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)])
     runs = groupby([len(head).to_bytes(LENGTH, "little"), head, *behind], lambda part: len(part) > SMALL)
     return [part for large, run in runs for part in (run if large else [b"".join(run)])]
+
+
+def weights_digest(weights: Weights) -> str:
+    """Return the digest of all names, kinds and bits of some weights."""
+    sealing = Sealing("start weights")
+    for part in written(dict(sorted(weights.items()))):
+        sealing.take(part)
+    return sealing.digest.hex()
 
 
 def read(content: bytes | memoryview) -> Any:

@@ -1,4 +1,4 @@
-"""Precision: casts inside a module to shorter numbers than its weights have, and products of full float32 numbers.
+"""Casts inside a module to shorter numbers than its weights have.
 
 A secant through a cast to shorter numbers, as some modules have in norms or rotary positions, closes to the rounding of
 these alone. Without the cast the module is another one, whose outputs differ by that rounding, and a secant closes to
@@ -10,9 +10,6 @@ the rounding of its weights:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -76,11 +73,12 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """One line on what the choice costs, for a function as it is and its tape as chosen; None if it costs nothing."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
-        if tape.eps == torch.finfo(next(iter(weights.values())).dtype).eps:
+        kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+        if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
-            f"the module casts to shorter numbers than its weights have, so a secant closes to {tape.eps:.0e} of its "
-            "outputs; casts=ignore leaves these casts out"
+            f"the module casts to shorter numbers than its weights have, so a kernel is known to {tape.eps:.0e} of its "
+            f"size, and a secant closes to {tape.eps:.0e} of its outputs; casts=ignore leaves these casts out"
         )
     with torch.no_grad(), plain_kernels():
         kept = columns(function, weights, tape.given)
@@ -90,35 +88,3 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     return (
         f"the module is read without its casts to shorter numbers, which moves its outputs by {moved:.0e} of their size"
     )
-
-
-# --- Products of full float32 numbers. Torch may multiply them in shorter ones (TF32, by default in convolutions on a
-# GPU, or bfloat16), which keep three of their seven digits: a secant could not close, for no reason that shows.
-
-
-NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
-MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
-
-
-def keep_full_precision(precisions: Sequence[str] = ("ieee",) * len(MULTIPLYING)) -> list[str]:
-    """Multiply full numbers in every product from now on, or in these precisions; returns those of before.
-
-    >>> with full_precision():
-    ...     torch.backends.cudnn.conv.fp32_precision
-    'ieee'
-    """
-    found = [kind.fp32_precision for kind in MULTIPLYING]
-    for kind, before, precision in zip(MULTIPLYING, found, precisions, strict=True):
-        if before != precision:
-            kind.fp32_precision = precision
-    return found
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of full numbers inside the context; the precisions of before come back afterwards."""
-    before = keep_full_precision()
-    try:
-        yield
-    finally:
-        keep_full_precision(before)

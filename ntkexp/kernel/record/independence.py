@@ -252,7 +252,7 @@ def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> 
         if not tensor.is_floating_point():
             return tensor
         other = tensor * size
-        if number is not None:
+        if number is not None and tensor.numel():
             other[1::2] = number * float(tensor.abs().max())
         return other
 

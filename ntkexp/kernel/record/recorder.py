@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.convolution import convolve
+from ntkexp.kernel.record.products import PRODUCTS, precisions_by_kind, refuse_shorter_products
 from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
@@ -135,6 +136,7 @@ class Recorder(DispatchMode):
         super().__init__()
         self.rewrites = rewrites
         self.known = known
+        self.precisions = precisions_by_kind()
         self.drawn: list[Slot] = []
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
@@ -189,6 +191,8 @@ class Recorder(DispatchMode):
             return target
         slots, named = self.with_slots(args, kwargs)
         outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
+        if func in PRODUCTS:
+            refuse_shorter_products(func, outcome, self.precisions)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
         results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
         scalars = tuple([leaf for leaf in found if not isinstance(leaf, Tensor)])

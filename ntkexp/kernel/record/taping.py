@@ -138,7 +138,7 @@ def unfused() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
-            with torch.backends.mkldnn.flags(enabled=False):
+            with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield
     finally:
         torch.backends.cudnn.enabled = before

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ntkexp.covariance.covariance import ROUNDING
 from ntkexp.covariance.pairs import (
     ADD,
     BEND,
@@ -37,7 +38,6 @@ from ntkexp.covariance.pairs import (
 )
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
-from ntkexp.layer.pointwise import ROUNDING
 from ntkexp.limit.network import Side
 
 __all__ = ["KINDS", "TileProgram", "program"]

@@ -33,8 +33,8 @@ A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, see
 
     log y = log A + p log x + c (log x − middle)²/2    whether c is zero: whether it is a power law at all
 
-Every seed has an exponent of its own (`ntkexp.report.analysis.estimate`); the law's is their mean, and its interval is
-Student's. Where all seeds were run at all places, this is the fit through all runs.
+Every seed has an exponent of its own. The law's exponent is their mean, and its interval is Student's. Where all seeds
+were run at all places, this is the fit through all runs.
 
 >>> x = np.array([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
 >>> law = power_law(x, 3 * x**-0.5, np.array([0, 0, 0, 1, 1, 1]))

@@ -149,7 +149,10 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
             f"{first.sweep.name} runs along {', '.join(axes)} and {second.sweep.name} along "
             f"{', '.join(second.sweep.axes)}; sweeps are compared along the same axes"
         )
-    pairs = first.runs.merge(second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False)
+    try:
+        pairs = first.runs.merge(second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False)
+    except ValueError:  # one has words where the other has numbers
+        pairs = pd.DataFrame()
     if pairs.empty:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
     rows: list[dict[str, object]] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -41,7 +42,7 @@ from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, sweep_extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
-from ntkexp.report.page.picture import Shown, command_of, inline, link, pictures_of_run, show, slug
+from ntkexp.report.page.picture import Shown, command_of, drawings_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
@@ -204,7 +205,7 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
                 first.setdefault((analysis.sweep.name, *row.point), material.by_folder[row.folder])
     left, figures, points = ROOM, dict[Path, tuple[Shown, ...]](), dict[Path, list[View]]()
     for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
-        if sum(path.stat().st_size for path in (run.path / "plots").glob("*.svg")) <= left:
+        if sum(path.stat().st_size for path in drawings_of(run)) <= left:
             figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
             left -= sum(len(shown.svg) for shown in figures[run.path])
         if len(points) < EXPLAINED:
@@ -238,9 +239,12 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
-    ladder = tabulate_ladder(run.ladder, of_machines(read_timings(run.path / "timings.csv")))
+    seconds = dict[str, float]()
+    with suppress(Mistake):  # the clock is no result, and no file seals it
+        seconds = of_machines(read_timings(run.path / "timings.csv"))
+    ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
-    figures = sorted(path.name for path in (run.path / "plots").glob("*.svg"))
+    figures = sorted(path.name for path in drawings_of(run))
     there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in figures]
     return {
         "anchor": anchor,

@@ -26,8 +26,8 @@ from xml.parsers import expat
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import read_object, write_atomically
-from ntkexp.records.folder import PROVENANCE
+from ntkexp.records.atomic import write_atomically
+from ntkexp.records.folder import RunFolder, own_command
 from ntkexp.report.plots.run_plots import Picture, svg
 from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
@@ -189,7 +189,7 @@ def show(picture: Picture, prefix: str, command: str = "", folder: Path | None =
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
     """Show the pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
     command = command_of(run)
-    for path in sorted((run.path / "plots").glob("*.svg"), key=lambda path: (path.stem != "ladder", path.stem)):
+    for path in sorted(drawings_of(run), key=lambda path: (path.stem != "ladder", path.stem)):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
         own = path.with_suffix(".csv")
         numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
@@ -200,6 +200,11 @@ def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
         yield Shown(title, drawing, link(numbers, folder), numbers.name, command)
 
 
+def drawings_of(run: Run) -> list[Path]:
+    """Find the files of the pictures that the run drew of itself; a pipe or a link to nothing is none."""
+    return [path for path in (run.path / "plots").glob("*.svg") if path.is_file()]
+
+
 def link(path: Path, folder: Path) -> str:
     """Link a file from the page's folder by a path, whatever address its name looks like."""
     return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
@@ -207,6 +212,6 @@ def link(path: Path, folder: Path) -> str:
 
 def command_of(run: Run) -> str:
     try:
-        return str(read_object(run.path / PROVENANCE).get("command", ""))
+        return own_command(RunFolder(run.path).provenance["command"])
     except Mistake:
         return ""

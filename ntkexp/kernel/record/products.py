@@ -1,0 +1,147 @@
+"""Products of full float32 numbers.
+
+Torch may multiply float32 numbers in shorter ones (TF32, by default in convolutions on a GPU, or bfloat16), which keep
+three of their seven digits: a secant could not close, and a tangent kernel would be off by 1e-3. So kernels are
+computed with torch's settings for full numbers, and products are measured: a device may ignore these settings, and a
+module may change them inside its forward.
+
+Torch keeps the settings twice. Its older interface raises an error if the two disagree, so both are set:
+
+    older    torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    newer    fp32_precision of each kind of product
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ntkexp.mistake import Mistake
+
+aten = torch.ops.aten
+
+# --- Torch's settings.
+
+
+NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
+MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
+MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """Torch's settings for products of float32 numbers. A setting of the older interface is None if torch does not
+    tell it, because the program had set the newer one alone; then it is left as it is."""
+
+    by_kind: tuple[str, ...]
+    allow_tf32: bool | None
+    matmul: MatmulPrecision | None
+
+
+def precisions_by_kind() -> tuple[str, ...]:
+    return tuple([kind.fp32_precision for kind in MULTIPLYING])
+
+
+def current_precisions() -> Precisions:
+    allow_tf32: bool | None = None
+    matmul: MatmulPrecision | None = None
+    with suppress(RuntimeError):
+        allow_tf32 = torch.backends.cudnn.allow_tf32
+    with suppress(RuntimeError):
+        matmul = cast(MatmulPrecision, torch.get_float32_matmul_precision())
+    return Precisions(precisions_by_kind(), allow_tf32, matmul)
+
+
+def set_precisions(precisions: Precisions) -> None:
+    # The older interface comes first, because it overwrites the newer settings
+    if precisions.allow_tf32 is not None:
+        torch.backends.cudnn.allow_tf32 = precisions.allow_tf32
+    if precisions.matmul is not None:
+        torch.set_float32_matmul_precision(precisions.matmul)
+    for kind, precision in zip(MULTIPLYING, precisions.by_kind, strict=True):
+        kind.fp32_precision = precision
+
+
+def keep_full_precision() -> Precisions:
+    """Multiply full numbers in every product from now on. Return the settings from before."""
+    before = current_precisions()
+    allow_tf32 = None if before.allow_tf32 is None else False
+    matmul: MatmulPrecision | None = None if before.matmul is None else "highest"
+    set_precisions(Precisions(("ieee",) * len(MULTIPLYING), allow_tf32, matmul))
+    return before
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Multiply full numbers inside the context. The settings from before come back afterwards.
+
+    >>> with full_precision():
+    ...     torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.allow_tf32
+    ('ieee', False)
+    """
+    before = keep_full_precision()
+    try:
+        yield
+    finally:
+        set_precisions(before)
+
+
+# --- Measured products.
+#
+#     A · 1 = A    for A = 1 + 2⁻¹², in any order of summation, if inputs keep 24 bits; TF32 keeps 11, bfloat16 8
+
+
+SIDE = 16
+PROBE = 1 + 2.0**-12
+RESOLUTION = 2.0**-16  # far above the rounding of convolutions by transforms, and below that of TF32
+
+PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+    aten.mm.default: lambda a, one: (a, one),
+    aten.addmm.default: lambda a, one: (torch.zeros_like(a), a, one),
+    aten.bmm.default: lambda a, one: (a[None], one[None]),
+    aten.baddbmm.default: lambda a, one: (torch.zeros_like(a)[None], a[None], one[None]),
+    aten.linear.default: lambda a, one: (a, one),
+    aten.convolution.default: lambda a, one: (a[:, :, None], one[:, :, None], None, [1], [0], [1], False, [0], 1),
+}
+"""The operations that torch may compute in shorter numbers, with the arguments that make each the product A · 1."""
+
+
+@torch.no_grad()
+def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
+    """Return the first of these operations in which the device shortens float32 numbers, at torch's settings."""
+    matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
+    one = torch.eye(SIDE, dtype=torch.float32, device=device)
+    for operation in operations:
+        product = operation(*PRODUCTS[operation](matrix, one))
+        if not torch.equal(product.reshape(SIDE, SIDE).round_(), matrix):
+            return operation._schema.name
+    return None
+
+
+def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
+    """Refuse a device that shortens float32 numbers in products although torch is set to multiply full ones."""
+    for device in {value.device for value in values.values() if value.dtype == torch.float32 and not value.is_meta}:
+        if operation := shortened(PRODUCTS, device):
+            raise Mistake(
+                f"the device {device} shortens float32 numbers in products ({operation}), as TF32 does, and a kernel "
+                "would be off by 1e-3; give module.double(), or compute on another device"
+            )
+
+
+def refuse_shorter_products(operation: OpOverload, product: Tensor, before: tuple[str, ...]) -> None:
+    """Refuse a product in shorter numbers than torch was set to multiply `before` the module ran."""
+    if product.dtype != torch.float32 or precisions_by_kind() == before:
+        return
+    if shortened([operation], product.device):
+        raise Mistake(
+            f"the module lets torch shorten float32 numbers in products ({operation._schema.name}), by TF32 or "
+            "bfloat16, and a kernel would be off by 1e-3; let its forward leave torch.backends and the matmul "
+            "precision as they are (cudnn.flags allows TF32 unless allow_tf32=False), or give module.double()"
+        )

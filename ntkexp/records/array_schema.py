@@ -1,0 +1,263 @@
+"""The schema of the arrays in a run folder: their shapes are checked before any of them is read.
+
+>>> store = Store({}, {"decay": ArrayRecord.model_validate(DESCRIBED)})
+>>> kinds = {"decay": ("probe", "out")}
+>>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"probe": 4})
+>>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"probe": 3})  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+ntkexp.records.atomic.Damaged: contributions.zarr holds what no run writes: 'decay' has 4 along probe, not 3; ...
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import AGAIN, Damaged, read_object
+from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, first_fault
+
+# --- data.npz: the kinds and shapes of its arrays are read before the arrays.
+
+
+class Header(NamedTuple):
+    """The shape and the kind of numbers of an array."""
+
+    shape: tuple[int, ...]
+    kind: np.dtype[Any]
+
+
+NUMBERS, WHOLE, WORDS = "biuf", "iu", "U"  # kinds of numpy
+ANY = NUMBERS + WORDS
+
+
+def read_headers(path: Path) -> dict[str, Header]:
+    """Read what the arrays of a file are, or raise unless they lie there as they are, uncompressed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {entry.filename.removesuffix(".npy"): header_of(archive, entry) for entry in archive.infolist()}
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        if isinstance(error, Mistake):
+            raise
+        raise Damaged(f"{path} is missing or damaged: it is not a file of arrays") from error
+
+
+def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
+    """Read the head of one array; its bytes have to be as many as it says."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is compressed")
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, _, kind = read(file)
+        if kind.kind not in ANY or prod(shape) * kind.itemsize != entry.file_size - file.tell():
+            raise ValueError("an array is not what it says")
+    return Header(shape, kind)
+
+
+def refuse_half_characters(words: NDArray[Any]) -> None:
+    """Raise ValueError if a text holds a code that is no character."""
+    codes = np.ascontiguousarray(words).view(np.uint32) if words.size and words.dtype.itemsize else np.zeros(0, int)
+    if ((codes >= 0xD800) & (codes < 0xE000)).any() or (codes > 0x10FFFF).any():
+        raise ValueError("a text holds a code that is no character")
+
+
+@dataclass(frozen=True)
+class RunAxes:
+    """The lengths of a run's axes, by data.npz: training examples, and the points of the splits that were read."""
+
+    train: int
+    points: int
+    splits: Mapping[str, int]
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Header], read: Sequence[str], path: Path) -> RunAxes:
+        """Find the lengths, or raise if the arrays do not go together."""
+        if fault := data_fault(headers, read):
+            raise Damaged(f"{path} holds what no run writes: {fault}; {AGAIN}")
+        counts = {split: headers[f"{split}_index"].shape[0] for split in ("train", *read)}
+        return cls(counts["train"], sum(counts[split] for split in read), counts)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """By the names of axes in stores."""
+        return {"probe": self.points, "train": self.train, "example": self.train}
+
+
+def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
+    """Find what is wrong with the arrays of data.npz, if anything is."""
+    faults = [f"'{name}' is missing, or no names" for name in ("classes",) if not is_like(headers.get(name), 1, WORDS)]
+    for name, axes in (("out_name", 1), ("phases", 1), ("phase_classes", 2)):
+        if name in headers and not is_like(headers[name], axes, WORDS):
+            faults.append(f"'{name}' are no names")
+    for split in dict.fromkeys(("train", *read)):
+        faults += split_faults(headers, split)
+    return next(iter(faults), None)
+
+
+def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
+    """Find what is wrong with the arrays of one split."""
+    index = headers.get(f"{split}_index")
+    if index is None or not is_like(index, 1, WHOLE):
+        return [f"it has no '{split}_index', a number for each example"]
+    own = {name.removeprefix(f"{split}_"): each for name, each in headers.items() if name.startswith(f"{split}_")}
+    faults = [
+        f"'{split}_{part}' is not of {index.shape[0]} examples" for part in own if own[part].shape[:1] != index.shape
+    ]
+    kinds = {"shown": NUMBERS, "target": NUMBERS, "targets": NUMBERS, "name": WORDS, "text": WORDS, "phase": WHOLE}
+    faults += [
+        f"'{split}_{part}' is of another kind" for part in own if own[part].kind.kind not in kinds.get(part, ANY)
+    ]
+    required = ("shown", "name" if "name" in own else "target")
+    return faults + [f"it has no '{split}_{part}'" for part in required if part not in own]
+
+
+def is_like(header: Header | None, axes: int, kinds: str) -> bool:
+    return header is not None and len(header.shape) == axes and header.kind.kind in kinds
+
+
+def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
+    """Raise if numbers of classes or phases are those of none, or if a text is none."""
+    classes, shared = arrays["classes"], arrays.get("phase_classes")
+    try:
+        for array in arrays.values():
+            if array.dtype.kind == WORDS:
+                refuse_half_characters(array)
+        for split in ("train", "probe", "test"):
+            target, phase = arrays.get(f"{split}_target"), arrays.get(f"{split}_phase")
+            if target is not None and len(classes):
+                refuse_outside(target, 0, len(classes), f"{split}_target")
+            if phase is not None:
+                refuse_outside(phase, 1, 1 + len(arrays.get("phases", ())), f"{split}_phase")
+        if shared is not None and shared.shape != (len(arrays.get("phases", ())), len(classes)):
+            raise ValueError("'phase_classes' are not a row for each phase")
+    except ValueError as error:
+        raise Damaged(f"{path} holds what no run writes: {error}; {AGAIN}") from None
+
+
+def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> None:
+    """Raise ValueError unless these are whole numbers from `low` to below `high`."""
+    if numbers.dtype.kind not in WHOLE or (numbers.size and not low <= numbers.min() <= numbers.max() < high):
+        raise ValueError(f"'{name}' has numbers outside {low} to {high - 1}")
+
+
+# --- Stores: the descriptions of their arrays are read before the arrays. An array that is larger than FREE numbers has
+# to lie there, and not only be described; what is not there is read as one number, however large it is.
+
+
+DESCRIBED = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [4, 1],
+    "data_type": "float64",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 1]}},
+    "codecs": [{"name": "bytes"}],
+    "dimension_names": ["probe", "out"],
+}
+"""An array as its zarr.json describes it."""
+
+FREE = 1 << 27  # numbers
+SPARSE = 16  # a large array has at least this part of its bytes on disk
+MOST_CHUNKS = 1 << 16  # that need not be there
+
+
+class Store(NamedTuple):
+    """The attributes of a store, and its arrays by their names."""
+
+    attributes: dict[str, Any]
+    arrays: dict[str, ArrayRecord]
+
+
+ZARR = "zarr.json"
+
+
+def read_store(path: Path) -> Store:
+    """Read what the arrays of a store are, or raise if a run would not write them."""
+    group = checked(read_object(path / ZARR), GroupRecord, path / ZARR)
+    arrays = dict[str, ArrayRecord]()
+    for place in sorted(path.iterdir()):
+        if place.is_dir():
+            record = read_object(place / ZARR)
+            try:
+                arrays[place.name] = ArrayRecord.model_validate(record)
+            except ValidationError as error:
+                raise Damaged(f"{place / ZARR} holds what no run writes: {first_fault(error)}") from None
+            if fault := array_fault(arrays[place.name], place):
+                raise Damaged(f"{place} holds what no run writes: {fault}")
+    return Store(group["attributes"], arrays)
+
+
+def array_fault(array: ArrayRecord, place: Path) -> str | None:
+    """Find what is wrong with the size of an array, if anything is."""
+    chunk = array.chunk_grid.configuration.chunk_shape
+    if not len(array.shape) == len(chunk) == len(array.dimension_names):
+        return "its axes are not as many as their names"
+    size = np.dtype(array.data_type).itemsize
+    sizes = chunk_sizes(str(place / "c"))
+    if any(found != prod(chunk) * size for found in sizes):
+        return "a chunk has not the size of its numbers"
+    chunks = prod(-(-length // step) for length, step in zip(array.shape, chunk, strict=True))
+    if chunks > MOST_CHUNKS + len(sizes):
+        return f"it has {chunks} chunks, and {len(sizes)} of them are there"
+    numbers = prod(array.shape)
+    there = sum(sizes) // size
+    if numbers > FREE and there * SPARSE < numbers and not place.name.startswith("path_"):
+        return f"it has {numbers} numbers, and {there} of them are there"
+    return None
+
+
+def chunk_sizes(folder: str) -> list[int]:
+    """Find the bytes of every chunk."""
+    sizes = list[int]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    sizes += chunk_sizes(entry.path)
+                elif not entry.name.startswith("."):
+                    sizes.append(entry.stat().st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        return sizes
+    return sizes
+
+
+Dims: TypeAlias = tuple[str, ...]
+
+
+def refuse_odd_store(
+    store: Store, path: Path, kinds: Mapping[str, Dims], required: Sequence[str], lengths: Mapping[str, int]
+) -> None:
+    """Raise unless a store has these arrays, each of a kind with its axes, whose lengths are as they should be.
+
+    The array of a rule has its name behind that of its kind, as `contribution_left`.
+    """
+    if lacking := [name for name in required if name not in store.arrays]:
+        raise Damaged(f"{path} holds no array '{lacking[0]}'; {AGAIN}")
+    for name, array in store.arrays.items():
+        dims = tuple(array.dimension_names)
+        if not any(dims == axes for kind, axes in kinds.items() if name == kind or name.startswith(f"{kind}_")):
+            raise Damaged(f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {AGAIN}")
+        for axis, length in zip(dims, array.shape, strict=True):
+            if axis in lengths and length != lengths[axis]:
+                raise Damaged(
+                    f"{path} holds what no run writes: '{name}' has {length} along {axis}, not {lengths[axis]}; {AGAIN}"
+                )
+
+
+# --- Steps.
+
+
+def refuse_odd_steps(steps: NDArray[np.int64], path: Path) -> None:
+    """Raise unless steps count upwards."""
+    if len(steps) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
+        raise Damaged(f"{path} is damaged: its steps do not count upwards; {AGAIN}")

@@ -1,0 +1,70 @@
+"""Exactly the files that this package wrote are removed: whatever else lies beside them stops the removal."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ntkexp.mistake import NoPlace
+from ntkexp.text import several
+
+HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
+"""The names of files that are being written: by `records.atomic`, and by zarr."""
+
+STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
+"""The files of a store of arrays: descriptions, chunks by their numbers, and chunks that are being written."""
+
+
+def files_in(folder: Path) -> list[str]:
+    """List all files and links in a folder by their places there. No link is followed."""
+    names = list[str]()
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        names += [os.path.relpath(os.path.join(parent, name), folder) for name in (*files, *links)]
+    return sorted(names)
+
+
+def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
+    """Raise if a file in a folder is not ours, before anything is removed."""
+    if strangers := [name for name in files_in(folder) if not is_ours(name)]:
+        what = several(strangers)
+        raise NoPlace(f"{folder} holds what no run wrote ({what}); move it away, or choose another place")
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove these files in this order, and then those of their folders that are empty."""
+    parents = set[Path]()
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        parents |= {folder / parent for parent in Path(name).parents}
+    for parent in sorted(parents - {folder}, reverse=True):  # the inner ones first
+        with suppress(OSError):  # it is not empty
+            parent.rmdir()
+
+
+def remove_empty_folders(folder: Path) -> None:
+    """Remove the empty folders in a folder."""
+    for parent, _, _ in os.walk(folder, topdown=False):
+        if Path(parent) != folder:
+            with suppress(OSError):  # it is not empty
+                os.rmdir(parent)
+
+
+def remove_store(path: Path) -> None:
+    """Remove a store of arrays, if there is one and nothing else lies in it."""
+    if not path.is_dir():
+        return
+    refuse_strangers(path, re.compile(STORED).fullmatch)
+    remove_files(path, files_in(path))
+    remove_empty_folders(path)
+    path.rmdir()
+
+
+def drop_half_written(files: Iterable[Path]) -> None:
+    """Remove those of some files that a killed process had not yet moved into their places."""
+    for file in files:
+        if re.fullmatch(HALF_WRITTEN, file.name):
+            file.unlink(missing_ok=True)

@@ -1,0 +1,298 @@
+"""The schema of every file in a run folder.
+
+A run folder may come from anywhere. Its seals say that files are as they were written, not that a run wrote them. So
+every reader goes through this schema, which raises one line for a file that no run writes.
+
+    DONE.json, BEGUN.json, config.json, progress.json, provenance.json, removal/KEY.json    a model of pydantic each
+    metrics.csv, retraced.csv                                                               `refuse_odd_metrics`
+    results.csv, timings.csv                                                                a model for their rows
+    data.npz and *.zarr                                                                     `records.array_schema`
+
+>>> checked({"identity": "ab", "seals": {}}, Begun, Path("BEGUN.json"))
+{'identity': 'ab', 'seals': {}}
+>>> checked({"identity": 3, "seals": {}}, Begun, Path("BEGUN.json"))
+Traceback (most recent call last):
+ntkexp.records.atomic.Damaged: BEGUN.json holds what no run writes: identity: Input should be a valid string
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ntkexp.records.atomic import AGAIN, Damaged
+from ntkexp.text import printable
+
+# --- Values.
+
+
+LONGEST_TEXT = 20_000  # letters of a sentence about a run
+LONGEST_NAME = 250  # letters of a file's name, and of other names
+
+Split: TypeAlias = Literal["train", "probe", "test"]
+
+
+def inside(name: str) -> str:
+    """Return the name of a file if it leads to a place inside the folder."""
+    parts = PurePosixPath(name).parts
+    if "\0" in name or name.startswith("/") or ".." in parts or not parts:
+        raise ValueError(f"{name!r} is no file inside the folder")
+    return name
+
+
+Words = Annotated[str, Field(strict=True, max_length=LONGEST_TEXT)]
+Text = Annotated[Words, AfterValidator(printable)]
+"""Text for people; control characters, on which a terminal would act, are spelled by their codes."""
+Name = Annotated[str, Field(strict=True, max_length=LONGEST_NAME)]
+FileName = Annotated[Name, AfterValidator(inside)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+Number = Annotated[float, Field(strict=True)]
+Digest = Annotated[str, Field(strict=True, pattern="^[0-9a-f]{64}$")]
+Yes = Annotated[bool, Field(strict=True)]
+Cell = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
+"""A number in a table; an empty cell is None."""
+
+
+class Record(BaseModel):
+    """A JSON object; keys that the schema does not name stay as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+# --- The JSON files of a run folder.
+
+
+class Begun(Record):
+    """BEGUN.json."""
+
+    identity: Name
+    seals: dict[FileName, tuple[Count, Digest]]
+
+
+class Done(Begun):
+    """DONE.json."""
+
+    sizes: dict[FileName, Count]
+    outcome: Text = ""
+    diverged: Yes = False
+    steps: Count | None = None
+    step_size: Number | None = None
+
+
+class Progress(Record):
+    """progress.json."""
+
+    step: Count
+    steps: Count
+    diverged: Yes = False
+
+
+class Provenance(Record):
+    """provenance.json."""
+
+    results_version: Count | None = None
+    ntkexp: Text = ""
+    command: Text = ""
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+
+
+class PathSettings(Record):
+    probes: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "probe", "test"]
+
+
+class KernelSettings(Record):
+    sketch: Annotated[int, Field(strict=True, ge=1)] | None = None
+
+
+class Followed(Record):
+    processes: Annotated[int, Field(strict=True, ge=1, le=10**6)]
+    optimizers: Annotated[list[Text], Field(min_length=1)]
+    measure: Annotated[Text, Field(min_length=1)] | None = None
+
+
+class Config(Record):
+    """config.json, as far as its readers depend on it; keys that tables of runs have for themselves are none."""
+
+    path: PathSettings = PathSettings()
+    kernel: KernelSettings = KernelSettings()
+    follow: Followed | None = None
+    run: None = None
+    state: None = None
+    outcome: None = None
+
+
+class RemovalFacts(Record):
+    """removal/KEY.json."""
+
+    growth: Number
+    repeated: Number
+    emptied: Count
+    seals: dict[FileName, tuple[Count, Digest]]
+
+
+class SweepRunRecord(Record):
+    """A run in sweeps/NAME.json."""
+
+    folder: Annotated[str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+    axes: dict[Name, Any]
+    seed: Annotated[int, Field(strict=True)]
+    state: Text
+    reason: Text | None = None
+
+
+class SweepRecord(Record):
+    """sweeps/NAME.json."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    command: Text = ""
+    axes: dict[Name, list[Any]]
+    seeds: list[Annotated[int, Field(strict=True)]] = []
+    base: list[Text] = []
+    fits: list[dict[str, Any]] = []
+    runs: Annotated[list[SweepRunRecord], Field(min_length=1)]
+
+
+def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[str, Any]:
+    """Return a record with its texts made printable, or raise if a run would not write it."""
+    try:
+        return model.model_validate(record).model_dump(exclude_none=True)
+    except ValidationError as error:
+        raise Damaged(f"{path} holds what no run writes: {first_fault(error)}") from None
+
+
+def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return config.json as it is, but for texts, which become printable."""
+    checked(record, Config, path)
+    config: dict[str, Any] = printable_texts(record)
+    return config
+
+
+def printable_texts(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): printable_texts(item) for key, item in value.items()}
+    return [printable_texts(item) for item in value] if isinstance(value, list) else value
+
+
+def first_fault(error: ValidationError) -> str:
+    """Spell the first fault that pydantic met, by the place where it is."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part)[:60] for part in fault["loc"])
+    return f"{place}: {fault['msg']}"
+
+
+# --- Tables.
+
+
+LARGEST_TABLE = 1 << 30  # bytes
+
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
+    """Read a row from its cells, or raise ValueError with the first fault."""
+    try:
+        return model.model_validate(cells)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+
+
+class ResultRow(BaseModel):
+    """A row of results.csv, from its cells."""
+
+    split: Words
+    machine: Words
+    detail: Words
+    relative_error: Cell
+    floor: Cell
+    max_error: Cell
+    agreement: Cell
+    r2: Cell
+    note: Words
+    control: Annotated[bool, BeforeValidator({"True": True, "False": False}.get)]
+
+
+class TimingRow(BaseModel):
+    """A row of timings.csv."""
+
+    what: Text
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    processor: Cell = None
+
+
+def refuse_odd_metrics(path: Path) -> None:
+    """Raise if a table of steps has no column `step`, a column twice, or is too large to be one."""
+    size = path.stat().st_size
+    if size > LARGEST_TABLE:
+        raise Damaged(f"{path} has {size} bytes, and tables are read up to {LARGEST_TABLE}; {AGAIN}")
+    with path.open(encoding="utf-8", newline="") as file:
+        header = next(csv.reader(file), [])
+    if "step" not in header or len(set(header)) < len(header):
+        raise Damaged(f"{path} is damaged: its columns are not 'step' and others, each once; {AGAIN}")
+
+
+# --- The descriptions of arrays and stores, zarr.json: as `records.kernels` writes them.
+
+
+class Codec(BaseModel):
+    name: Literal["bytes"]
+
+
+class ChunkShape(BaseModel):
+    chunk_shape: list[Annotated[int, Field(strict=True, ge=1, lt=2**40)]]
+
+
+class ChunkGrid(BaseModel):
+    name: Literal["regular"]
+    configuration: ChunkShape
+
+
+class ArrayRecord(Record):
+    """The zarr.json of an array, as `records.kernels` writes it: uncompressed numbers with named axes."""
+
+    zarr_format: Literal[3]
+    node_type: Literal["array"]
+    shape: Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**40)]], Field(min_length=1, max_length=8)]
+    data_type: Literal["float64", "int64", "bool"]
+    chunk_grid: ChunkGrid
+    codecs: Annotated[list[Codec], Field(min_length=1, max_length=1)]
+    dimension_names: list[Name]
+    attributes: dict[str, Any] = {}
+
+
+class GroupRecord(Record):
+    zarr_format: Literal[3]
+    node_type: Literal["group"]
+    attributes: dict[str, Any] = {}
+
+
+# --- The attributes of stores.
+
+
+class PredictionsAttributes(Record):
+    machines: Annotated[list[Name], Field(min_length=2)]
+
+
+class ContributionsAttributes(Record):
+    example: list[Annotated[int, Field(strict=True)]] | list[Name]
+    out: Annotated[list[Count], Field(min_length=1)]
+    component: list[Name] | None = None
+    phases: list[Name] | None = None
+
+
+class RuleAttributes(Record):
+    rule: Annotated[Name, Field(min_length=1)]
+    error_bar: Number | None = None
+    cancellation: Number | None = None
+
+
+class EffectAttributes(Record):
+    kind: Name | None = None
+    mean: Name | None = None
+    growth: Number | None = None

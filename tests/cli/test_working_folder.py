@@ -1,0 +1,246 @@
+"""No command runs a Python file of the working folder that was not trusted, whatever the name of the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.docs.readme import ROOT
+from tests.kernel_file.slurm import install
+
+NAMES = (
+    *("struct", "queue", "selectors", "socket", "pickle", "signal", "threading", "json", "typing", "tempfile"),
+    *("torch", "numpy", "zarr", "pandas", "matplotlib", "hydra", "ntkexp", "sitecustomize", "bottleneck", "tqdm"),
+)
+"""Modules of Python, of other packages and of this one; some that libraries look for, and that may be missing."""
+
+POISON = "import os\nopen(os.environ['POISONED'], 'a').write(__name__ + chr(10))\n"
+
+TINY = (
+    *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),
+    *("steps=20", "path.count=4", "path.error_samples=4"),
+)
+KERNEL = ("data.train=12", "data.probe=6", "data.test=0", "model.width=8")
+
+COMMANDS = {
+    "config": ("config",),
+    "sweep": ("sweep", "seed=3..4", "--workers=2", *TINY),
+    "train": ("train", "seed=1", *TINY),
+    "train with a log": ("train", "seed=2", "--tensorboard", *TINY),
+    "claims": ("claims", "linear", "--quick", "--workers=2", "--config-dir=mine"),
+    "list": ("claims", "list"),
+    "resume": ("resume", "run"),
+    "report": ("report",),
+    "explain": ("explain", "run", "--probe=1"),
+    "explain without": ("explain", "run", "--probe=1", "--without=1"),
+    "page": ("explain", "run", "--page"),
+    "validate": ("validate", "run", "--trainings=3", "--workers=2", "--top=0", "--leave-out=2"),
+    "compare": ("compare", "run", "run"),
+    "runs": ("runs",),
+    "limit": ("kernel", "limit", *KERNEL, "--workers=2", "--out=limit.zarr"),
+    "tangent": ("kernel", "tangent", *KERNEL, "--workers=2", "--out=tangent.zarr"),
+    "predict": ("kernel", "predict", "theta.zarr"),
+    "ensemble": ("kernel", "ensemble", "--networks=2"),
+}
+REFUSED = {  # at these sizes nothing can be published or checked
+    "publish": ("claims", "publish", "published"),
+    "check": ("claims", "check", "published"),
+    "attribute": ("attribute", "run"),
+}
+SWEEP = ("sweep", "seed=0..1", *TINY)
+
+
+class Place(NamedTuple):
+    """A working folder with such files, and the list of those that ran."""
+
+    folder: Path
+    ran: Path
+    start: tuple[str, ...]
+
+    def call(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`ntkexp …`, given in that folder."""
+        around = os.environ | {"POISONED": str(self.ran), "OMP_NUM_THREADS": "1"} | environment
+        return subprocess.run(
+            [*self.start, *words],
+            cwd=self.folder,
+            env=around,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,  # a job that cannot start leaves its command waiting
+        )
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(set(self.ran.read_text().split())) if self.ran.is_file() else []
+
+
+def poisoned(folder: Path) -> Path:
+    """Write a file for each of the names, and a plugin for Hydra."""
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(POISON)
+    (folder / "hydra_plugins").mkdir()
+    (folder / "hydra_plugins" / "plugin.py").write_text(POISON)
+    return folder
+
+
+def prepared(at: Path) -> Place:
+    """A poisoned folder; the command is started as an installed script is, whose own folder leads `sys.path`."""
+    script = at / "bin" / "ntkexp"
+    script.parent.mkdir()
+    script.write_text("from ntkexp.__main__ import main\n\nif __name__ == '__main__':\n    main()\n")
+    return Place(poisoned(at / "work"), at / "ran", (sys.executable, str(script)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return prepared(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A poisoned folder with a finished run and a kernel."""
+    place = prepared(tmp_path_factory.mktemp("furnished"))
+    made = place.call("train", *TINY)
+    assert made.returncode == 0, made
+    (run,) = (place.folder / "outputs" / "runs").iterdir()
+    (place.folder / "run").symlink_to(run)
+    claim = place.folder / "mine" / "claim"  # beside which its register goes
+    claim.mkdir(parents=True)
+    shutil.copy(ROOT / "configs" / "claim" / "linear.yaml", claim)
+    made = place.call("kernel", "limit", *KERNEL, "--workers=1", "--out=theta.zarr")
+    assert made.returncode == 0, made
+    return place
+
+
+PROGRAM = """
+from job import Nothing
+from ntkexp.engine.base import Ended, Task, choose, run_jobs
+
+if __name__ == "__main__":
+    ends = list(run_jobs(choose("local", 1), iter([Task("one", Nothing(), ".", ".")])))
+    assert ends[-1] == Ended("one", "done"), ends
+"""
+JOB = """
+from dataclasses import dataclass
+from ntkexp.engine.base import AbstractJob
+
+@dataclass(frozen=True)
+class Nothing(AbstractJob):
+    def carry_out(self, name, threads, tell):
+        return "done"
+"""
+
+
+def test_workers_of_a_program_run_nothing_of_the_working_folder(place: Place) -> None:
+    """A program of the user's that calls an engine, in place of the command."""
+    script = Path(place.start[-1])
+    script.write_text(PROGRAM)
+    (script.parent / "job.py").write_text(JOB)
+    ended = place.call()
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+def test_nor_does_the_package_by_its_name(place: Place) -> None:
+    (place.folder / "ntkexp.py").unlink()  # Python itself is asked for that name
+    place = place._replace(start=(sys.executable, "-m", "ntkexp"))
+    ended = place.call("config", PYTHONPATH=str(ROOT))
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+OPTIONAL = ("cupy", "lz4", "snappy", "gmpy2", "zstandard", "backports", "isal", "pcodec", "flint", "opt_einsum")
+"""Modules that libraries look for, and that are mostly missing."""
+
+NET = """
+import helper
+from torch import nn
+
+def build(outputs):
+    from inner import late
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+"""
+
+
+def trusting(place: Place) -> tuple[str, ...]:
+    """Write a file to be trusted, and others that nobody trusts; return words that train with it."""
+    for name in OPTIONAL:
+        (place.folder / f"{name}.py").write_text(f"{POISON}raise ImportError\n")
+    (place.folder / "net.py").write_text(NET)
+    (place.folder / "helper.py").write_text("import inner\n")
+    (place.folder / "inner").mkdir()
+    (place.folder / "inner" / "__init__.py").write_text("")
+    (place.folder / "inner" / "late.py").write_text("")
+    return ("model=module", "model.path=net.py:build", "--trust=net.py", *TINY)
+
+
+def test_a_trusted_file_lets_in_only_what_it_imports(place: Place) -> None:
+    ended = place.call("config", *trusting(place))
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("train",), ("sweep", "seed=1..2", "--workers=2")])
+def test_nor_does_training_with_it(words: tuple[str, ...], place: Place) -> None:
+    ended = place.call(*words, *trusting(place))
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_nor_does_any_other_command(words: tuple[str, ...], furnished: Place) -> None:
+    ended = furnished.call(*words)
+    assert (ended.returncode, furnished.names) == (0, []), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)
+def test_nor_does_a_command_that_is_refused(words: tuple[str, ...], furnished: Place) -> None:
+    ended = furnished.call(*words)
+    assert (ended.returncode, furnished.names) == (2, []), ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_nor_do_jobs_of_a_queue(cluster: str, place: Place) -> None:
+    queue = install(place.folder.parent / "queue")
+    ended = place.call(
+        *SWEEP, f"--engine=slurm:cluster={cluster},memory_gb=2", PATH=f"{queue}{os.pathsep}{os.environ['PATH']}"
+    )
+    assert (ended.returncode, place.names) == (0, []), ended
+
+
+@pytest.mark.slow
+def test_nor_does_a_cluster_of_dask(place: Place) -> None:
+    """Its processes are those that the user started, with paths of their own; the ones that we start are ours."""
+    address = place.folder.parent / "scheduler.json"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "dask", *words],
+            cwd=place.folder,
+            env=os.environ | {"POISONED": str(place.ran)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for words in (
+            ("scheduler", "--port=0", "--dashboard-address=:0", f"--scheduler-file={address}"),
+            ("worker", f"--scheduler-file={address}", "--nthreads=1", "--no-dashboard", "--no-nanny"),
+        )
+    ]
+    try:
+        while not address.is_file():
+            time.sleep(0.1)
+        ended = place.call(*SWEEP, f"--engine=dask:{address},timeout=30")
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert (ended.returncode, place.names) == (0, []), ended

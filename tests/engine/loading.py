@@ -1,0 +1,12 @@
+"""A module that takes long to load. It writes the number of its process first."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+if "LOADING" in os.environ:
+    Path(os.environ["LOADING"]).write_text(str(os.getpid()))
+    while True:  # a signal ends one of these
+        time.sleep(1)
