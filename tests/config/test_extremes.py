@@ -161,7 +161,9 @@ def test_any_device_of_torch_may_be_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mps", "mps:0"])
 def test_double_precision_is_refused_where_there_is_none(name: str) -> None:
-    with pytest.raises(Mistake, match=f"device={name}: it has no float64 numbers; add dtype=float32, or use"):
+    with pytest.raises(
+        Mistake, match=f"device={name}: it has no float64 numbers; add dtype=float32, or use device=cpu$"
+    ):
         compose([f"device={name}"])
 
 
