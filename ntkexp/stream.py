@@ -35,7 +35,8 @@ Purpose: TypeAlias = Literal[
     "cue",  # of a task, beside its inputs
     "signature",  # by which a tensor is recognised
     "signs",  # of the rounding of weights
-    "rounding",  # shares by which the terms of a gradient are measured
+    "rounding",  # noise that shows what rounding does to a gradient
+    "terms",  # shares by which the terms of a gradient are measured
     "rounding",  # the shares by which the terms of a gradient are measured
     "outputs",  # random sums of outputs, which a replay is compared with, and noise in what it is given
     "removals",  # examples that are left out to see what changes

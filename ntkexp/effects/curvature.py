@@ -157,7 +157,7 @@ def credit_of_rows(
     """Return 0 where the gradient of a step is rounding and 1 elsewhere, or nothing if no element is rounding."""
     shares = torch.cat([batch.shares for batch in batches])
     squares = torch.zeros_like(weights)
-    generator = stream("rounding", len(shares))
+    generator = stream("terms", len(shares))
     for _ in range(DRAWS):
         signs = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(shares)
         with plain_kernels():

@@ -18,6 +18,7 @@ ntkexp.records.atomic.Damaged: BEGUN.json holds what no run writes: identity: In
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -218,11 +219,18 @@ class ResultRow(BaseModel):
     control: Annotated[bool, BeforeValidator({"True": True, "False": False}.get)]
 
 
+def checked_seconds(seconds: float) -> float:
+    """Return a time, which is NaN if the clock was not read. Raise if it is negative or infinite."""
+    if seconds < 0 or seconds == math.inf:
+        raise ValueError("Input should be a finite number that is not negative")
+    return seconds
+
+
 class TimingRow(BaseModel):
     """A row of timings.csv."""
 
     what: Text
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seconds: Annotated[float, AfterValidator(checked_seconds)]
     processor: Cell = None
 
 
