@@ -38,6 +38,7 @@ FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
 GRACE = 30.0  # seconds that a job has to keep what it has
+REPEAT = 1.0  # seconds after which an interrupt is sent again, in case a process was not ready for it
 
 
 def cores() -> int:
@@ -112,9 +113,11 @@ class LocalExecutor(Executor):
         raise Lost(f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.send_all(signal.SIGINT)
         try:
-            wait_for(self.futures, GRACE)
+            for _ in range(round(GRACE / REPEAT)):
+                self.send_all(signal.SIGINT)  # a process that has heard one ignores the next
+                if not wait_for(self.futures, REPEAT).not_done:
+                    break
         finally:  # a second signal ends it at once
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
