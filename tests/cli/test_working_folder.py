@@ -150,6 +150,7 @@ def test_workers_of_a_program_run_nothing_of_the_working_folder(place: Place) ->
     assert (ended.returncode, place.names) == (0, []), ended
 
 
+@pytest.mark.slow
 def test_nor_does_the_package_by_its_name(place: Place) -> None:
     (place.folder / "ntkexp.py").unlink()  # Python itself is asked for that name
     place = place._replace(start=(sys.executable, "-m", "ntkexp"))

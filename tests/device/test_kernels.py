@@ -50,7 +50,7 @@ def drawn(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
     return make().to(dtype).eval(), torch.randn(6, *shape, dtype=dtype)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODULES)
 def test_the_kernel_is_that_of_the_processor(name: str) -> None:
     for dtype in (torch.float64, torch.float32):
@@ -62,7 +62,7 @@ def test_the_kernel_is_that_of_the_processor(name: str) -> None:
         torch.testing.assert_close(kernel.cpu(), expected, rtol=0, atol=bound)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODULES)
 def test_secants_close(name: str) -> None:
     """`secant_kernel` warns of one that does not, and warnings are errors here."""

@@ -11,7 +11,10 @@ from torch import nn
 from ntkexp.foreign_loop.follow import follow
 from tests.device.emulated import DEVICE, IS_EMULATED, counted_reads
 
-pytestmark = pytest.mark.skipif(not IS_EMULATED, reason="a GPU does not count reads")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not IS_EMULATED, reason="a GPU does not count reads"),
+]
 
 IN_THE_LOOP = 3
 """Whether anything moved the weights since the last step; signatures of gradients and weights; those of memories."""

@@ -109,7 +109,7 @@ def bound(found: xr.Dataset, kind: torch.dtype) -> float:
     return SUMMED * torch.finfo(kind).eps * float(size)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)

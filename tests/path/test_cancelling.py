@@ -25,6 +25,7 @@ def _table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 def test_parts_stay_as_small_as_what_training_did(table: Path, optimizer: str) -> None:
     """Some of the seeds draw balanced labels. A step in which the bias counted would leave parts of 10⁸ · 0.01."""
