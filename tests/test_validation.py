@@ -63,6 +63,7 @@ def test_ranks_correlate_as_in_a_data_frame(seed: int) -> None:
     assert spearman(one, other) == pytest.approx(expected.to_numpy(), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_interval_holds_what_more_trainings_find() -> None:
     """Of noisy scores, over 40 draws: at a confidence of 95 % more than 31 miss with a chance of 5e-5."""
     drawn, held = np.random.default_rng(0), 0
@@ -101,6 +102,7 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
     assert abs(found[TrainingWithout((3, 7), 5)] - found[TrainingWithout((), 5)]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A validation that is broken off goes on; effects of a smooth network predict it, their opposite does not."""
     run = shutil.copytree(finished, tmp_path / finished.name)

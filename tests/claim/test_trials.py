@@ -223,6 +223,7 @@ def test_modes_follow_their_closed_form_from_a_small_start() -> None:
     assert fine["small"] < coarse["small"] < 0.05 < fine["large"]
 
 
+@pytest.mark.slow
 def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() -> None:
     """3 Var(v)/(E v)²/width with v the mean of φ² over hidden units, of ReLU 15/width."""
     data = Sphere(train=4, probe=0, test=4)
@@ -236,6 +237,7 @@ def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() 
         assert 0 < abs(rows["remaining"][2, width] - 1) < 1
 
 
+@pytest.mark.slow
 def test_outputs_of_linear_networks_stay_gaussian_and_shrink_as_they_are_known_to() -> None:
     """f_t(x) = w·x − Θ(x, X) A w·X + …, where A = Σ η (1 − ηΘ)^s over the steps s < t."""
     data, steps, networks = Sphere(train=4, probe=0, test=4), 20, 2000

@@ -49,6 +49,7 @@ def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
     torch.testing.assert_close(found, (kernels[0] + kernels[1]) / 2, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, tmp_path: Path) -> None:
     of = ("model.width=8", "data.classes=[1,3,8]", "data.train=12", "data.probe=4", "data.test=4")
     for name in ("all", "2,0", "trace", "1", "1,0,2"):

@@ -103,6 +103,7 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
     assert "\x1b" not in ended.out
 
 
+@pytest.mark.slow
 def test_a_run_is_carried_out_without_what_draws_and_reads_it(start: Start, tmp_path: Path) -> None:
     ended = start("train", *TINY, f"--out={tmp_path}", "--quiet")
     assert (ended.status, ended.err) == (0, "torch hydra numpy")

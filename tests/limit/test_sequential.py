@@ -80,6 +80,7 @@ def test_tangent_kernels_of_the_module_have_this_mean(name: str) -> None:
     assert float((mean.error.ntk / limit.ntk.abs().max()).max()) < 0.1  # so that a wrong scale is seen
 
 
+@pytest.mark.slow
 def test_an_estimate_is_of_its_seed_alone_and_its_error_falls() -> None:
     net, x = vectors(16).double(), draw(2, 5)
     before, held = torch.random.get_rng_state(), [weight.clone() for weight in net.parameters()]

@@ -262,6 +262,7 @@ def numbers(found: Outcome) -> dict[str, Tensor]:
 PARTS = ("kernel", "contributions")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("block", "more"),
