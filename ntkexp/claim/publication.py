@@ -60,7 +60,7 @@ class PublishedLook(BaseModel):
 
 
 class PublishedVerdict(BaseModel):
-    """What a claim came to, and when and where it was judged."""
+    """The verdict on a claim, with the date and version of the judgement."""
 
     model_config = STRICT
     name: str
@@ -86,7 +86,7 @@ ROWS = TypeAdapter(list[PublishedVerdict])
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """Read the verdicts that were published, and refuse what is not of their schema."""
+    """Read the published verdicts. Raise if they do not match the schema."""
     return parse_verdicts(read_bytes(folder / VERDICTS), folder)
 
 

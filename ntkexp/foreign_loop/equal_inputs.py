@@ -1,8 +1,8 @@
 """Rows with equal inputs have one digest, and count as one example; a sentence says of how many this may be wrong.
 
 A loop that draws an example twice looks like one that has two examples with equal inputs, and in shuffled epochs
-nothing tells which of the two a row is. Rows are therefore never told apart by their order: that would mix the
-contributions of two examples. The contribution of a digest is exact, as the sum over all of its rows. Four signs of
+nothing tells which of the two a row is. Rows are therefore never numbered by their order, which would mix
+the contributions of two examples. The contribution of a digest is exact, as the sum over all of its rows. Four signs of
 several examples are reported:
 
     equal rows in one call, different ∂L/∂f     they are several, with other labels or weights
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 EQUAL_INPUTS = "equal_inputs"
 """The attribute that holds the sentence."""
-DIFFERENT = 0.06  # of the largest ∂L/∂f of a call: 8 eps of bfloat16, by which casts may take equal rows apart
+DIFFERENT = 0.06  # share of the largest ∂L/∂f of a call: 8 eps of bfloat16, as casts may round equal rows differently
 USUAL = 0.9  # share of the examples that show no sign, and are used equally often up to an incomplete epoch
 FEWEST = 10  # examples among which this can be seen
 
 
 @dataclass
 class RepeatedInputs:
-    """The digests that stand for several rows of a call, and how often each digest is used."""
+    """Digests that occur several times in a call, and the number of uses of every digest."""
 
     used: Counter[str] = field(default_factory=Counter)
     together: set[str] = field(default_factory=set)  # in one call
@@ -106,7 +106,7 @@ class RepeatedInputs:
 def classes_of(call: ModelCall) -> list[int]:
     """Return the class that a softmax cross-entropy raises in each row, or −1 where ∂L/∂f is not of one.
 
-    κ(p − 1ₖ) sums to zero, and its only negative entry is that of the label k.
+    κ(p − 1ₖ) sums to zero, and only its entry for the label k is negative.
 
     >>> gradient = torch.tensor([[0.2, -0.5, 0.3], [0.2, 0.5, -0.1]])
     >>> classes_of(ModelCall(0, torch.ones(2, 1), gradient=gradient, shape=(2, 3)))

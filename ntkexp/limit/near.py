@@ -1,7 +1,7 @@
 """Pairs of examples that are nearly equal or opposite, whose kernels are computed again from their distances.
 
 The engines know a pair by its covariance c. Rounding moves the correlation ρ = c/√(q₁q₂) by a few eps, and so the angle
-of the pair by eps/√(2(1 − |ρ|)), and the tangent kernel of a bent line alike: at a distance of 1e-7 it has nine digits
+of the pair by eps/√(2(1 − |ρ|)), and with it the tangent kernel of a ReLU: at a distance of 1e-7 it has nine digits
 left, and at 1e-4 in single precision four. From the distance itself none are lost.
 
 Most examples are far from each other, so the engines stay as they are, and only near pairs are computed twice.

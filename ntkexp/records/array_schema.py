@@ -95,7 +95,7 @@ class RunAxes:
 
 
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
-    """Find what is wrong with the arrays of data.npz, if anything is."""
+    """Return the first fault in the arrays of data.npz, or nothing."""
     faults = [f"'{name}' is missing, or no names" for name in ("classes",) if not is_like(headers.get(name), 1, WORDS)]
     for name, axes in (("out_name", 1), ("phases", 1), ("phase_classes", 2)):
         if name in headers and not is_like(headers[name], axes, WORDS):
@@ -106,7 +106,7 @@ def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None
 
 
 def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
-    """Find what is wrong with the arrays of one split."""
+    """Return the first fault in the arrays of one split."""
     index = headers.get(f"{split}_index")
     if index is None or not is_like(index, 1, WHOLE):
         return [f"it has no '{split}_index', a number for each example"]
@@ -127,7 +127,7 @@ def is_like(header: Header | None, axes: int, kinds: str) -> bool:
 
 
 def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Raise if numbers of classes or phases are those of none, or if a text is none."""
+    """Raise if a class or phase has an impossible number, or if a text is not a string."""
     classes, shared = arrays["classes"], arrays.get("phase_classes")
     try:
         for array in arrays.values():
@@ -182,7 +182,7 @@ ZARR = "zarr.json"
 
 
 def read_store(path: Path) -> Store:
-    """Read what the arrays of a store are, or raise if a run would not write them."""
+    """Read the shapes of all arrays in a store. Raise if no run writes such a store."""
     group = checked(read_object(path / ZARR), GroupRecord, path / ZARR)
     arrays = dict[str, ArrayRecord]()
     for place in sorted(path.iterdir()):
@@ -198,7 +198,7 @@ def read_store(path: Path) -> Store:
 
 
 def array_fault(array: ArrayRecord, place: Path) -> str | None:
-    """Find what is wrong with the size of an array, if anything is."""
+    """Return the fault in the size of an array, or nothing."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"
@@ -239,7 +239,7 @@ def refuse_odd_store(
 ) -> None:
     """Raise unless a store has these arrays, each of a kind with its axes, whose lengths are as they should be.
 
-    The array of a rule has its name behind that of its kind, as `contribution_left`.
+    The name of a rule's array ends in the rule, as in `contribution_left`.
     """
     if lacking := [name for name in required if name not in store.arrays]:
         raise Damaged(f"{path} holds no array '{lacking[0]}'; {AGAIN}")

@@ -1,4 +1,4 @@
-"""Exactly the files that this package wrote are removed: whatever else lies beside them stops the removal."""
+"""Remove exactly the files that this package wrote. Any other file in the folder stops the removal."""
 
 from __future__ import annotations
 
