@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,15 @@ class Example:
     def label(self) -> str:
         """It goes by its name, and by its phase, if it has one."""
         return self.name if self.phase is None else f"{self.name}, phase {self.phase}"
+
+
+def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
+    """Return [height, width] or [height, width, colour]; None if the example is no image."""
+    if shown.ndim == 2:
+        return shown
+    if shown.ndim == 3 and shown.shape[0] in (1, 3):
+        return shown[0] if shown.shape[0] == 1 else np.moveaxis(shown, 0, -1)
+    return None
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:

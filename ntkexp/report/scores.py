@@ -16,8 +16,8 @@ import xarray as xr
 
 from ntkexp.mistake import WrongArgument, nearest
 from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, DIMS, EFFECT, MEASURE
-from ntkexp.records.data import OUT_NAME
-from ntkexp.report.top_examples import FindExample, html_table, output_names
+from ntkexp.report.outputs import one_output
+from ntkexp.report.top_examples import FindExample, html_table
 from ntkexp.text import listed
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 Layout: TypeAlias = Literal["train,test", "test,train"]
 LAYOUTS: dict[str, tuple[str, str]] = {"train,test": ("example", "probe"), "test,train": ("probe", "example")}
 """The axes of each layout, in order."""
-
-FEW = 8  # names of outputs that a message lists
 
 RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"
@@ -88,7 +86,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         """
         if layout not in LAYOUTS:
             raise WrongArgument(f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout")
-        parts = self.one_output(self._one_score(score, component), out)
+        parts = one_output(self._one_score(score, component), out)
         for axis in ("probe", "example"):
             if axis not in parts.dims:
                 raise WrongArgument(f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])")
@@ -141,17 +139,3 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
             advice = nearest(component, known) or f"; there are {listed(known)}" if known else "; attribute with by="
             raise WrongArgument(f"component={component!r}: there is no such component{advice}", "component")
         return self[BY_COMPONENT].sel(component=component, drop=True)
-
-    def one_output(self, parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
-        """The part of one output, which has to be named if there are several."""
-        if "out" not in parts.dims:
-            return parts.drop_vars(["out", OUT_NAME], errors="ignore")
-        names, numbers = output_names(parts), parts["out"].to_numpy().tolist()
-        shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
-        if out is None and len(names) > 1:
-            raise WrongArgument(f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out")
-        if out is not None and (out not in names + numbers or isinstance(out, bool)):
-            near = nearest(str(out), map(str, names)) or f"; there are {shown}"
-            raise WrongArgument(f"out={out!r}: there is no such output{near}", "out")
-        place = 0 if out is None else (names if out in names else numbers).index(out)
-        return parts.isel(out=place).drop_vars(["out", OUT_NAME], errors="ignore")

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import CONTRIBUTION, DIMS
-from ntkexp.records.data import OUT_NAME
-from ntkexp.report.examples import Example
+from ntkexp.report.examples import Example, image_pixels
+from ntkexp.report.outputs import output_names
 from ntkexp.report.tables import format_signed
 from ntkexp.text import counted, printable
 
@@ -41,12 +41,6 @@ class TopExamples:
     out: str  # its name, if there are several
     places: tuple[int, ...]
     added: tuple[float, ...]
-
-
-def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
-    """The names that a measure gave to outputs, or their numbers."""
-    names: list[str | int] = found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
-    return names
 
 
 def top_examples_of(found: xr.Dataset) -> list[TopExamples]:
@@ -108,8 +102,6 @@ def picture(shown: NDArray[Any]) -> str:
     if shown.ndim < 2 or not shown.size:
         return ""
     from matplotlib.image import imsave  # noqa: PLC0415  slow, and most examples are no images
-
-    from ntkexp.report.plots.examples import image_pixels  # noqa: PLC0415  as above
 
     pixels = image_pixels(shown)
     if pixels is None:

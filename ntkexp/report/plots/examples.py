@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,11 @@ from ntkexp.records.contributions import (
     LAST_STEP,
     LeaveOut,
 )
-from ntkexp.report.examples import Example
+from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
+from ntkexp.report.outputs import one_output
 from ntkexp.report.plots.run_plots import Picture, write
 from ntkexp.report.plots.style import (
     BLACK,
@@ -47,9 +48,6 @@ from ntkexp.report.plots.style import (
     name_ends,
 )
 from ntkexp.text import percent, short
-
-if TYPE_CHECKING:
-    from ntkexp.report.scores import Attribution
 
 # --- Points beside the training examples that made most of their outputs, as a picture.
 #
@@ -87,15 +85,6 @@ def fitting(name: str, longest: int = LONGEST) -> str:
     ('boot', 'ankle boot…')
     """
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
-
-
-def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """Give [height, width] or [height, width, colour], if this is an image."""
-    if shown.ndim == 2:
-        return shown
-    if shown.ndim == 3 and shown.shape[0] in (1, 3):
-        return shown[0] if shown.shape[0] == 1 else np.moveaxis(shown, 0, -1)
-    return None
 
 
 def pictures(rows: list[Explained]) -> Figure:
@@ -383,7 +372,7 @@ class AttributionPlots:
     xarray's own `plot` has.
     """
 
-    found: Attribution
+    found: xr.Dataset
 
     def __getattr__(self, name: str) -> Any:
         return getattr(xr.Dataset(self.found.data_vars, self.found.coords).plot, name)
@@ -419,7 +408,7 @@ class AttributionPlots:
         points = self.found.sizes["probe"]
         if isinstance(probe, bool) or not isinstance(probe, int | np.integer) or not -points <= probe < points:
             raise WrongArgument(f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe")
-        parts = self.found.one_output(self.found[name], out).isel(probe=probe)
+        parts = one_output(self.found[name], out).isel(probe=probe)
         if not bool(np.isfinite(parts).all()):
             raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")
         return parts
