@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
     from ntkexp.mistake import Mistake
     from ntkexp.optimizer.base import LinearStep
-    from ntkexp.report.run import load_run
+    from ntkexp.report.loaded_run import load_run
     from ntkexp.validation import validate
 
 __all__ = [
@@ -64,7 +64,7 @@ HOMES = {
     "TangentKernel": "ntkexp.library",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
-    "load_run": "ntkexp.report.run",
+    "load_run": "ntkexp.report.loaded_run",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
     "validate": "ntkexp.validation",

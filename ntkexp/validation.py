@@ -37,8 +37,9 @@ from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.explain import effects_of_run, slice_of_split, where_read
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.progress import Announced, in_place
-from ntkexp.report.run import Run, load_run
+from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
 from ntkexp.report.validation import (
     Scores,

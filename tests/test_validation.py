@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.ground_truth import FOLDER, Outputs, TrainingWithout, read_ground_truth
-from ntkexp.report.run import load_run
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.validation import linear_datamodeling_score, spearman
 from ntkexp.run.execute import execute
 from ntkexp.validation import RunSubject, asked_points

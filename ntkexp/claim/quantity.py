@@ -16,7 +16,8 @@ from pydantic import Field, model_validator
 from ntkexp.claim.trial import refuse_unnamed
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
-from ntkexp.report.run import Run, describe
+from ntkexp.report.analysis.quantities import describe
+from ntkexp.report.run import Run
 
 # --- What was measured for one look at a claim: a table with a row for each run, or for each row of a trial.
 #
@@ -71,7 +72,7 @@ class AbstractQuantity(Component, ABC):
 
 
 class Column(AbstractQuantity):
-    """A column of the table, as it stands: a number of each run (`ntkexp.report.run`), or of a trial's rows.
+    """A column of the table, as it stands: a number of each run (`report.analysis.quantities`), or of a trial's rows.
 
     Rows have the number that stands in this column.
 

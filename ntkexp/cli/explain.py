@@ -72,7 +72,7 @@ def explain(
     from ntkexp.report import explain as explanations
     from ntkexp.report.explain import format_explanations
     from ntkexp.report.forgetting import format_tasks
-    from ntkexp.report.run import load_run
+    from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import main_split
 
     numbers, trust = probe or [], trust or []
@@ -331,7 +331,7 @@ def attribute(
     from ntkexp.foreign_loop.batch_norm import checked_mode
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
-    from ntkexp.report.run import load_run
+    from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import ladder_sentence
 
     files = find_trace(folder)

@@ -86,9 +86,9 @@ def write_table(text: str, out: Path | None) -> None:
 def format_runs(material: Material, form: Format) -> str:
     """The runs as a table; as plain text and in Markdown with what their sweeps say."""
     from ntkexp.report.analysis.laws import summary
+    from ntkexp.report.comparison import combined
     from ntkexp.report.material import tabulate_fits
     from ntkexp.report.page.build import markdown
-    from ntkexp.report.run import combined
     from ntkexp.report.tables import format_csv, format_json, format_text, json_rows, table_of_frame
 
     match form:
@@ -189,7 +189,7 @@ def gathered(name: str, out: Path) -> Material:
 
 
 def compare_runs(first: Run, second: Run) -> None:
-    from ntkexp.report.run import compare_configs, compare_results, numbers_of_one_alone
+    from ntkexp.report.comparison import compare_configs, compare_results, numbers_of_one_alone
     from ntkexp.report.tables import format_text, table_of_frame
 
     write_out(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")

@@ -18,8 +18,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.folder import is_run_folder
 from ntkexp.records.sweep import Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import limit
+from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis, analyse
-from ntkexp.report.run import Run, describe, load_runs, unreadable
+from ntkexp.report.run import Run, load_runs, unreadable
 from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
 from ntkexp.text import MISSING, listed, printable, short
 

@@ -35,7 +35,8 @@ from ntkexp.model import MLP
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.progress import Silent
 from ntkexp.report.forgetting import predicted_change
-from ntkexp.report.run import Run, load_run
+from ntkexp.report.loaded_run import load_run
+from ntkexp.report.run import Run
 from ntkexp.run.execute import execute
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.stream import stream

@@ -28,9 +28,9 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.page.picture import command_of
 from ntkexp.report.progress import Bar, ProgressLines, progress_listener
-from ntkexp.report.run import load_run
 from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run

@@ -23,7 +23,7 @@ from ntkexp.records.data import write_data
 from ntkexp.records.folder import DONE, PROVENANCE, RunFolder, results_version
 from ntkexp.records.kernels import create_store, open_store, write_array
 from ntkexp.records.results import COLUMNS, Seconds, write_timings
-from ntkexp.report.run import load_run
+from ntkexp.report.loaded_run import load_run
 from tests.cli.conftest import Command, Ended
 from tests.report.synthetic import digits, write_run, write_sweep
 

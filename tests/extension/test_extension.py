@@ -29,10 +29,11 @@ from ntkexp.records.results import Result
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.inventory import flatten_config
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.plots import figures, run_plots, together
 from ntkexp.report.plots.run_plots import exhibition, gallery, save
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
-from ntkexp.report.run import load_run, load_tables
+from ntkexp.report.run import load_tables
 from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare

@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.replayed_module import CallReaders
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain
-from ntkexp.report.run import load_run
+from ntkexp.report.loaded_run import load_run
 
 ROUNDING = 1e-12  # of sums over a few hundred parts, relative to the change
 EXAMPLES, BATCH = 24, 8

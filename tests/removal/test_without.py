@@ -23,7 +23,8 @@ from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out
 from ntkexp.records.kernels import read_predictions
 from ntkexp.report.examples import choose_group
 from ntkexp.report.explain import known_effects
-from ntkexp.report.run import Run, load_run
+from ntkexp.report.loaded_run import load_run
+from ntkexp.report.run import Run
 from ntkexp.run.execute import execute, remove_group
 from tests.run.small import small
 from tests.run.test_execute import stand_in

@@ -20,10 +20,12 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result
+from ntkexp.report.comparison import combined
 from ntkexp.report.examples import half, halfway
 from ntkexp.report.explain import explain, format_explanations, worst_points
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.plots.examples import save
-from ntkexp.report.run import Run, combined, load_run, load_tables, read_run
+from ntkexp.report.run import Run, load_tables, read_run
 from ntkexp.report.sentence import Likeness, format_ladder, ladder_sentence, likeness
 from ntkexp.report.tables import format_text, table_of_frame
 from ntkexp.text import aligned, short

@@ -27,6 +27,7 @@ from ntkexp.report import painter
 from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.tables import analyse
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
 from ntkexp.report.painter import another_process, draw_beside, draw_here
@@ -38,7 +39,7 @@ from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
-from ntkexp.report.run import Run, load_run, load_tables
+from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, ladder_notes
 from tests.report.conftest import PROBLEMS
 from tests.report.synthetic import write_sweep

@@ -29,9 +29,10 @@ from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result, read_results, write_results
 from ntkexp.report.explain import explain, format_explanations
 from ntkexp.report.live_log import NAME, PLACE
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.report.plots.run_plots import figure_of, gallery, png, strip, svg
-from ntkexp.report.run import Run, load_run, load_runs, read_run
+from ntkexp.report.run import Run, load_runs, read_run
 from ntkexp.report.tables import format_csv
 from ntkexp.text import shown_name
 from tests.report.test_plots import assert_inside

@@ -23,7 +23,7 @@ import ntkexp
 from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import DIMS
 from ntkexp.report.examples import Example
-from ntkexp.report.run import load_run
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.scores import Attribution
 from ntkexp.report.tables import format_signed
 from tests.foreign_loop.loops import adamw, followed, loop, plain

@@ -20,8 +20,8 @@ from ntkexp.progress import Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import FOLDER
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
-from ntkexp.report.run import load_run
 from ntkexp.run.execute import remove_group
 from ntkexp.run.folder_listener import FolderListener
 from ntkexp.run.state import RunState

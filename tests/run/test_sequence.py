@@ -22,10 +22,11 @@ from ntkexp.removal.rerun import again, drifted, trained
 from ntkexp.removal.retraining import EffectsFound
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgettings, format_tasks
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import house_style
-from ntkexp.report.run import Run, load_run
+from ntkexp.report.run import Run
 from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare

@@ -34,7 +34,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.data import read_data
 from ntkexp.records.sweep import Bound, Expected, Fit, Level, Sweep
 from ntkexp.report.analysis.estimate import IntervalComparison, PowerLaw, compare, power_law
-from ntkexp.report.run import START_VARIANCE, Run, describe
+from ntkexp.report.analysis.quantities import START_VARIANCE, describe
+from ntkexp.report.run import Run
 from ntkexp.text import counted, short
 
 NEEDS = ", which takes two seeds or more at a point, all on the same data, such as with data.seed=0"

@@ -15,7 +15,8 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
 from ntkexp.report.analysis.estimate import Estimate, Range, deviation, mean_of
 from ntkexp.report.analysis.laws import Fitted, fitted, row_of, start_variances
-from ntkexp.report.run import START_VARIANCE, Run, load_runs, quantities, range_of
+from ntkexp.report.analysis.quantities import START_VARIANCE, quantities, range_of
+from ntkexp.report.run import Run, load_runs
 from ntkexp.report.tables import format_csv
 
 # --- A sweep in numbers, as three files beside it.

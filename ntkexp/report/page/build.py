@@ -35,6 +35,7 @@ from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
+from ntkexp.report.comparison import RunGroup, combined, grouped
 from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import Explanation, explain, known_effects, tabulate_examples, tabulate_pieces, worst_points
 from ntkexp.report.explain import notes as explanation_notes
@@ -47,7 +48,7 @@ from ntkexp.report.plots import examples
 from ntkexp.report.plots.run_plots import Picture, exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.positions import Shaded, shaded_texts
-from ntkexp.report.run import Run, RunGroup, combined, grouped
+from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_notes, ladder_sentence, main_split, tabulate_ladder
 from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
 from ntkexp.text import listed, short

@@ -19,8 +19,9 @@ from ntkexp.records.kernels import create_kernels, write_snapshot
 from ntkexp.records.sweep import Expected, Fit, read_sweep
 from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted, dependence, law_in_words, nearest_first, spread, summary
+from ntkexp.report.analysis.quantities import START_VARIANCE
 from ntkexp.report.analysis.tables import Analysis, analyse, draws
-from ntkexp.report.run import START_VARIANCE, Run, load_tables
+from ntkexp.report.run import Run, load_tables
 from tests.report.analysis.trials import (
     AMOUNTS,
     WIDTHS,

@@ -12,9 +12,9 @@ import pytest
 
 from ntkexp.records.sweep import Level, Sweep, SweepRun
 from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range, mean_of
+from ntkexp.report.analysis.quantities import MEASURES, START_VARIANCE, range_of
 from ntkexp.report.analysis.tables import compare, points, write_tables
 from ntkexp.report.material import tabulate_points
-from ntkexp.report.run import MEASURES, START_VARIANCE, range_of
 from tests.report.analysis.test_sweeps import analysed
 from tests.report.synthetic import write_sweep
 

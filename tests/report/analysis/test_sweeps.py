@@ -16,8 +16,10 @@ from ntkexp.records.atomic import Json, read_sealed, sealed_text
 from ntkexp.records.sweep import MARGIN, Expected, read_sweep
 from ntkexp.report.analysis.estimate import compare as compare_estimates
 from ntkexp.report.analysis.estimate import mean_of, power_law
+from ntkexp.report.analysis.quantities import MEASURES, describe, quantities
 from ntkexp.report.analysis.tables import Analysis, analyse, compare, write_tables
-from ntkexp.report.run import MEASURES, describe, load_run, load_tables, quantities
+from ntkexp.report.loaded_run import load_run
+from ntkexp.report.run import load_tables
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Laws, estimates, laws
 from tests.report.synthetic import WIDTHS, law, write_small_run, write_sweep
 

@@ -25,14 +25,15 @@ from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
 from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
+from ntkexp.report.comparison import CHOICES, LONGEST, grouped
 from ntkexp.report.explain import worst_points
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
+from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import Material, gather
 from ntkexp.report.page.build import HERE, markdown, points_of_run, write, write_claims
 from ntkexp.report.page.picture import inline, link
 from ntkexp.report.plots.examples import checked
-from ntkexp.report.run import CHOICES, LONGEST, grouped, load_run
 from ntkexp.report.sentence import main_split
 from ntkexp.report.tables import PageTable
 from tests.report.page.conftest import HOSTILE

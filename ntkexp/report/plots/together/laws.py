@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.estimate import PowerLaw
 from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
+from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, tick, wrapped
-from ntkexp.report.run import Run, describe
+from ntkexp.report.run import Run
 
 
 def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:

@@ -1,0 +1,93 @@
+"""The numbers of a run that sweeps tabulate, fit and compare, by name:
+
+    <measure>             a column of metrics.csv, at the last step where it was measured
+    limit_distance_start  `limit_distance` at the first step
+    start_variance        of a sweep: how far the first kernel is from that of the other seeds
+    weights_moved.<name>  the same of one parameter
+    <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
+
+A run that diverged has no numbers. Its outcome names the step at which it was stopped.
+
+>>> describe("drift"), describe("frozen_start.test")
+('movement of the kernel', 'error of frozen start (test)')
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ntkexp.mistake import Mistake, nearest
+from ntkexp.records.results import SPLITS
+from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range
+from ntkexp.report.run import Run
+from ntkexp.text import spoken
+
+START_VARIANCE = "start_variance"
+MEASURES = {
+    "drift": "movement of the kernel",
+    "weights_moved": "movement of the weights",
+    "loss": "training loss",
+    "loss_probe": "loss on new points",
+    "accuracy": "training accuracy",
+    "accuracy_probe": "accuracy on new points",
+    "alignment": "alignment of the kernel with the first",
+    "limit_distance": "distance of the kernel from the infinite one",
+    "limit_distance_start": "distance of the first kernel from the infinite one",
+    START_VARIANCE: "variance of the first kernel over seeds",
+    "limit_alignment": "alignment of the kernel with the infinite one",
+    "label_alignment": "alignment of the kernel with the labels",
+    "trace": "trace of the kernel",
+    "lambda_max": "largest eigenvalue of the kernel",
+    "condition": "condition number of the kernel",
+    "effective_rank": "effective rank of the kernel",
+    "pattern_change": "share of units that switched",
+    "stability": "largest eigenvalue, as a share of the edge of stability",
+    "closure": "error of one step's sum",
+    "selectivity": "selectivity of the hidden units",
+}
+LAYER = "weights_moved."
+SHARES = {
+    *("accuracy", "accuracy_probe", "pattern_change", "selectivity"),
+    *("alignment", "limit_alignment", "label_alignment"),  # cosines between kernels that are ≥ 0
+}
+FROM_ONE = {"condition", "effective_rank"}
+
+
+def range_of(quantity: str) -> Range:
+    """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
+    if quantity in SHARES:
+        return SHARE
+    return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
+
+
+def quantities(run: Run) -> dict[str, float]:
+    """Return the finite numbers of a run, by name."""
+    if run.diverged:
+        return {}
+    columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
+    values = run.metrics[columns].to_numpy(dtype=float)
+    measured = dict[str, float]()
+    if len(values):
+        last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
+        measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True))
+    if "limit_distance" in columns and len(values):
+        measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
+    errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
+    return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
+
+
+def describe(quantity: str) -> str:
+    """Spell a quantity in words; one that there cannot be is a mistake."""
+    if quantity in MEASURES:
+        return MEASURES[quantity]
+    if quantity.startswith(LAYER):
+        return f"movement of {quantity.removeprefix(LAYER)}"
+    machine, _, split = quantity.rpartition(".")
+    if machine and split in SPLITS:
+        return f"error of {spoken(machine)} ({split})"
+    raise Mistake(
+        f"'{quantity}' is not a number of a run{nearest(quantity, MEASURES)}; "
+        f"there are {', '.join(MEASURES)}, and MACHINE.SPLIT such as left.test"
+    )

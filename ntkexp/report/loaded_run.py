@@ -1,0 +1,54 @@
+"""A finished run as a user works with it: the reader of `report.run`, with pictures and notebook displays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ntkexp.mistake import Mistake, in_short
+from ntkexp.report.examples import example_on_axis
+from ntkexp.report.run import Run, load_tables
+from ntkexp.report.sentence import tabulate_ladder
+from ntkexp.report.tables import format_text
+
+if TYPE_CHECKING:
+    from ntkexp.report.plots.run_plots import RunPlots
+    from ntkexp.report.scores import Attribution
+
+
+@dataclass(frozen=True)
+class LoadedRun(Run):
+    """A run that draws itself: `run.plot` and `run.contributions.plot`."""
+
+    @cached_property
+    def contributions(self) -> Attribution:
+        """The arrays of `records.contributions`, with scores for other libraries and pictures."""
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
+
+        arrays = super().contributions
+        return Attribution(arrays.data_vars, arrays.coords, arrays.attrs).showing(partial(example_on_axis, self))
+
+    @property
+    def plot(self) -> RunPlots:
+        """Pictures of the run, as matplotlib axes: `run.plot.ladder()`."""
+        from ntkexp.report.plots.run_plots import RunPlots  # noqa: PLC0415  loads matplotlib
+
+        return RunPlots(self)
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook how training ended, and the table of kernel machines."""
+        text = "\n\n".join([f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))])
+        return f"<pre>{escape(text)}</pre>"
+
+
+def load_run(folder: Path | str) -> LoadedRun:
+    """Load a finished run. A folder that is none is a `Mistake` that says why."""
+    if not isinstance(folder, str | Path) or "\0" in str(folder):
+        raise Mistake(f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path")
+    tables = load_tables(folder)
+    run = LoadedRun(tables.path, tables.config, tables.metrics, tables.ladder)
+    _ = run.kernels  # a store that cannot be opened is reported now
+    return run
