@@ -22,9 +22,10 @@ from typing import Any
 
 import pandas as pd
 
-from ntkexp.claim.claim import Claim, Look, without_files
+from ntkexp.claim.claim import Claim
 from ntkexp.claim.judge import judge_protocol
-from ntkexp.claim.picture import JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.look import Look, without_files
 from ntkexp.claim.quantity import Measured
 from ntkexp.claim.read import read_sizes
 from ntkexp.claim.trial import AbstractTrial, SideBySide
@@ -329,7 +330,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
-    draw(JudgedClaim(claim, written, tables))
+    draw(claim.picture, JudgedClaim(claim.looks, written, tables))
     write_timings(folder / TIMINGS, planned.seconds)
     write_claim(written)
     return written
@@ -404,12 +405,12 @@ def pools(sources: Sequence[AbstractSource]) -> str:
     return f", from the same {' or '.join(dict.fromkeys(sizes))} examples" if sizes else ""
 
 
-def draw(judged: JudgedClaim) -> None:
-    """Draw the claim, and write down what is said of the picture."""
+def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
+    """Draw the claim. Write the picture, its caption and its table into the claim's folder."""
     from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
     from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
 
-    picture, folder = judged.claim.picture, judged.record.path
+    folder = judged.record.path
     with house_style():
         write_atomically(folder / PICTURE, svg(picture.figure(judged)))
     table = picture.table(judged)

@@ -35,7 +35,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ntkexp.claim.claim import CONTROL, MAIN, Look, Protocol
 from ntkexp.claim.expectation import (
     AbstractExpectation,
     Bound,
@@ -48,6 +47,7 @@ from ntkexp.claim.expectation import (
     Slope,
     select_rows,
 )
+from ntkexp.claim.look import CONTROL, MAIN, Look, Protocol
 from ntkexp.claim.quantity import Column, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json

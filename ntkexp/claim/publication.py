@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND
+from ntkexp.claim.look import CONTROL, MAIN, SECOND
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import read_bytes, write_atomically
 from ntkexp.records.claim import PICTURE

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ntkexp.claim.claim import Claim, Look
+from ntkexp.claim.claim import Claim
 from ntkexp.claim.conduct import drawn_by
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh_control
+from ntkexp.claim.look import Look
 from ntkexp.claim.publication import (
     ALWAYS,
     PAGE,

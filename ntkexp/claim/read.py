@@ -35,9 +35,11 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND, Claim, Look, Protocol, Published
+from ntkexp.claim.claim import Claim, Published
 from ntkexp.claim.expectation import AbstractExpectation
-from ntkexp.claim.picture import AbstractPicture, JudgedRows
+from ntkexp.claim.judged import AbstractPicture
+from ntkexp.claim.look import CONTROL, MAIN, SECOND, Look, Protocol
+from ntkexp.claim.picture import JudgedRows
 from ntkexp.claim.quantity import AbstractQuantity
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Component

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ntkexp.claim.claim import Look
 from ntkexp.claim.conduct import measure
 from ntkexp.claim.expectation import Bound, Equality, Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import (
@@ -31,6 +30,7 @@ from ntkexp.claim.judge import (
     try_design,
     try_judging,
 )
+from ntkexp.claim.look import Look
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
 from ntkexp.data.synthetic import Integers

@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from ntkexp.claim.claim import CONTROL, MAIN, SECOND
 from ntkexp.claim.conduct import draw
 from ntkexp.claim.expectation import Equality, Order
 from ntkexp.claim.judge import judge_part
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim, PublishedNumber
+from ntkexp.claim.look import CONTROL, MAIN, SECOND
 from ntkexp.claim.papers import (
     AccuracyTable,
     ChangeByWidth,
@@ -32,7 +33,7 @@ from ntkexp.claim.papers import (
     WeightRank,
 )
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, PublishedNumber, drawable
+from ntkexp.claim.picture import JudgedRows, drawable
 from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
@@ -53,7 +54,7 @@ def judged(tree: dict[str, Any], table: pd.DataFrame) -> JudgedClaim:
     looks = {MAIN: LOOK, CONTROL: LOOK, SECOND: LOOK}
     said = {"name": "mine", "digest": "0", "size": "quick", "statement": "", "source": "", "refutes": "", "command": ""}
     record = ClaimRecord(path=Path("mine"), looks=looks, **said)
-    return JudgedClaim(claim, record, dict.fromkeys(looks, table))
+    return JudgedClaim(claim.looks, record, dict.fromkeys(looks, table))
 
 
 def of_scalars(name: str) -> JudgedClaim:
@@ -62,9 +63,8 @@ def of_scalars(name: str) -> JudgedClaim:
     assert look.trial is not None
     rows = pd.DataFrame([{**row, "seed": seed} for seed in (0, 1) for row in look.trial.rows(seed)])
     measured = pd.concat([rows.assign(quantity=name, value=0.0) for name in ("kernel", "share")])
-    return JudgedClaim(
-        read_claim(name, Builder()), judged(CLAIM, rows).record, dict.fromkeys((MAIN, CONTROL), measured)
-    )
+    looks = read_claim(name, Builder()).looks
+    return JudgedClaim(looks, judged(CLAIM, rows).record, dict.fromkeys((MAIN, CONTROL), measured))
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,13 @@ def of_scalars(name: str) -> JudgedClaim:
 )
 def test_a_step_is_told_with_all_values(name: str, said: str) -> None:
     found = of_scalars(name)
-    look = found.claim.looks[MAIN]
+    look = found.looks[MAIN]
     assert moved(given(found), look.trial).endswith(said)  # type: ignore[arg-type]
-    assert found.claim.picture.figure(found).get_suptitle().replace("\n", " ").endswith(said)
+    assert read_claim(name, Builder()).picture.figure(found).get_suptitle().replace("\n", " ").endswith(said)
 
 
 def test_two_bumps_are_told_with_their_extremes() -> None:
-    found = of_scalars("radial_basis")
-    caption = found.claim.picture.caption(found)
+    caption = read_claim("radial_basis", Builder()).picture.caption(of_scalars("radial_basis"))
     assert (
         "is least at x = 0, −0.279, and largest at x = 8, 1.204. The kernel of the finite step is largest at x = 7"
         in (caption)
@@ -96,7 +95,7 @@ def test_a_kernel_that_widens_is_not_said_to_flatten() -> None:
     assert "narrower each time: 1.483, " in ScalarTraining().here(found)
     rows = found.tables[MAIN]
     steps = rows["ascended"].max() - rows["ascended"]  # the steps backwards
-    back = JudgedClaim(found.claim, found.record, {MAIN: rows.assign(ascended=steps)})
+    back = JudgedClaim(found.looks, found.record, {MAIN: rows.assign(ascended=steps)})
     assert "The range of the kernel is not narrower each time" in ScalarTraining().here(back)
     assert changed_range(ascents(back)).endswith("a range of 0.859 … 1.137 to −0.279 … 1.204")
 
@@ -162,7 +161,7 @@ def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
 
     found = judged(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
     folder = replace(found.record, path=tmp_path)
-    draw(replace(found, record=folder, claim=replace(found.claim, picture=Tabled(published="A line."))))
+    draw(Tabled(published="A line."), replace(found, record=folder))
     caption = "Published: A line. Here: blue is the claim's own look, orange the second."
     assert read_exhibit(tmp_path) == Exhibit(caption, ("depth", "ours"), ((3, 0.5), (4, None)))
     assert "<svg" in (tmp_path / "picture.svg").read_text()
@@ -177,7 +176,7 @@ def test_published_numbers_stand_beside_those_found(name: str) -> None:
     look = claim.looks[MAIN]
     assert look.trial is not None
     rows = pd.DataFrame([{"runs": "trial", **row, "seed": seed} for seed in (0, 1) for row in look.trial.rows(seed)])
-    found = JudgedClaim(claim, judged(CLAIM, rows).record, {MAIN: look.quantity.of(Measured(rows, {}))})
+    found = JudgedClaim(claim.looks, judged(CLAIM, rows).record, {MAIN: look.quantity.of(Measured(rows, {}))})
     table = claim.picture.table(found)
     assert table is not None
     digits = 10.0 ** -table["published"].map(lambda value: len(repr(value).partition(".")[2]))
@@ -218,20 +217,20 @@ def test_the_part_that_decides_is_drawn_first_and_colours_are_told() -> None:
     table = pd.DataFrame({"seed": [0, 1], "value": [1.0, 2.0]})
     found = judged(changed_claim(expectation=bounds, control={"seeds": 3}), table)
     for decides in range(5):
-        main = replace(LOOK, expected=found.claim.looks[MAIN].words(decides))
+        main = replace(LOOK, expected=found.looks[MAIN].words(decides))
         decided = replace(found, record=replace(found.record, looks={**found.record.looks, MAIN: main}))
-        titles = [axes.get_title() for axes in found.claim.picture.figure(decided).axes]
+        titles = [axes.get_title() for axes in JudgedRows().figure(decided).axes]
         assert titles[0] == f"≤ {decides} ± 0"
         assert len(titles) == 3
     said = "Here: blue is the claim's own look, orange the second; of 5 parts that are expected, 3 are drawn."
-    assert found.claim.picture.caption(found) == said
+    assert JudgedRows().caption(found) == said
 
 
 def test_each_level_is_drawn_by_itself() -> None:
     bound = {"_target_": "ntkexp.claim.expectation.Bound", "limit": 9, "side": "upper", "margin": 0, "each": ["width"]}
     table = pd.DataFrame({"seed": [0, 1, 0, 1], "width": [4, 4, 8, 8], "value": [1.0, 2.0, 5.0, 6.0]})
     found = judged(changed_claim(expectation=[bound], control={"seeds": 3}), table)
-    (axes,) = found.claim.picture.figure(found).axes
+    (axes,) = JudgedRows().figure(found).axes
     means = {float(np.asarray(line.get_ydata())[0]) for line in axes.get_lines() if line.get_linestyle() == "-"}
     assert means == {1.5, 5.5}
 

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, JudgedRows, draw_accuracies
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import JudgedRows, draw_accuracies
 from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Examples, Standardise

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_interpolation_peak
+from ntkexp.claim.picture import draw_interpolation_peak
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource

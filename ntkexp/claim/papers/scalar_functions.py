@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from ntkexp.claim.claim import CONTROL, MAIN
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_scalar_step, draw_scalar_training
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.look import CONTROL, MAIN
+from ntkexp.claim.picture import draw_scalar_step, draw_scalar_training
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
@@ -297,7 +298,7 @@ class ScalarStep(AbstractPicture):
 
 def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
     """Find the trial that is drawn."""
-    trial = judged.claim.looks[look].trial
+    trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake("picture: it draws what ntkexp.claim.trial.ScalarCurve measures; give the claim such a trial")
     return trial

@@ -16,7 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.picture import AbstractPicture, JudgedClaim, draw_change_by_width
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import draw_change_by_width
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import DEEPEST, LARGEST, Count
 from ntkexp.config.compose import compose
