@@ -407,7 +407,7 @@ def pools(sources: Sequence[AbstractSource]) -> str:
 
 def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
     """Draw the claim. Write the picture, its caption and its table into the claim's folder."""
-    from ntkexp.report.plots.run_plots import svg  # noqa: PLC0415  slow, and judging needs none
+    from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow, and judging needs none
     from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
 
     folder = judged.record.path

@@ -70,7 +70,8 @@ def write_files(
 ) -> list[Path]:
     """Write the picture, its numbers, and the comparison; the files."""
     from ntkexp.cli.kernel_predict import save
-    from ntkexp.report.plots.run_plots import METADATA, Panel, Theory, write
+    from ntkexp.report.plots.rendering import METADATA, write
+    from ntkexp.report.plots.run_plots import Panel, Theory
     from ntkexp.report.plots.run_plots import draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
 

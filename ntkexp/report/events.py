@@ -57,7 +57,8 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     """What there is to see, with its step: every number, and the pictures at the last step."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
-    from ntkexp.report.plots.run_plots import figure_of, gallery, png  # noqa: PLC0415  slow, and wanted after a run
+    from ntkexp.report.plots.rendering import png  # noqa: PLC0415  slow, and wanted after a run
+    from ntkexp.report.plots.run_plots import figure_of, gallery  # noqa: PLC0415  slow, and wanted after a run
 
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)

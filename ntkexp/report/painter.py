@@ -115,7 +115,8 @@ def main() -> None:
     with uncollected():
         from matplotlib.figure import Figure  # noqa: PLC0415  slow, and the process that computes needs none of it
 
-        from ntkexp.report.plots.run_plots import gallery, svg  # noqa: PLC0415  the same
+        from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  the same
+        from ntkexp.report.plots.run_plots import gallery  # noqa: PLC0415  the same
 
         list(gallery())  # imports the file of every picture
         figure = Figure(layout="constrained")

@@ -34,7 +34,8 @@ from ntkexp.report.painter import another_process, draw_beside, draw_here
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
-from ntkexp.report.plots.run_plots import gallery, save, svg
+from ntkexp.report.plots.rendering import svg
+from ntkexp.report.plots.run_plots import gallery, save
 from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law

@@ -31,7 +31,8 @@ from ntkexp.report.explain import explain, format_explanations
 from ntkexp.report.live_log import NAME, PLACE
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
-from ntkexp.report.plots.run_plots import figure_of, gallery, png, strip, svg
+from ntkexp.report.plots.rendering import png, svg
+from ntkexp.report.plots.run_plots import figure_of, gallery, strip
 from ntkexp.report.run import Run, load_runs, read_run
 from ntkexp.report.tables import format_csv
 from ntkexp.text import shown_name

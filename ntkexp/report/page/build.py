@@ -45,7 +45,8 @@ from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import Material, sweep_extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
 from ntkexp.report.page.picture import Shown, command_of, drawings_of, inline, link, pictures_of_run, show, slug
 from ntkexp.report.plots import examples
-from ntkexp.report.plots.run_plots import Picture, exhibition, strip
+from ntkexp.report.plots.rendering import Picture
+from ntkexp.report.plots.run_plots import exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.positions import Shaded, shaded_texts
 from ntkexp.report.run import Run

@@ -28,7 +28,7 @@ from markupsafe import Markup
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.folder import RunFolder, own_command
-from ntkexp.report.plots.run_plots import Picture, svg
+from ntkexp.report.plots.rendering import Picture, svg
 from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
 

@@ -31,7 +31,7 @@ from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.outputs import one_output
-from ntkexp.report.plots.run_plots import Picture, write
+from ntkexp.report.plots.rendering import Picture, write
 from ntkexp.report.plots.style import (
     BLACK,
     BLUE,

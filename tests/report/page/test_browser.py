@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from ntkexp.records.claim import PICTURE, Exhibit, claim_records, write_claim, write_exhibit
 from ntkexp.report.page.build import write_claims
-from ntkexp.report.plots.run_plots import svg
+from ntkexp.report.plots.rendering import svg
 from tests.report.page.conftest import HOSTILE
 from tests.report.page.test_page import record
 

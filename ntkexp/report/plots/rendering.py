@@ -1,0 +1,144 @@
+"""A figure as a file: SVG with the values of points and bars, or PNG; the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from ntkexp.records.atomic import write_atomically
+from ntkexp.report.plots.style import house_style
+from ntkexp.text import short
+
+# without matplotlib's version and the date
+METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
+"""Characters that XML forbids, in UTF-8: most control characters, and two noncharacters."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with its name, and the numbers in it."""
+
+    name: str
+    figure: Figure
+    table: pd.DataFrame
+
+
+def write(figure: Figure, path: Path, kind: str) -> Path:
+    write_atomically(path, render(figure, kind))
+    return path
+
+
+def png(figure: Figure) -> bytes:
+    with house_style():
+        return render(figure, "png")
+
+
+def svg(figure: Figure) -> str:
+    with house_style():
+        return render(figure, "svg").decode()
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    """Draw a figure as bytes. The layout is computed once, for the first kind of file."""
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    values = values_of(figure) if kind == "svg" else {}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=METADATA[kind])
+    if kind != "svg":
+        return buffer.getvalue()
+    return with_values(NO_XML.sub(b"?", buffer.getvalue()).decode(), values).encode()
+
+
+# --- The values of points and bars are titles inside an SVG. Browsers show a title where the pointer rests.
+
+
+POINTS = 500
+"""Longer lines have no values in the file: their points overlap, and the file would double in size."""
+GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S)
+USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
+
+Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
+"""By the name of a group: the value of a bar in words, or of each point of a line, by its position in 1/720 inch."""
+
+
+def values_of(figure: Figure) -> Values:
+    """Name lines with markers, and bars, in the file. Return the value of each point in words."""
+    found: Values = {}
+    height = 72 * figure.get_figheight()
+    for axes in figure.axes:
+        for line in axes.get_lines():
+            data = np.asarray(line.get_xydata(), dtype=np.float64)
+            if line.get_marker() in ("None", "", " ", None) or not 0 < len(data) <= POINTS:
+                continue
+            name = f"values-{len(found)}"
+            line.set_gid(name)
+            places = line.get_transform().transform(data) * 72 / figure.dpi
+            found[name] = {
+                (round(10 * x), round(10 * (height - y))): value_in_words(axes, *pair)
+                for (x, y), pair in zip(places, data, strict=True)
+                if np.isfinite([x, y]).all()
+            }
+        for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
+            for bar in bars.patches:
+                name = f"bar-{len(found)}"
+                bar.set_gid(name)
+                (left, low), (right, high) = bar.get_bbox().get_points()
+                end = ((left + right) / 2, high) if bars.orientation == "vertical" else (right, (low + high) / 2)
+                found[name] = value_in_words(axes, *end)
+    return found
+
+
+def value_in_words(axes: Axes, x: float, y: float) -> str:
+    """Describe a point by its axes: the label of its tick if that is a name, or else the axis label and the number.
+
+    >>> axes = Figure().subplots()
+    >>> _ = axes.set(xlabel="step", ylabel="loss")
+    >>> value_in_words(axes, 3.0, 0.25)
+    'step 3, loss 0.25'
+    """
+    said, figure = [], axes.get_figure(root=True)
+    assert figure is not None
+    for axis, value, whole in ((axes.xaxis, x, figure.get_supxlabel()), (axes.yaxis, y, figure.get_supylabel())):
+        formatter = axis.get_major_formatter()  # one of functions where ticks have names
+        if isinstance(formatter, FuncFormatter) and (named := formatter(value, 0)):
+            said.append(named)
+            continue
+        # panels above each other have their label once
+        here = tuple(axis.get_view_interval())
+        across = [getattr(each, f"{axis.axis_name}axis") for each in figure.axes]
+        others = [each.get_label_text() for each in across if tuple(each.get_view_interval()) == here]
+        label = next(filter(None, [axis.get_label_text(), *others, whole]), "")
+        said.append(f"{label} {short(value)}".strip())
+    return ", ".join(said)
+
+
+def with_values(drawing: str, values: Values) -> str:
+    """Add a title with the value to each point and bar of an SVG."""
+
+    def titled(match: re.Match[str]) -> str:
+        said = values[match[1] or match[3]]
+        if isinstance(said, str):
+            return f'<g id="{match[3]}"><title>{escape(said)}</title>{match[4]}</g>'
+
+        def point(use: re.Match[str]) -> str:
+            here = said.get((round(10 * float(use[2])), round(10 * float(use[3]))))
+            return f"{use[1]}><title>{escape(here)}</title></use>" if here else use[0]
+
+        return match[0].replace(match[2], USED.sub(point, match[2]))
+
+    return GROUP.sub(titled, drawing)
