@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.closing import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.equal_inputs import RepeatedInputs, equal_inputs_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
-from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
