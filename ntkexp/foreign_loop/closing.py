@@ -26,6 +26,7 @@ from ntkexp.kernel.features.adjoint import Adjoint
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import products
+from ntkexp.records.results import ROUNDED
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
@@ -33,7 +34,6 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-OUTPUTS = 100  # eps: of the outputs at both ends
 WEIGHTS = 4  # times the rounding of the weights that a random vector shows
 PARTS = 64  # eps: of the parts
 SHARE = 0.01  # the most that the rounding of parts may count, relative to the change
@@ -158,7 +158,7 @@ class ClosingSums:
         change = (end - start).to(total.dtype)
         eps = torch.finfo(end.dtype).eps
         moved = float(change.norm())
-        outputs = OUTPUTS * eps * float(start.norm() + end.norm())
+        outputs = ROUNDED * eps * float(start.norm() + end.norm())
         parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
         net = float(contributions.sum(2).abs().sum())
         return Closing(
