@@ -26,8 +26,9 @@ from ntkexp.config.build import admit, load_function
 from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Stepped, Task, Tell, Unfinished, run_jobs
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
-from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
+from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
+from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number, in_short
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule

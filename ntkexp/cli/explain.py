@@ -327,10 +327,11 @@ def attribute(
 
     from ntkexp.config.build import load_function
     from ntkexp.config.plain_yaml import parsed
-    from ntkexp.foreign_loop.again import Weighing, trained_again
+    from ntkexp.foreign_loop.again import trained_again
     from ntkexp.foreign_loop.batch_norm import checked_mode
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
+    from ntkexp.foreign_loop.user_loss import Weighing
     from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import ladder_sentence
 

@@ -1,32 +1,37 @@
-"""Following a user's own training loop: recording, proof and attribution.
+"""Follow a user's own training loop: record it, prove each step, and attribute outputs to examples.
 
     with ntkexp.follow(model, optimizer, queries=x_query) as trace:
-        train()                       # any loop of PyTorch, as it is
+        train()                       # any loop of PyTorch, unchanged
     found = trace.attribute()         # which examples made each prediction, to rounding
 
-Three proofs stand behind each step: the gradient that was consumed is that of the examples seen, up to one factor; the
-optimizer's rule leads from the weights before to those after; the secant explains the change of the queries' outputs.
-The first two refuse a step that fails; the error of the third is reported, step by step. Where a call draws random
-numbers, as dropout does, the first holds for the masks that were drawn, which are constants of the step; the third for
-queries in evaluation, without dropout, for that is how a model is used. Under autocast, the first holds under the same
-casts, to the rounding of the shorter numbers, and the third without them; their cost is reported.
+Each step has three proofs. (a) The consumed gradient is that of the recorded examples, up to one factor. (b) The
+optimizer's rule leads from the weights before the step to those after it. (c) The secant explains the change of the
+outputs at the queries. A step that fails (a) or (b) is refused; the error of (c) is reported. If a call draws random
+numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in evaluation mode. Under autocast, (a)
+holds under the same casts, and (c) without them.
 
-Where to read what:
+The files, in an order in which each imports only earlier ones:
 
-    follow.py              the line around the loop; arguments.py: what it is given, and refuses beforehand
-    watch.py               the algorithm of following: what is recorded of each call and step, and proved as it happens
-    hooks.py               hooks on what is followed, which do nothing on its copies
-    calls.py               a call of the model: its circumstances, its inputs, ∂L/∂f, its losses
-    example_names.py       by what names examples go; equal_inputs.py: signs that one name is several examples
-    outside.py             what changes the model and is no step: refused, or a part of its own
-    rule.py, step.py       the linear step of an optimizer, and proof (b); a step, and the interfaces of stores
-    step_log.py            the numbers of each step, for a function of the user's
-    store/                 steps in memory and on disk, and their replay
-    replayed_module.py     the module as functions of its weights, as each call had it; whether it gives what it gave
-    host_reads.py          numbers of a device, many with one transfer
-    clipping.py            proof (a): the factors between gradients, which scales and clipping explain
-    attribution.py         what each step added, on the way back; trace.py: what its user asks, and a trace in a folder
-    run_folder.py          what was found, as a run that `ntkexp report` shows
-    followed_training.py   a loop as a training that can be differentiated; effects.py, again.py, loop_ledger.py: what
-                           leaving examples out would change, and trainings without them
+    closing              the final check: the parts add up to the change
+    example_names        names of examples: digests of their inputs, names of the user, places in a Dataset
+    hooks, host_reads    hooks that copies of a model do not keep; numbers from a device, in one transfer
+    batch_norm           running statistics, and gradients through a batch that norms couple
+    clipping             proof (a): factors between gradients, which scales and clipping explain
+    rule, torch_rules    proof (b): the linear step of an optimizer; the rules of PyTorch's optimizers
+    call                 one recorded call: circumstances, inputs, ∂L/∂f
+    equal_inputs         signs that one name stands for several examples
+    positions            contributions told apart by the positions of a text
+    user_loss            the user's loss, and weights of examples in a loop run again
+    measure              the user's measure of outputs at the queries
+    model_function       the model as a function of its weights, as each call had it
+    example_gradients    Jᵀℓ′ of the examples of a call
+    arguments, outside   checks of arguments; changes that no step made
+    step, store/         one step; steps in memory and on disk, and their replay
+    followed_training    the loop as a training that can be differentiated
+    problem, step_log    the interface of a trace for effects and reruns; numbers of each step for a log
+    again, watch         the loop run again with other weights of its examples; the hooks that record
+    run_folder           the attribution as a run that `ntkexp report` shows
+    attribution, effects the sum over steps, from the last to the first; leave-out effects
+    trace, follow        the user's object and its folder; the entry point
+    loop_ledger          the change without some examples, split over all others
 """

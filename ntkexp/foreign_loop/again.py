@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -15,74 +15,15 @@ from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
 from ntkexp.effects.trajectory import FlatWeights, flat_like
-from ntkexp.foreign_loop.calls import (
-    CPU,
-    ExampleLoss,
-    ModelCall,
-    beginning_at,
-    counts_of,
-    device_generators,
-    generator_state,
-)
-from ntkexp.foreign_loop.example_names import SeenCall
+from ntkexp.foreign_loop.call import CPU, beginning_at, device_generators, generator_state
+from ntkexp.foreign_loop.problem import LoopProblem
+from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import AbstractRetraining
 from ntkexp.report.progress import Announced
 from ntkexp.text import counted, short
-
-if TYPE_CHECKING:
-    from ntkexp.foreign_loop.trace import Trace
-
-
-# --- What examples weigh in a loop that is carried out again, by what comes back to the outputs of its calls.
-#
-#     ∂L/∂fᵢ ← cwᵢ ∂L/∂fᵢ        c = 1 (fixed), or Σm/Σmw over the rows of the call (renormalised)
-#
-# with the m that each counts in the mean, 1 if `loss=` does not give another.
-#
-# Where a loss is a mean of one loss for each example, this trains as the loop would without those whose weight is
-# zero, and the loop need not know of it. A call of which nothing is left adds nothing to the gradient.
-
-
-@dataclass(frozen=True)
-class Weighing:
-    """The weights of some examples, by their names; all others weigh 1. `loss` gives what they count in a mean.
-
-    >>> Weighing({"a": 0.0}).factors(["a", "b", "c", "b"]).tolist()
-    [0.0, 1.3333333333333333, 1.3333333333333333, 1.3333333333333333]
-    >>> Weighing({"a": 0.0}, "fixed").factors(["a", "b"]).tolist()
-    [0.0, 1.0]
-    """
-
-    weights: Mapping[str, float] = field(default_factory=dict)
-    mean: MeanName = "renormalised"
-    loss: ExampleLoss | None = None
-
-    def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """The weight of every row."""
-        return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
-
-    def factors(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> Float[Tensor, " row"]:
-        """What comes back to every row is multiplied with this."""
-        return self.left(names) * self.shared(names, counts)
-
-    def shared(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> float:
-        """The c of a call; 1 where nothing is left that could share anything."""
-        left = self.left(names)
-        each = torch.ones_like(left) if counts is None else counts.to(left)
-        whole = float((left * each).sum())
-        return float(each.sum()) / whole if self.mean == "renormalised" and whole else 1.0
-
-    def counts(self, outputs: Tensor, call: ModelCall) -> Float[Tensor, " row"] | None:
-        """What the examples of a call that gave these outputs count, if that is given."""
-        return None if self.loss is None else counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))
-
-    def silences(self, names: Sequence[str]) -> bool:
-        """Whether nothing is left of a call."""
-        return not self.left(names).any()
-
 
 # --- A loop is carried out again, by the function that its user gives, and `follow` inside it learns what has
 # changed: what examples weigh, and where the steps are kept, so that the first trace stays as it is.
@@ -98,7 +39,7 @@ class AlteredLoop:
 
     weighing: Weighing
     place: Path | None
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[LoopProblem] = field(default_factory=list)
 
 
 UNDER_WAY: ContextVar[AlteredLoop | None] = ContextVar("UNDER_WAY", default=None)
@@ -109,7 +50,7 @@ def altered_loop() -> AlteredLoop | None:
     return UNDER_WAY.get()
 
 
-def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -> Trace:
+def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -> LoopProblem:
     """The trace of the loop, carried out with these weights of its examples."""
     asked = AlteredLoop(weighing, place)
     token = UNDER_WAY.set(asked)
@@ -144,7 +85,7 @@ class LoopAgain(AbstractRetraining):
     """`again` carries out the loop that the trace is of; outputs are those at its queries."""
 
     again: Again
-    trace: Trace
+    trace: LoopProblem
     mean: MeanName
     progress: AbstractProgress = field(default_factory=Silent)
 
@@ -189,13 +130,13 @@ class LoopAgain(AbstractRetraining):
         with torch.no_grad(), plain_kernels():
             return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
 
-    def train(self, weights: Mapping[str, float], place: Path | None = None) -> Trace:
+    def train(self, weights: Mapping[str, float], place: Path | None = None) -> LoopProblem:
         """Carry the loop out with these weights; its steps are kept in a place, or not."""
         found = trained_again(self.again, Weighing(weights, self.mean, self.trace.loss), place)
         self.refuse_other(found)
         return found
 
-    def refuse_other(self, found: Trace) -> None:
+    def refuse_other(self, found: LoopProblem) -> None:
         """Refuse another loop than the one that was followed."""
         ours, theirs = self.trace.steps, found.steps
         begun, beginning = ours.start(0), theirs.start(0)

@@ -16,10 +16,10 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_flatten
 
-from ntkexp.foreign_loop.calls import beginning_at, generator_states
+from ntkexp.foreign_loop.call import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
-from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone
+from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts

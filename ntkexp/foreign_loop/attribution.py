@@ -20,13 +20,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
 from ntkexp.foreign_loop.closing import ClosingSums
+from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.model_function import CHANGED, Replayed
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
-from ntkexp.foreign_loop.replayed_module import CHANGED, CallGradients, CallReaders, Replayed
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
@@ -452,7 +453,7 @@ class Backwards:
         consumed = {name: step.gradient[name] for name in step.heard}
         room = called.room_of(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
-        factors, missed = factors_between(found, consumed, step.index, step.calls, room, noise)
+        factors, missed = factors_between(found, consumed, step.index, facts_of(step.calls), room, noise)
         for call, each in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (other := each.other(call.signed)):
                 raise Mistake(

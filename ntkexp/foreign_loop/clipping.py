@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import frexp, hypot, log2, sqrt
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,9 +26,6 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
-
-if TYPE_CHECKING:
-    from ntkexp.foreign_loop.calls import ModelCall
 
 AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
 OF_NOISE = 64  # times what a relative noise of eps does to a gradient
@@ -53,11 +49,20 @@ DREW = (
 # --- The factors between two gradients.
 
 
+@dataclass(frozen=True)
+class StepFacts:
+    """Facts about the calls of a step, for the message of a refusal."""
+
+    rows: int  # examples
+    drew: bool  # whether a call drew random numbers
+    other_outputs: tuple[str, ...] = ()  # outputs of the model that are not followed
+
+
 def factors_between(
     found: Weights,
     consumed: Weights,
     step: int,
-    calls: Sequence[ModelCall],
+    facts: StepFacts,
     room: float,
     noise: Callable[[], Weights],
 ) -> tuple[dict[str, float], float]:
@@ -80,17 +85,16 @@ def factors_between(
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
-    rows, drew = sum(len(call.names) for call in calls), any(call.how.states for call in calls)
-    others = sorted({name for call in calls for name in call.other_outputs})
-    reason = DREW if drew else ALIKE
-    if others:
+    reason = DREW if facts.drew else ALIKE
+    if facts.other_outputs:
+        others = " or ".join(facts.other_outputs)
         reason = (
-            f"does the loss use the output {' or '.join(others)} of the model as well, or alone? One is followed: name "
+            f"does the loss use the output {others} of the model as well, or alone? One is followed: name "
             "it, output=…, or let the model return all that the loss uses as one tensor (torch.cat)"
         )
     raise Mistake(
-        f"step {step}: the gradient that was consumed is not that of the {rows} examples seen, off by {missed:.2g} of "
-        f"itself in '{worst}'; {reason}"
+        f"step {step}: the gradient that was consumed is not that of the {facts.rows} examples seen, off by "
+        f"{missed:.2g} of itself in '{worst}'; {reason}"
     )
 
 

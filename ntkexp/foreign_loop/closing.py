@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,11 +26,14 @@ from ntkexp.kernel.features.adjoint import Adjoint
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import products
+from ntkexp.records.results import ROUNDED
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
 
-OUTPUTS = 100  # eps: of the outputs at both ends
+if TYPE_CHECKING:
+    import xarray as xr
+
 WEIGHTS = 4  # times the rounding of the weights that a random vector shows
 PARTS = 64  # eps: of the parts
 SHARE = 0.01  # the most that the rounding of parts may count, relative to the change
@@ -153,7 +158,7 @@ class ClosingSums:
         change = (end - start).to(total.dtype)
         eps = torch.finfo(end.dtype).eps
         moved = float(change.norm())
-        outputs = OUTPUTS * eps * float(start.norm() + end.norm())
+        outputs = ROUNDED * eps * float(start.norm() + end.norm())
         parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
         net = float(contributions.sum(2).abs().sum())
         return Closing(
@@ -163,3 +168,45 @@ class ClosingSums:
             cancellation=float(contributions.abs().sum()) / net if net else 1.0,
             parameter=self.parameter,
         )
+
+
+# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, beside what was found in
+# the precision of the weights that move.
+#
+#     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
+#
+# At each step `rounding` is what the rounding of the gradient did: the consumed one less that of the examples
+# without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
+# casts; how far they are from f is a figure of its own.
+
+
+def casts_sentence(found: xr.Dataset) -> str:
+    """The sentence on casts; none, if there were none."""
+    if "away" not in found.attrs:
+        return ""
+    moved = float(((found["change"]) ** 2).sum() ** 0.5)
+    named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
+    causes = [said.format(found.attrs[name]) for name, said in named.items() if name in found.attrs]
+    ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
+    shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
+    return (
+        f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
+        f"and so the outputs by {shares[0]} of what training changed, which no example added; outputs are read without "
+        f"casts, {shares[1]} of that change away from those with them"
+    )
+
+
+def rounding_sentence(found: xr.Dataset) -> str:
+    """The sentence on rounding without casts, where it did more than half of the digits can hide."""
+    share = float(found.attrs.get("rounding", 0.0))
+    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
+        return ""
+    if "rounds" in found.attrs:
+        return (
+            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
+            "changed (`rounding`), and no example did"
+        )
+    return (
+        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
+        "which no example added; a larger eps of the optimizer avoids this"
+    )

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -18,11 +17,12 @@ from torch.func import jacrev
 from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
-from ntkexp.foreign_loop.again import SEED, Again, LoopAgain, Weighing
-from ntkexp.foreign_loop.calls import ExampleLoss
+from ntkexp.foreign_loop.again import SEED, Again, LoopAgain
 from ntkexp.foreign_loop.followed_training import FollowedTraining
+from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.store.files import TraceFolder
+from ntkexp.foreign_loop.user_loss import ExampleLoss, Weighing
 from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
@@ -30,10 +30,6 @@ from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept, groups
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
-
-if TYPE_CHECKING:
-    from ntkexp.foreign_loop.trace import Trace
-
 
 # --- What leaving each example of a followed loop out would change in the outputs at the queries: sweeps back over
 # it.
@@ -93,7 +89,7 @@ class FollowedSweep:
 
 
 def sweep_over(
-    trace: Trace,
+    trace: LoopProblem,
     training: FollowedTraining,
     plan: SweepPlan,
     kind: Effects,
@@ -145,7 +141,7 @@ UNCHECKED = "effects were not checked against trainings without examples; give a
 
 
 def loop_effects(
-    trace: Trace,
+    trace: LoopProblem,
     effects: Effects,
     mean: MeanName,
     memory_gb: float,
@@ -182,7 +178,7 @@ def attributes_of(found: EffectsFound) -> dict[str, float | str]:
     return facts | {"caveats": "; ".join(found.caveats)} | agrees
 
 
-def training_of(trace: Trace, mean: MeanName) -> FollowedTraining:
+def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:
     """The loop as a training that can be differentiated, which takes its loss, and a rule whose effects are known."""
     return FollowedTraining(
         steps=trace.steps,
@@ -193,7 +189,7 @@ def training_of(trace: Trace, mean: MeanName) -> FollowedTraining:
     )
 
 
-def loss_of(trace: Trace) -> ExampleLoss:
+def loss_of(trace: LoopProblem) -> ExampleLoss:
     """The loss that effects are derivatives of."""
     if trace.loss is None:
         raise Mistake(
@@ -203,7 +199,7 @@ def loss_of(trace: Trace) -> ExampleLoss:
     return trace.loss
 
 
-def plan_of(trace: Trace, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool) -> SweepPlan:
+def plan_of(trace: LoopProblem, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool) -> SweepPlan:
     """What the sweep takes, if all steps are like the last."""
     rows = sum(len(call.names) for call in last.calls)
     weights = trace.steps.end.values()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.text import counted, several
 

@@ -29,11 +29,11 @@ from ntkexp.effects.trajectory import (
     Update,
     flat_like,
 )
-from ntkexp.foreign_loop.again import Weighing
-from ntkexp.foreign_loop.calls import SPREAD, CallLoss, CallShare, ExampleLoss, ModelCall, cancelled
+from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.clipping import factor_between
-from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.user_loss import SPREAD, CallLoss, CallShare, ExampleLoss, Weighing, cancelled
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights

@@ -18,11 +18,12 @@ from torch import Tensor
 from ntkexp.effects.plan import IN_CACHE
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.effects.trajectory import FlatWeights
-from ntkexp.foreign_loop.again import Again, LoopAgain, Weighing, trained_again
+from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, example_names_in, load_trace
+from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import part
 from ntkexp.model.functional import copied
 from ntkexp.progress import AbstractProgress

@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ntkexp.foreign_loop.calls import beginning_at, failure
+from ntkexp.foreign_loop.call import beginning_at
 from ntkexp.foreign_loop.example_names import DATASET, Ids, SeenCall, names_of
+from ntkexp.foreign_loop.user_loss import failure
 from ntkexp.kernel.read.checks import UNFAITHFUL
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.independence import CHANGING, COUPLED
@@ -300,7 +301,7 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 # --- Which measure it is: two traces with different ones are not one.
 #
 # By its name, its code and what it holds. Its numbers at the queries are compared with what they were when the loop was
-# followed, before anything is said of them: `replayed_module.OutputsAtEnds`.
+# followed, before anything is said of them: `model_function.OutputsAtEnds`.
 
 
 def described(measure: Measure) -> str:

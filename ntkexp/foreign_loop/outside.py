@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.calls import Autocast
+from ntkexp.foreign_loop.call import Autocast
 from ntkexp.foreign_loop.host_reads import to_host
-from ntkexp.foreign_loop.replayed_module import CalledModule
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import copied

@@ -13,7 +13,7 @@ padding and at targets that are ignored, by_position is zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.text import counted
 
 if TYPE_CHECKING:
-    from ntkexp.foreign_loop.replayed_module import CalledModule
     from ntkexp.kernel.read.reader import Reader
     from ntkexp.kernel.record.tape import Tape
 
@@ -54,12 +53,12 @@ class Positions:
     rows: int
 
 
-def positions_of(steps: Iterable[Sequence[ModelCall]], called: CalledModule) -> Positions:
+def positions_of(steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]) -> Positions:
     """Those of the calls of all steps, before any of these is explained."""
     found, shape, longest, rows = set[int](), list[int](), {1: 0, 2: 0}, {1: 0, 2: 0}
     for calls in steps:
         for call in calls:
-            if called.couples(call):
+            if couples(call):
                 raise Mistake(
                     f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a batch, and "
                     "positions are not told apart there; leave positions=True out"

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.closing import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.equal_inputs import RepeatedInputs, equal_inputs_sentence
 from ntkexp.foreign_loop.outside import outside_sentence
-from ntkexp.foreign_loop.replayed_module import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.records.atomic import WIDTH, Sealing
@@ -50,7 +50,7 @@ from ntkexp.records.data import OUT_NAME, write_data
 from ntkexp.records.folder import BEGUN, CONFIG, PROVENANCE, RunFolder, command, package_version, results_version
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.own_files import remove_store
-from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, write_results
+from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, rounding_floor, write_results
 from ntkexp.report.examples import Example, named_example
 from ntkexp.report.painter import painter
 from ntkexp.report.top_examples import top_examples_of
@@ -169,7 +169,6 @@ class ShownExamples:
 WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
 CASTS = "casts_error"  # of the gradient, where the loop had autocast
-ROUNDS = 100  # eps: of sums of this size, as for the ladder of a run
 
 
 def write_run(
@@ -257,7 +256,7 @@ def secant_result(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], ca
         machine="secant",
         detail=FOLLOWED,
         relative_error=missed / moved if moved else None,
-        floor=(ROUNDS * float(np.finfo(end.dtype).eps) * size + cast) / moved if moved else None,
+        floor=rounding_floor(size, moved, float(np.finfo(end.dtype).eps), cast),
         max_error=float(np.abs(made - end).max()),
         r2=1 - missed**2 / spread if spread else None,
         note=outside if moved else "the network did not move here",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer

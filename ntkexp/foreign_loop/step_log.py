@@ -20,9 +20,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ntkexp.foreign_loop.calls import ExampleLoss, ModelCall, losses_of
+from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.user_loss import ExampleLoss, losses_of
 from ntkexp.kernel.record.tape import examples
 
 LogStep: TypeAlias = Callable[[dict[str, float], int], object]

@@ -24,20 +24,16 @@ from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
-from ntkexp.foreign_loop.calls import Circumstances, ExampleLoss, ModelCall
+from ntkexp.foreign_loop.call import Circumstances, ModelCall
+from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
+from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
+from ntkexp.foreign_loop.model_function import CalledModule, OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import Positions, positions_of
-from ntkexp.foreign_loop.replayed_module import (
-    CalledModule,
-    CallReaders,
-    OutputsAtEnds,
-    Replayed,
-    rounding_sentence,
-)
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
 from ntkexp.foreign_loop.step import AbstractSteps
@@ -46,6 +42,7 @@ from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import named
+from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape, examples, map_tensors
@@ -283,7 +280,7 @@ class Trace:
         self.refuse_empty()
         progress = progress or Silent()
         release_memory(self.module.parameters())
-        places = positions_of(self.steps.calls(), self.called) if positions else None
+        places = positions_of(self.steps.calls(), self.called.couples) if positions else None
         steps, end = self.steps, self.steps.end
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 

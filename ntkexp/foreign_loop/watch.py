@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import unserializable_hook
 
-from ntkexp.foreign_loop.again import Weighing
 from ntkexp.foreign_loop.arguments import (
     NEVER_CALLED,
     ONE_NUMBER,
@@ -47,26 +46,28 @@ from ntkexp.foreign_loop.arguments import (
     unwrapped_model,
 )
 from ntkexp.foreign_loop.batch_norm import RunningStatistics, refuse_instance_statistics
-from ntkexp.foreign_loop.calls import (
+from ntkexp.foreign_loop.call import (
     Autocast,
     Circumstances,
     LayerModes,
     ModelCall,
     call_inputs,
+    facts_of,
     forbidden_kernels,
     generator_states,
 )
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.hooks import FollowHook
+from ntkexp.foreign_loop.model_function import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
-from ntkexp.foreign_loop.replayed_module import CalledModule, left_alone, signature
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.replay import copied
 from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
+from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part, tensors
 from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
@@ -499,7 +500,7 @@ class FirstStepProof:
             room = self.called.room_of(step.calls)
             consumed = {name: step.gradient[name] for name in step.heard}
             noise = partial(self.called.noise, step.calls, [step.start] * len(step.calls))
-            factors_between(found, consumed, step.index, step.calls, room, noise)
+            factors_between(found, consumed, step.index, facts_of(step.calls), room, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

@@ -26,7 +26,7 @@ from ntkexp.component import Component
 from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
 from ntkexp.machine.machines import path_sum, without_machine
 from ntkexp.mistake import first_line
-from ntkexp.records.results import Result, at_points
+from ntkexp.records.results import Result, at_points, rounding_floor
 
 
 class Ladder(Component):
@@ -127,7 +127,7 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
         rung.name,
         outcome.detail,
         relative_error=missed / moved if moved else None,
-        floor=100 * torch.finfo(end.dtype).eps * size / moved if moved else None,
+        floor=rounding_floor(size, moved, torch.finfo(end.dtype).eps),
         max_error=float(error.abs().max()),
         agreement=float((predicted_label(end + error) == predicted_label(end)).double().mean())
         if classifies and whole and g is None

@@ -113,6 +113,20 @@ def at_points(few: int, whole: int) -> str:
     return f"at {few} of {whole} points"
 
 
+ROUNDED = 100  # eps: of the outputs that a sum over a path is compared with
+
+
+def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
+    """Return the relative error that rounding explains: 100 eps · size / ‖f_T − f_0‖.
+
+    `beside` is an error that was measured apart, such as the effect of casts. The floor is None if nothing moved.
+
+    >>> rounding_floor(2.0, 0.5, 1e-16)
+    4e-14
+    """
+    return (ROUNDED * eps * size + beside) / moved if moved else None
+
+
 @dataclass(frozen=True)
 class Result:
     """One machine reproduces the trained network so well on one split."""

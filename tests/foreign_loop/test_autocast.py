@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ntkexp.foreign_loop.calls import forbidden_kernels
-from ntkexp.foreign_loop.replayed_module import casts_sentence
+from ntkexp.foreign_loop.call import forbidden_kernels
+from ntkexp.foreign_loop.closing import casts_sentence
 from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from ntkexp.foreign_loop import trace as trace_module
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
+from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.replayed_module import CallReaders
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName
 from ntkexp.foreign_loop import effects as followed_effects
-from ntkexp.foreign_loop.calls import CallLoss, ExampleLoss, ModelCall
+from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.user_loss import CallLoss, ExampleLoss
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed, loop

@@ -15,12 +15,13 @@ from torch import Tensor
 import ntkexp
 from ntkexp.cli.main import run as command
 from ntkexp.effects.sweep import MEANS, MeanName, StateAdjoint
-from ntkexp.foreign_loop.again import LoopAgain, Weighing, trained_again
+from ntkexp.foreign_loop.again import LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
+from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal

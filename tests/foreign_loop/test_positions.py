@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ntkexp
 from ntkexp.foreign_loop import run_folder
-from ntkexp.foreign_loop.calls import ModelCall
+from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import LoopPositions, Positions, positions_of
-from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
@@ -170,10 +170,10 @@ def test_the_axis_of_positions_is_found_or_refused(
         CalledModule(Language(), None),
     )
     if axis is not None:
-        assert positions_of(calls, called) == Positions(axis, shape[axis], 2 * shape[axis])
+        assert positions_of(calls, called.couples) == Positions(axis, shape[axis], 2 * shape[axis])
         return
     with pytest.raises(Mistake, match=r"positions=True: one axis of outputs of shape \[2, .* tell|disagree"):
-        positions_of(calls, called)
+        positions_of(calls, called.couples)
 
 
 def test_they_are_those_of_the_loss_at_each_position() -> None:

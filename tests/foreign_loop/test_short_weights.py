@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ntkexp.foreign_loop.closing import casts_sentence
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.replayed_module import casts_sentence
 from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ntkexp.foreign_loop.calls import Autocast, Circumstances, ModelCall
+from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance

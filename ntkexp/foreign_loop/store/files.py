@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.calls import Autocast, ModelCall
+from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import AGREES, factors_between
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.replayed_module import CalledModule
 from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
@@ -198,7 +198,7 @@ class ReplayedLoop:
             moved = self.called.noise(calls, [start] * len(calls))
             return self.signatures.of({name: part for name, part in moved.items() if name in signature})
 
-        factors, _ = factors_between(ours, signature, event["step"], calls, room, noise)
+        factors, _ = factors_between(ours, signature, event["step"], facts_of(calls), room, noise)
         if any(not torch.equal(ours[name], signature[name]) for name in signature):
             found = self.multiplied(found, factors, signature)
         return zeros | found | stored

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import ntkexp
-from ntkexp.foreign_loop.replayed_module import left_alone
+from ntkexp.foreign_loop.model_function import left_alone
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of

@@ -9,7 +9,6 @@ When that changes, so do outputs, and gradients often by one factor alone, as if
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,22 +17,15 @@ from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.batch_norm import (
-    BatchNormMode,
-    TermGradients,
-    at_constants,
     beginning_with,
-    constants_of,
     couples,
-    differentiated,
-    numbers_of,
 )
-from ntkexp.foreign_loop.calls import (
+from ntkexp.foreign_loop.call import (
     EVALUATION,
     Autocast,
     Circumstances,
@@ -45,9 +37,6 @@ from ntkexp.foreign_loop.calls import (
 )
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.measure import MeasuredQueries
-from ntkexp.foreign_loop.positions import PositionGradients, Positions
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
@@ -57,10 +46,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import arguments, choose_output, copied, function_as_it_is, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
-from ntkexp.text import short
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 LOG = logging.getLogger("ntkexp.follow")
 
@@ -499,127 +487,3 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
         together.append(place)
     if together:
         yield together
-
-
-@dataclass(frozen=True)
-class CallReaders:
-    """Readers of the calls of a loop, one for the module in each of its modes: what was found out of it stays known."""
-
-    called: CalledModule
-    trained: frozenset[str]
-    batch_norm: BatchNormMode = "exact"
-    room: float = 1e9  # bytes that gradients of examples may take
-    positions: Positions | None = None  # whose gradients are read as well
-    readers: dict[LayerModes, Reader] = field(default_factory=dict)
-
-    def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
-        if call.gradient is None:
-            raise ValueError("a call without a gradient")
-        function = self.called.at(call)
-        if self.called.couples(call):
-            return self.pulled_through_batch(call, function, weights)
-        beside = {} if call.statistics is None else numbers_of(call.statistics[0])
-        reader, tape = self.recorded(call, function, weights | beside)
-        came = call.gradient.to(tape.outputs.dtype)
-        features = reader.weighted(tape, came, as_copies=True)
-        found = CallGradients([features], Replayed(function, weights, call.inputs, tape.outputs))
-        if self.positions is None:
-            return found
-        return replace(
-            found, by_position=PositionGradients(reader, tape, came.reshape(call.shape), self.positions.axis)
-        )
-
-    def recorded(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Reader, Tape]:
-        """A call on a tape, and the reader of it: each of its examples depends on no other."""
-        modes = call.how.modes
-        if modes not in self.readers:
-            self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
-        reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
-        return reader, reader.record(weights, call.inputs)
-
-    def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
-        """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
-        which also show whether anything else couples examples."""
-        assert call.gradient is not None
-        outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
-        came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
-        begun, keep = time.monotonic(), self.batch_norm == "exact"
-        found = torch.autograd.grad(outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True)
-        seconds = time.monotonic() - begun
-        whole, rows = dict(zip(leaves, found, strict=True)), outputs.detach()
-        features: Sequence[Jacobian] = ()
-        if self.batch_norm == "constant" or call.how.modes not in self.readers:
-            constants = constants_of(function, weights, call.inputs)
-            reader, tape = self.recorded(call, at_constants(function), weights | constants)
-            features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
-        if self.batch_norm == "exact":
-            features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
-        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
-        return CallGradients(features, Replayed(function, weights, call.inputs, rows), whole, seconds)
-
-
-@dataclass(frozen=True)
-class CallGradients:
-    """Jᵀℓ′ of the examples of a call, some at a time, and the call as it was replayed for that. Where norms couple its
-    batch, `whole` is the gradient of all, which the examples' may not add up to."""
-
-    features: Sequence[Jacobian]
-    replayed: Replayed
-    whole: Weights | None = None
-    seconds: float = 0.0  # that a pass back took
-    by_position: PositionGradients | None = None
-
-    @property
-    def can_be_reread(self) -> bool:
-        """Whether `features` can be gone through twice without a pass backwards for each example."""
-        return not isinstance(self.features, TermGradients) or self.features.fits
-
-    def total(self, weights: Weights) -> Weights:
-        """The gradient of the call."""
-        if self.whole is not None:
-            return {name: self.whole.get(name, torch.zeros_like(weight)) for name, weight in weights.items()}
-        (features,) = self.features
-        return features.total(weights)
-
-
-# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, beside what was found in
-# the precision of the weights that move.
-#
-#     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
-#
-# At each step `rounding` is what the rounding of the gradient did: the consumed one less that of the examples
-# without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
-# casts; how far they are from f is a figure of its own.
-
-
-def casts_sentence(found: xr.Dataset) -> str:
-    """The sentence on casts; none, if there were none."""
-    if "away" not in found.attrs:
-        return ""
-    moved = float(((found["change"]) ** 2).sum() ** 0.5)
-    named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
-    causes = [said.format(found.attrs[name]) for name, said in named.items() if name in found.attrs]
-    ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
-    shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
-    return (
-        f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
-        f"and so the outputs by {shares[0]} of what training changed, which no example added; outputs are read without "
-        f"casts, {shares[1]} of that change away from those with them"
-    )
-
-
-def rounding_sentence(found: xr.Dataset) -> str:
-    """The sentence on rounding without casts, where it did more than half of the digits can hide."""
-    share = float(found.attrs.get("rounding", 0.0))
-    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
-        return ""
-    if "rounds" in found.attrs:
-        return (
-            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
-            "changed (`rounding`), and no example did"
-        )
-    return (
-        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
-        "which no example added; a larger eps of the optimizer avoids this"
-    )

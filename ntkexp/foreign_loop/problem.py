@@ -1,0 +1,41 @@
+"""A followed loop as effects and reruns read it. `trace.Trace` is one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import nn
+
+from ntkexp.foreign_loop.measure import Measure, MeasuredQueries
+from ntkexp.foreign_loop.model_function import CalledModule
+from ntkexp.foreign_loop.step import AbstractSteps
+from ntkexp.foreign_loop.user_loss import ExampleLoss
+from ntkexp.records.folder import RunFolder
+from ntkexp.shapes import Function, Inputs
+
+
+class LoopProblem(Protocol):
+    """The steps of a loop, its model, and the queries whose outputs are explained."""
+
+    steps: AbstractSteps
+    module: nn.Module
+    queries: Inputs
+    loss: ExampleLoss | None
+    folder: RunFolder | None
+    measured: MeasuredQueries | None
+
+    @property
+    def function(self) -> Function:
+        """The model in evaluation, as a function of its weights and the queries."""
+
+    @property
+    def called(self) -> CalledModule:
+        """The model as the calls of the loop had it."""
+
+    @property
+    def examples(self) -> dict[str, int]:
+        """The place of each example, in order of first use."""
+
+    @property
+    def measure(self) -> Measure | None:
+        """The measure of the outputs, if one is explained instead of them."""
