@@ -108,11 +108,11 @@ class LoopComponents:
 
 @dataclass
 class LoopSums:
-    """What the steps added that were gone back over so far, and what was proved of each."""
+    """Sums over the steps so far, from the last one on, and the proofs of each step."""
 
     parts: Float[Tensor, "probe out example"]
     decay: Float[Tensor, "probe out"]
-    rounding: Float[Tensor, "probe out"]  # what rounding, also of casts, did to the gradient, and that to the outputs
+    rounding: Float[Tensor, "probe out"]  # the effect of rounded gradients, also by casts, on the outputs
     statistics: Float[Tensor, "probe out"]  # what running statistics did, which calls moved
     coupling: Float[Tensor, "probe out"]  # what examples did to one another through statistics taken for constant
     by_step: Float[Tensor, "probe out step"]
@@ -388,7 +388,7 @@ class Backwards:
         # the final check needs the sizes of the terms, and what cancels among them
         terms = (parts.abs().sum(2), taken.decay, rounding, statistics, lacks)
         self.added.closing.add_step(secant, step.start, unclosed, terms)
-        self.note_cancelling(parts, step, calls, credited)
+        self.find_cancelling(parts, step, calls, credited)
 
         # added up by example and by step
         proofs = (
@@ -408,18 +408,20 @@ class Backwards:
             read = [(each.by_position, places) for each, places in zip(calls, each_rows, strict=True)]
             self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
 
-    def note_cancelling(
+    def find_cancelling(
         self,
         parts: Float[Tensor, "probe out row"],
         step: FollowedStep,
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if they do."""
+        """Find the parameter in which the parts of a step cancel, if they cancel and no step so far was heavier."""
+        if not self.added.closing.cancels_most(parts):
+            return
         assert self.sum.adjoint is not None
         examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
         felt = self.sum.adjoint.scaled_in(credited)
-        self.added.closing.note_cancelling(parts, felt, examples, step.heard)
+        self.added.closing.find_parameter(felt, examples, step.heard, parts[:, :, 0])
 
     def begin(self, step: FollowedStep) -> None:
         """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example caused it."""

@@ -383,7 +383,7 @@ def constants_of(function: Function, weights: Weights, inputs: Inputs) -> Weight
     return {f"{GIVEN} {number}": each for number, each in enumerate(flat)}
 
 
-# --- What is said of it.
+# --- The sentence on running statistics.
 
 
 def batch_norm_sentence(found: xr.Dataset) -> str:

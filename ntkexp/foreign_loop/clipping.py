@@ -198,7 +198,7 @@ class Multiplied:
 
 @dataclass
 class Factors:
-    """What the steps of a loop multiplied gradients with, as far as it is no scale."""
+    """The factors by which steps multiplied gradients, without those that are scales."""
 
     seen: list[Multiplied] = field(default_factory=list)
 

@@ -53,21 +53,23 @@ class Closing:
     @property
     def facts(self) -> dict[str, float | str]:
         """The check as attributes of the data set."""
-        relative = self.missed / self.change if self.change else self.missed
-        tolerance = self.tolerance / self.change if self.change else self.tolerance
         facts: dict[str, float | str] = {
-            "sum_error": relative,
-            "sum_tolerance": tolerance,
+            "sum_error": self.relative(self.missed),
+            "sum_tolerance": self.relative(self.tolerance),
             "cancellation": self.cancellation,
         }
         return facts | ({"cancels_in": self.parameter} if self.parameter else {})
+
+    def relative(self, size: float) -> float:
+        """Return a size relative to the change, or the size itself if nothing changed."""
+        return size / self.change if self.change else size
 
     @property
     def sentence(self) -> str:
         """The check in one line."""
         if not self.change:
             return "the outputs at the queries did not change"
-        share = short(self.missed / self.change)
+        share = short(self.relative(self.missed))
         return f"the parts add up to the change of the outputs, to {share} of it; contributions {self.cancel}"
 
     @property
@@ -81,8 +83,8 @@ class Closing:
         if self.missed <= self.tolerance:
             return
         freeze = f", or freeze '{self.parameter}'" if self.parameter else ""
-        share = short(self.missed / self.change) if self.change else short(self.missed)
-        bound = short(self.tolerance / self.change) if self.change else short(self.tolerance)
+        share = short(self.relative(self.missed))
+        bound = short(self.relative(self.tolerance))
         raise Mistake(
             f"the parts of the examples miss the change of the outputs by {share} of it, where rounding explains "
             f"{bound}; contributions {self.cancel}; train in float64{freeze}"
@@ -91,7 +93,7 @@ class Closing:
 
 @dataclass
 class ClosingSums:
-    """What the check needs of every step. Numbers stay on the device until the end."""
+    """Sums over the steps, for the check. They stay on the device until the end."""
 
     mass: Float[Tensor, "probe out"]  # Σ|parts| of all steps
     unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
@@ -127,24 +129,27 @@ class ClosingSums:
                 self.signs[name] = (2 * drawn - 1).to(weight.device)
         return {name: weight * self.signs[name] * torch.finfo(weight.dtype).eps for name, weight in weights.items()}
 
-    def note_cancelling(
+    def cancels_most(self, parts: Float[Tensor, "probe out row"]) -> bool:
+        """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
+        mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
+        if mass <= max(CANCELS * net, self.heaviest):
+            return False
+        self.heaviest = mass
+        return True
+
+    def find_parameter(
         self,
-        parts: Float[Tensor, "probe out row"],
         adjoint: Adjoint,
         right: Sequence[Jacobian],
         names: Sequence[str],
+        like: Float[Tensor, "probe out"],
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if no step before was heavier."""
-        mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
-        if mass <= max(CANCELS * net, self.heaviest):
-            return
-        like = parts[:, :, 0]
+        """Find the parameter in which the parts of a step cancel, if one makes up more than half of them."""
         masses = {}
         for name in names:
             one = adjoint.of([name])
             masses[name] = float(products(one, (each.of([name]) for each in right), like).abs().sum())
         largest = max(masses, key=lambda name: masses[name])
-        self.heaviest = mass
         self.parameter = largest if 2 * masses[largest] > sum(masses.values()) else ""
 
     def check(
@@ -170,18 +175,17 @@ class ClosingSums:
         )
 
 
-# --- What casts cost, of a loop under autocast or with frozen weights in short numbers, beside what was found in
-# the precision of the weights that move.
+# --- The cost of casts, for a loop under autocast or with frozen weights in short numbers.
 #
 #     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
 #
-# At each step `rounding` is what the rounding of the gradient did: the consumed one less that of the examples
-# without casts, to whose outputs the same came back. It is no example's. The loop's own outputs are those under
-# casts; how far they are from f is a figure of its own.
+# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples without casts, for
+# the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are those under casts; their distance from f
+# is reported apart.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
-    """The sentence on casts; none, if there were none."""
+    """Return the sentence on casts, or an empty one if there were none."""
     if "away" not in found.attrs:
         return ""
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
@@ -197,7 +201,7 @@ def casts_sentence(found: xr.Dataset) -> str:
 
 
 def rounding_sentence(found: xr.Dataset) -> str:
-    """The sentence on rounding without casts, where it did more than half of the digits can hide."""
+    """Return the sentence on rounding without casts, if its share is larger than √eps."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""

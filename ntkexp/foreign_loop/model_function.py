@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -82,6 +82,14 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
         return found.reshape(len(found), -1, count) @ NUMBERS[key]
 
 
+def with_noise(generator: torch.Generator, size: float | None, tensor: Tensor) -> Tensor:
+    """Return a tensor with relative noise of this size, by default its eps; whole numbers stay as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    return tensor * (1 + (torch.finfo(tensor.dtype).eps if size is None else size) * drawn)
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A function, and its `outputs` at some weights and inputs, which were formed in numbers of this precision, under
@@ -114,14 +122,7 @@ class Replayed:
 
         Under casts the same kernels cast alike, and there is little room for more.
         """
-        generator, by = stream("outputs", 0), max(eps, self.cast_eps)
-
-        def noisy(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-            return tensor * (1 + by * drawn)
-
+        noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
         near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
         with torch.no_grad(), plain_kernels():
             here, there = (columns(self.function, *at) for at in ((self.weights, self.inputs), near))
@@ -381,14 +382,7 @@ class CalledModule:
         """
         if any(self.is_cast(call.how) for call in calls):
             return {}
-        generator = stream("rounding", len(calls))
-
-        def noisy(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-            return tensor * (1 + torch.finfo(tensor.dtype).eps * drawn)
-
+        noisy = partial(with_noise, stream("rounding", len(calls)), None)
         near = list[ModelCall]()
         for call in calls:
             assert call.gradient is not None

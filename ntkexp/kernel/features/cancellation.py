@@ -60,17 +60,16 @@ def zero_sizes(weight: Tensor) -> Tensor:
 
 def add_products(sizes: Weights, block: Factored) -> None:
     """Add the sizes of the products a ⊗ β of a weight, and of the terms β of its bias."""
-    inputs = block.inputs.abs()
-    outputs = block.outputs[:, 0].abs()
+    inputs, outputs = block.inputs, block.outputs[:, 0]
     if block.weight is not None:
         size = sizes[block.weight.name]
         if size.dim():
-            block.weight.of(size).add_(inputs.flatten(0, 1).t() @ outputs.flatten(0, 1))
+            block.weight.of(size).add_(inputs.abs().flatten(0, 1).t() @ outputs.abs().flatten(0, 1))
         else:
-            size += (block.inputs.norm(dim=2) * block.outputs[:, 0].norm(dim=2)).sum()
+            size += (inputs.norm(dim=2) * outputs.norm(dim=2)).sum()
     if block.bias is not None and block.shift is not None:
         size = sizes[block.bias.name]
-        terms = outputs.sum((0, 1)) * abs(block.shift)
+        terms = outputs.abs().sum((0, 1)) * abs(block.shift)
         if size.dim():
             block.bias.of(size).add_(terms)
         else:
