@@ -36,7 +36,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-    from ntkexp.library import KernelMachine, TangentKernel, infinite_kernel, secant_kernel, tangent_kernel
+    from ntkexp.library import (
+        KernelMachine,
+        TangentKernel,
+        infinite_kernel,
+        secant_kernel,
+        tangent_kernel,
+    )
     from ntkexp.mistake import Mistake
     from ntkexp.optimizer.base import LinearStep
     from ntkexp.report.loaded_run import load_run
@@ -75,7 +81,14 @@ CALLBACKS = frozenset({"huggingface", "lightning"})
 
 def __dir__() -> list[str]:
     """What users call, and what this module has as any module does."""
-    return sorted({*__all__, *CALLBACKS, "__version__", *(name for name in globals() if name.startswith("__"))})
+    return sorted(
+        {
+            *__all__,
+            *CALLBACKS,
+            "__version__",
+            *(name for name in globals() if name.startswith("__")),
+        }
+    )
 
 
 def __getattr__(name: str) -> object:

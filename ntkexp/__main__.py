@@ -19,7 +19,9 @@ def main() -> None:
     except (MemoryError, ImportError) as error:
         if isinstance(error, ImportError) and "failed to map segment" not in str(error):
             raise
-        sys.stderr.write("ntkexp: no memory is left to load libraries; raise the limit (ulimit -v)\n")
+        sys.stderr.write(
+            "ntkexp: no memory is left to load libraries; raise the limit (ulimit -v)\n"
+        )
         sys.exit(1)
 
 

@@ -63,24 +63,36 @@ class FollowedScores:
         """Scores of these training examples at these test points; where there is an output for each class, at the
         output of each point's target."""
         places = np.array(self.points(data), dtype=int)
-        by_class = self.out is None and MEASURE not in self.found.attrs and "out" in self.found.sizes
+        by_class = (
+            self.out is None and MEASURE not in self.found.attrs and "out" in self.found.sizes
+        )
         if by_class and self.found.sizes["out"] == 1:
             raise Mistake(
                 "out=: the model has one output, which speaks for one class and against another; give out=0 if scores "
                 "are of the output itself, or follow with a measure= of the target"
             )
         if by_class and (targets is None or len(targets) != len(places)):
-            raise Mistake("out=: there is an output for each class; give the targets of the test points, or out=")
-        outs = [int(target) for target in targets] if by_class and targets is not None else [self.out] * len(places)
+            raise Mistake(
+                "out=: there is an output for each class; give the targets of the test points, or out="
+            )
+        outs = (
+            [int(target) for target in targets]
+            if by_class and targets is not None
+            else [self.out] * len(places)
+        )
 
         at = {name: place for place, name in enumerate(self.trained_names)}
         columns, found = [at[name] for name in names], np.empty((len(places), len(names)))
         for out in set(outs):
             rows = [row for row, each in enumerate(outs) if each == out]
             here = self.found.isel(probe=places[rows])
-            scores = here.to_scores("test,train", score=self.score, out=out, component=self.component).to_numpy()
+            scores = here.to_scores(
+                "test,train", score=self.score, out=out, component=self.component
+            ).to_numpy()
             if len(scores) < len(rows):
-                raise Mistake("a test point was not attributed; choose among those that have finite scores")
+                raise Mistake(
+                    "a test point was not attributed; choose among those that have finite scores"
+                )
             found[rows] = scores[:, columns]
         return torch.from_numpy(-found if self.lower_is_better else found)
 
@@ -107,12 +119,18 @@ class FollowedScores:
                 "queries= that hold all of them, as they are here (dtype and preprocessing too)"
             )
         if MEASURE in self.found.attrs and any(len(self.query_places[row]) > 1 for row in wanted):
-            raise Mistake("queries= holds a row twice, and measure= may differ between the two; leave one of them out")
+            raise Mistake(
+                "queries= holds a row twice, and measure= may differ between the two; leave one of them out"
+            )
         return [self.query_places[row][0] for row in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
         """The names of the examples of a data set, in its order: those given, or digests of what is read of it."""
-        names = read_in_order(dataset) if self.examples is None else [str(name) for name in self.examples]
+        names = (
+            read_in_order(dataset)
+            if self.examples is None
+            else [str(name) for name in self.examples]
+        )
         if len(names) != len(dataset):
             raise Mistake(
                 f"examples=: these are {len(names)} names for a data set of {len(dataset)}; give one for each"
@@ -142,7 +160,9 @@ class FollowedScores:
             outputs = model(data)
         if not isinstance(outputs, Tensor):
             return
-        trained = (self.found["start"] + self.found["change"]).isel(probe=self.points(data)).to_numpy()
+        trained = (
+            (self.found["start"] + self.found["change"]).isel(probe=self.points(data)).to_numpy()
+        )
         given = outputs.cpu().double().numpy()
         near = torch.finfo(outputs.dtype).eps ** 0.5 * np.linalg.norm(trained)
         if given.shape != trained.shape or not np.linalg.norm(given - trained) <= near:
@@ -187,10 +207,14 @@ class QuandaExplainer:
 
     def __post_init__(self) -> None:
         if self.scores is None:
-            raise Mistake("scores=: give those of the followed training, scores=FollowedScores(found, queries=…)")
+            raise Mistake(
+                "scores=: give those of the followed training, scores=FollowedScores(found, queries=…)"
+            )
         self.names = self.scores.training_names(self.train_dataset)
 
-    def explain(self, test_data: Tensor, targets: Sequence[int] | Tensor) -> Float[Tensor, "test train"]:
+    def explain(
+        self, test_data: Tensor, targets: Sequence[int] | Tensor
+    ) -> Float[Tensor, "test train"]:
         """Scores of all training examples at some queries."""
         assert self.scores is not None
         self.scores.refuse_other_model(self.model, test_data)
@@ -200,7 +224,10 @@ class QuandaExplainer:
         """The score of each training example at itself: all of them have to be queries."""
         found = list[Tensor]()
         for begin in range(0, len(self.train_dataset), batch_size):
-            rows = [self.train_dataset[k] for k in range(begin, min(begin + batch_size, len(self.train_dataset)))]
+            rows = [
+                self.train_dataset[k]
+                for k in range(begin, min(begin + batch_size, len(self.train_dataset)))
+            ]
             scores = self.explain(torch.stack([x for x, _ in rows]), [int(y) for _, y in rows])
             found.append(scores.diagonal(begin))
         return torch.cat(found)
@@ -225,9 +252,14 @@ class DattriAttributor:
         """Scores of the examples of one loader at those of the other, in their order; where there is an output for each
         class, at the output of each test point's target, the second part of a batch."""
         for loader in (train_dataloader, test_dataloader):
-            in_order = isinstance(loader.sampler, SequentialSampler) and type(loader.batch_sampler) is BatchSampler
+            in_order = (
+                isinstance(loader.sampler, SequentialSampler)
+                and type(loader.batch_sampler) is BatchSampler
+            )
             if not in_order or loader.drop_last:
-                raise Mistake("a DataLoader gives its data set in another order, or in part; load without shuffle=")
+                raise Mistake(
+                    "a DataLoader gives its data set in another order, or in part; load without shuffle="
+                )
         names, rows = self.scores.training_names(train_dataloader.dataset), list[Tensor]()
         for batch in test_dataloader:
             parts = batch if isinstance(batch, tuple | list) else (batch,)

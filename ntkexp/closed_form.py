@@ -51,7 +51,9 @@ class FlowGain(AbstractGain):
             if zero.any():  # it has no inverse, and is not learned at any time
                 raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
             return 1 / spectrum
-        return torch.where(zero, self.time, -torch.expm1(-self.time * spectrum) / torch.where(zero, 1.0, spectrum))
+        return torch.where(
+            zero, self.time, -torch.expm1(-self.time * spectrum) / torch.where(zero, 1.0, spectrum)
+        )
 
     @property
     def doubled(self) -> FlowGain:
@@ -170,7 +172,9 @@ def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
     raise singular("some of its eigenvalues")
 
 
-GRID = tuple(10.0 ** (k / 2) for k in range(-16, 3))  # ridges, as multiples of the mean of the kernel's diagonal
+GRID = tuple(
+    10.0 ** (k / 2) for k in range(-16, 3)
+)  # ridges, as multiples of the mean of the kernel's diagonal
 
 
 def held_out(
@@ -187,7 +191,10 @@ def held_out(
     >>> [round(float(each), 12) for each in found]
     [2.0, 1.0]
     """
-    inverse, coefficients = modes.vectors * FOREVER(modes.values + ridge), modes.at(FOREVER, ridge)(targets)
+    inverse, coefficients = (
+        modes.vectors * FOREVER(modes.values + ridge),
+        modes.at(FOREVER, ridge)(targets),
+    )
     predicted = torch.empty_like(targets)
     for fold in folds:
         block = inverse[fold] @ modes.vectors[fold].mH
@@ -258,7 +265,9 @@ def conjugate_gradients(
     return Solution(solution, left, products)
 
 
-def quotient(above: Float[Tensor, " column"], below: Float[Tensor, " column"]) -> Float[Tensor, " column"]:
+def quotient(
+    above: Float[Tensor, " column"], below: Float[Tensor, " column"]
+) -> Float[Tensor, " column"]:
     """A quotient is zero for a column that has arrived."""
     return torch.where(below == 0, 0.0, above / torch.where(below == 0, 1.0, below))
 
@@ -361,7 +370,9 @@ class Ensemble:
 NODES, BINS = 48, 15
 
 
-def probabilities(mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]) -> Float[Tensor, "point class"]:
+def probabilities(
+    mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]
+) -> Float[Tensor, "point class"]:
     """How probable each class is where outputs are Gaussian, with means μ_c and one standard deviation σ, independent:
 
         P(c has the largest output) = E Π_{d≠c} Φ(z + (μ_c − μ_d)/σ),  z ~ N(0, 1);  of a single output  P(+) = Φ(μ/σ),
@@ -393,7 +404,9 @@ def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"
     return float(0.0 - probable.log().mean())
 
 
-def calibration_error(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
+def calibration_error(
+    chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]
+) -> float:
     """The expected calibration error Σ_bins share · |accuracy − mean confidence| (Guo et al. 2017, 15 bins).
 
     >>> certain = torch.tensor([[0.0, 1.0], [0.0, 1.0]])

@@ -40,7 +40,9 @@ Steps: TypeAlias = Annotated[int, Field(ge=1, le=LONGEST)]
 class Component(BaseModel):
     """A frozen value whose fields are its configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     @property
     def option(self) -> str:

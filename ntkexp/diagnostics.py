@@ -28,7 +28,10 @@ from torch import Tensor, nn
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.on_disk import blocks, summed
 
-PRODUCTS, SETTLED = 100, 1e-7  # at most 100 products, until one more changes the value by less than 1e-7
+PRODUCTS, SETTLED = (
+    100,
+    1e-7,
+)  # at most 100 products, until one more changes the value by less than 1e-7
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
@@ -47,9 +50,9 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         before, eigenvalue = eigenvalue, float(torch.linalg.eigvalsh(tridiagonal)[-1])
         for vector in 2 * basis:  # once would leave what rounding had left of a vector
             image = image - inner(image, vector) * vector
-        if abs(eigenvalue - before) <= SETTLED * eigenvalue or norm(image) <= torch.finfo(image.dtype).eps * abs(
-            eigenvalue
-        ):
+        if abs(eigenvalue - before) <= SETTLED * eigenvalue or norm(image) <= torch.finfo(
+            image.dtype
+        ).eps * abs(eigenvalue):
             break
         beside.append(norm(image))
         basis.append(image / beside[-1])
@@ -152,7 +155,9 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
     return float((left * right).sum() / (left.norm() * right.norm()))
 
 
-def label_alignment(kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]) -> float:
+def label_alignment(
+    kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
+) -> float:
     """Find the CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
@@ -233,7 +238,9 @@ def selectivity(answers: Sequence[Float[Tensor, " unit"]]) -> float | None:
     >>> selectivity([torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])])
     0.0
     """
-    contrasts = [(one - other).abs().sum() / (one + other).sum() for one, other in combinations(answers, 2)]
+    contrasts = [
+        (one - other).abs().sum() / (one + other).sum() for one, other in combinations(answers, 2)
+    ]
     mean = float(torch.stack(contrasts).mean()) if contrasts else math.nan
     return mean if math.isfinite(mean) else None
 
@@ -245,7 +252,11 @@ def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "p
     def hear(_: nn.Module, given: tuple[object, ...]) -> None:
         heard.extend(value.detach() for value in given[:1] if isinstance(value, Tensor))
 
-    layers = [layer for layer in network.modules() if not list(layer.children()) and list(layer.parameters())]
+    layers = [
+        layer
+        for layer in network.modules()
+        if not list(layer.children()) and list(layer.parameters())
+    ]
     handles = [layer.register_forward_pre_hook(hear) for layer in layers]
     try:
         with torch.no_grad():
@@ -272,7 +283,9 @@ SMALL = 1e-3  # of the largest 𝒦
 
 
 def summary(
-    kernel: Float[Tensor, "probe out kept out_"], contributions: Float[Tensor, "probe out train"], train: int
+    kernel: Float[Tensor, "probe out kept out_"],
+    contributions: Float[Tensor, "probe out train"],
+    train: int,
 ) -> dict[str, float]:
     """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
@@ -295,7 +308,9 @@ def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
     """
     k = min(k, contributions.shape[2])
     sizes = (block.abs().sum(1) for block in blocks(contributions))
-    return float(torch.cat([each.topk(k, dim=1).values.sum(1) / each.sum(1) for each in sizes]).mean())
+    return float(
+        torch.cat([each.topk(k, dim=1).values.sum(1) / each.sum(1) for each in sizes]).mean()
+    )
 
 
 def coefficients(
@@ -303,7 +318,11 @@ def coefficients(
 ) -> dict[str, float]:
     """How much the coefficients of the kernel machine depend on the query."""
     blocks = kernel.transpose(1, 2)  # [probe, train, out, out_]
-    sizes = torch.linalg.svdvals(blocks)[..., -1] if blocks.shape[2] > 1 else blocks[..., 0].abs()[..., 0]
+    sizes = (
+        torch.linalg.svdvals(blocks)[..., -1]
+        if blocks.shape[2] > 1
+        else blocks[..., 0].abs()[..., 0]
+    )
     usable = (sizes > 0) & (sizes >= SMALL * blocks.abs().amax())
     divisor = torch.where(usable[..., None, None], blocks, torch.eye(blocks.shape[2]).to(blocks))
     parts = contributions.transpose(1, 2)[..., None].to(divisor)

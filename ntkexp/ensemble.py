@@ -65,7 +65,9 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + positions[train:].argsort()])
     divisor = experiment.loss.divisor(train) / experiment.loss.curvature
-    return EnsembleProblem(everything[order], positions[order], encoded[order], train, axis, divisor)
+    return EnsembleProblem(
+        everything[order], positions[order], encoded[order], train, axis, divisor
+    )
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
@@ -83,17 +85,28 @@ def refuse_other(experiment: Experiment) -> None:
     """Outputs before training must be random, and training plain."""
     if not experiment.loss.is_quadratic or type(experiment.optimizer) is not GD:
         raise Mistake("the processes are those of loss=squared and optimizer=gd; choose them")
-    if experiment.optimizer.weight_decay or experiment.optimizer.clip_norm or experiment.optimizer.layers:
-        raise Mistake("the processes are those of plain gradient descent; leave out decay, clipping and layers' steps")
-    if experiment.stop_at_loss is not None or any(
-        experiment.schedule.factor(step, experiment.steps) != 1.0 for step in range(experiment.steps)
+    if (
+        experiment.optimizer.weight_decay
+        or experiment.optimizer.clip_norm
+        or experiment.optimizer.layers
     ):
-        raise Mistake("the processes are those of equal steps; leave out stop_at_loss, schedule and warm-up")
+        raise Mistake(
+            "the processes are those of plain gradient descent; leave out decay, clipping and layers' steps"
+        )
+    if experiment.stop_at_loss is not None or any(
+        experiment.schedule.factor(step, experiment.steps) != 1.0
+        for step in range(experiment.steps)
+    ):
+        raise Mistake(
+            "the processes are those of equal steps; leave out stop_at_loss, schedule and warm-up"
+        )
     if experiment.switches:
         raise Mistake("the processes are those of one data set; leave out data=sequence")
     init = experiment.init
     if not isinstance(init, NTK) or init.antisymmetric or init.centred:
-        raise Mistake("the processes start from random outputs; choose init=ntk, neither antisymmetric nor centred")
+        raise Mistake(
+            "the processes start from random outputs; choose init=ntk, neither antisymmetric nor centred"
+        )
 
 
 @dataclass(frozen=True)
@@ -119,17 +132,23 @@ class StackedNetworks:
         outputs: Tensor = run(self.weights, self.buffers)
         return outputs
 
-    def tangent_kernels(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point point_"]:
+    def tangent_kernels(
+        self, x: Float[Tensor, "point *shape"]
+    ) -> Float[Tensor, "network point point_"]:
         """The tangent kernel of every network of one output, among the points."""
         count = len(next(iter(self.weights.values())))
         each = ({name: weight[k] for name, weight in self.weights.items()} for k in range(count))
-        return torch.stack([tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0] for weights in each])
+        return torch.stack(
+            [tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0] for weights in each]
+        )
 
 
 def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
     """Stack the weights of modules that differ in nothing else."""
     weights, buffers = stack_module_state(list(modules))
-    return StackedNetworks(modules[0], {name: weight.detach() for name, weight in weights.items()}, buffers)
+    return StackedNetworks(
+        modules[0], {name: weight.detach() for name, weight in weights.items()}, buffers
+    )
 
 
 # --- Networks that differ by their seeds alone, trained side by side by gradient descent, with all layers or the
@@ -159,7 +178,10 @@ class EnsembleTraining:
         return self.outputs_at((self.steps,), modules, tell)[self.steps]
 
     def outputs_at(
-        self, times: Sequence[int], modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
+        self,
+        times: Sequence[int],
+        modules: Sequence[nn.Module],
+        tell: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
         """The same after each of these numbers of steps; some networks at once are trained together."""
         each = sum(weight.numel() for weight in modules[0].parameters())
@@ -184,14 +206,24 @@ class EnsembleTraining:
         weights, train = networks.weights, len(self.targets)
         moving = list(weights)
         if self.readout:  # the parameters of the last layer, such as net.3.weight and net.3.bias
-            moving = [name for name in moving if name.rpartition(".")[0] == moving[-1].rpartition(".")[0]]
+            moving = [
+                name for name in moving if name.rpartition(".")[0] == moving[-1].rpartition(".")[0]
+            ]
         yield networks
         for _ in range(self.steps):
             free = {name: weights[name].detach().requires_grad_() for name in moving}
-            missed = replace(networks, weights={**weights, **free}).outputs(self.inputs[:train]) - self.targets
-            gradients = torch.autograd.grad(missed.square().sum() / (2 * self.divisor), list(free.values()))
+            missed = (
+                replace(networks, weights={**weights, **free}).outputs(self.inputs[:train])
+                - self.targets
+            )
+            gradients = torch.autograd.grad(
+                missed.square().sum() / (2 * self.divisor), list(free.values())
+            )
             moved = zip(moving, gradients, strict=True)
-            weights = {**weights, **{name: weights[name] - self.size * gradient for name, gradient in moved}}
+            weights = {
+                **weights,
+                **{name: weights[name] - self.size * gradient for name, gradient in moved},
+            }
             yield replace(networks, weights=weights)
 
 
@@ -313,7 +345,10 @@ class Reference:
         apart = errors - mean[..., None, :]
         covariance = apart.mT @ apart / (n - 1)
         usual = points**2 + self.correlation.square().sum()
-        squares = n * mean.square().sum(-1) / points, (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual
+        squares = (
+            n * mean.square().sum(-1) / points,
+            (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual,
+        )
         return torch.stack(squares, dim=-1).sqrt()
 
     @cached_property
@@ -347,22 +382,40 @@ def ensemble(
     wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
-    limit, everywhere = infinite_kernels(wide, inputs, given.train, experiment), slice(0, len(inputs))
+    limit, everywhere = (
+        infinite_kernels(wide, inputs, given.train, experiment),
+        slice(0, len(inputs)),
+    )
     whole = BlockSlices(everywhere, everywhere, same=True)
-    own = experiment.init.alpha**2 * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp  # α²𝒢(x, x′)
+    own = (
+        experiment.init.alpha**2
+        * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp
+    )  # α²𝒢(x, x′)
     prior = Kernels(limit.start[: given.train], limit.start)
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
-    modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds]
+    modules = [
+        draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds
+    ]
     found = []
-    for name, process, kernel in (("all layers", "ntk", limit.tangent), ("readout", "nngp", limit.start)):
+    for name, process, kernel in (
+        ("all layers", "ntk", limit.tangent),
+        ("readout", "nngp", limit.start),
+    ):
         modes = modes_of(kernel[: given.train])
         size = experiment.optimizer.chosen_step(2 * given.divisor / float(modes.values[-1]))
         training = EnsembleTraining(
-            inputs, targets, size, experiment.steps, divisor=given.divisor, readout=process == "nngp"
+            inputs,
+            targets,
+            size,
+            experiment.steps,
+            divisor=given.divisor,
+            readout=process == "nngp",
         )
         outputs = training.outputs(modules, partial(tell, name))
-        trained = Ensemble(kernel, prior, modes.at(DescentGain(size / given.divisor, experiment.steps)))
+        trained = Ensemble(
+            kernel, prior, modes.at(DescentGain(size / given.divisor, experiment.steps))
+        )
         theory = trained.mean(targets)[:, 0], trained.covariance(own), own.diagonal().sqrt()
         expected = Process(*(each.cpu().double() for each in theory))
         found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), expected, size))

@@ -50,6 +50,10 @@ class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
         self.session.begin(model, [optimizer])
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: object
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
     ) -> None:
         self.session.end()

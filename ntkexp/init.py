@@ -57,7 +57,9 @@ class AbstractInit(Component):
 
     def readout(self, features: int) -> Dense:
         """Make the last layer."""
-        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout)
+        return Dense(
+            features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout
+        )
 
 
 class Standard(AbstractInit):

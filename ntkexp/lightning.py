@@ -37,9 +37,18 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
         return self.session.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.model and type(pl_module).forward is LightningModule.forward:  # which says that there is none
-            moved = {id(w) for each in trainer.optimizers for group in each.param_groups for w in group["params"]}
-            part = common_submodule([name for name, weight in pl_module.named_parameters() if id(weight) in moved])
+        if (
+            not self.model and type(pl_module).forward is LightningModule.forward
+        ):  # which says that there is none
+            moved = {
+                id(w)
+                for each in trainer.optimizers
+                for group in each.param_groups
+                for w in group["params"]
+            }
+            part = common_submodule(
+                [name for name, weight in pl_module.named_parameters() if id(weight) in moved]
+            )
             likely = f"here model={part!r}" if part else "as model='net'"
             raise Mistake(
                 f"{type(pl_module).__name__} has no forward of its own, and so no calls; name the part that "
@@ -50,5 +59,7 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.session.end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self.session.end(exception)

@@ -27,7 +27,9 @@ class AbstractLoss(Component):
 
     curvature: ClassVar[float]
     smooth: ClassVar[bool] = True  # whether ℓ′ has no jumps
-    is_quadratic: ClassVar[bool] = False  # ℓ = ½ curvature ‖f − y‖², so that flows have closed forms
+    is_quadratic: ClassVar[bool] = (
+        False  # ℓ = ½ curvature ‖f − y‖², so that flows have closed forms
+    )
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod
@@ -41,7 +43,9 @@ class AbstractLoss(Component):
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
         """Real values as targets."""
-        raise Mistake(f"loss={self.option} takes class labels, and the data has real values; choose loss=squared")
+        raise Mistake(
+            f"loss={self.option} takes class labels, and the data has real values; choose loss=squared"
+        )
 
     @abstractmethod
     def value(
@@ -76,8 +80,13 @@ class AbstractLoss(Component):
                 raise Mistake(
                     f"loss={self.option}: value gives {list(value.shape)} for {len(f)} examples; give one each"
                 )
-            alone = self.value(f[-1:], some[-1:]), (self.output_gradient(f[-1:], some[-1:]) * d[-1:]).sum(1)
-            if not torch.allclose(torch.cat(alone), torch.stack([value[-1], slope[-1]]), rtol=1e-9, atol=1e-12):
+            alone = (
+                self.value(f[-1:], some[-1:]),
+                (self.output_gradient(f[-1:], some[-1:]) * d[-1:]).sum(1),
+            )
+            if not torch.allclose(
+                torch.cat(alone), torch.stack([value[-1], slope[-1]]), rtol=1e-9, atol=1e-12
+            ):
                 raise Mistake(
                     f"loss={self.option}: the loss of an example depends on others; let it be of each by itself"
                 )
@@ -96,7 +105,11 @@ class AbstractLoss(Component):
             of_value, of_gradient = self.derivatives(f, d, some)
             for each, along, of in (
                 (of_value, lambda at: self.value(at, some), "value"),
-                (of_gradient, lambda at, d=d: (self.output_gradient(at, some) * d).sum(1), "output_gradient"),
+                (
+                    of_gradient,
+                    lambda at, d=d: (self.output_gradient(at, some) * d).sum(1),
+                    "output_gradient",
+                ),
             ):
                 if not bool(lies_between(each, along, f, d).all()):
                     raise Mistake(
@@ -130,7 +143,10 @@ def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs nearer to the targets and farther away, each with a direction."""
     chance = stream("loss")
     for size in (0.1, 1.0, 3.0):
-        f, d = (torch.randn(targets.shape, generator=chance, dtype=torch.float64).to(targets) for _ in range(2))
+        f, d = (
+            torch.randn(targets.shape, generator=chance, dtype=torch.float64).to(targets)
+            for _ in range(2)
+        )
         yield targets + size * f, d
 
 

@@ -52,7 +52,9 @@ class AbstractMeasure(Component):
 class Output(AbstractMeasure):
     """The outputs themselves."""
 
-    def of_run(self, objective: Objective, targets: Float[Tensor, "example out"], classes: int) -> None:
+    def of_run(
+        self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
+    ) -> None:
         return None
 
 
@@ -62,15 +64,22 @@ class AbstractNumber(AbstractMeasure):
     takes_classes: ClassVar[bool] = True
 
     @final
-    def of_run(self, objective: Objective, targets: Float[Tensor, "example out"], classes: int) -> MeasuredOutputs:
+    def of_run(
+        self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
+    ) -> MeasuredOutputs:
         if self.takes_classes and not classes:
             raise Mistake("the data have real values and no classes; choose loss or output")
-        self.values(objective, torch.zeros_like(targets[:1]), targets[:1])  # which a loss may refuse
+        self.values(
+            objective, torch.zeros_like(targets[:1]), targets[:1]
+        )  # which a loss may refuse
         return MeasuredOutputs(measure=self, objective=objective)
 
     @abstractmethod
     def values(
-        self, objective: Objective, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        objective: Objective,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         """g(f, y)."""
 
@@ -86,7 +95,10 @@ class Loss(AbstractNumber):
     takes_classes: ClassVar[bool] = False
 
     def values(
-        self, objective: Objective, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        objective: Objective,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return objective.value(outputs, targets)
 
@@ -100,7 +112,10 @@ class LogProbability(AbstractNumber):
     """
 
     def values(
-        self, objective: Objective, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        objective: Objective,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return objective.log_probability(outputs, targets)
 
@@ -114,7 +129,10 @@ class Probability(AbstractNumber):
     """
 
     def values(
-        self, objective: Objective, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        objective: Objective,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return objective.log_probability(outputs, targets).exp()
 
@@ -130,12 +148,20 @@ class Margin(AbstractNumber):
     """
 
     def values(
-        self, objective: Objective, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        objective: Objective,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
             return (outputs * targets.sign())[:, 0]
-        order = targets.argsort(1)  # the class of the point is the last, as its target is the largest
-        return (outputs.gather(1, order[:, -1:]) - outputs.gather(1, order[:, :-1]).amax(1, keepdim=True))[:, 0]
+        order = targets.argsort(
+            1
+        )  # the class of the point is the last, as its target is the largest
+        return (
+            outputs.gather(1, order[:, -1:])
+            - outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
+        )[:, 0]
 
 
 # --- A measure under the loss of a run: as a function of weights, and of outputs alone.

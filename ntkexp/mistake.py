@@ -95,7 +95,9 @@ def first_line(error: BaseException) -> str:
     >>> first_line(KeyboardInterrupt())
     'no reason given'
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        "no reason given"
+    ]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
@@ -111,7 +113,9 @@ def in_short(value: object, most: int = 40) -> str:
         return "a number of more than 4300 digits"
 
 
-def checked_number(name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False) -> float:
+def checked_number(
+    name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False
+) -> float:
     """A number from `least` on, or only `above` it, up to `most`; anything else is refused by the name it has.
 
     >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
@@ -126,7 +130,10 @@ def checked_number(name: str, value: object, least: float = 0.0, most: float = 1
         number = nan
     if not least <= number <= most or (above and number == least):
         end = f" and ≤ {most:g}" if number > most or number == inf else ""
-        raise WrongArgument(f"{name}={in_short(value)}: it takes a number {'>' if above else '≥'} {least:g}{end}", name)
+        raise WrongArgument(
+            f"{name}={in_short(value)}: it takes a number {'>' if above else '≥'} {least:g}{end}",
+            name,
+        )
     return number
 
 
@@ -144,7 +151,9 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
     except (TypeError, ValueError, RuntimeError):
         number = least - 1
     if not least <= number <= most:
-        raise WrongArgument(f"{name}={in_short(value)}: it takes a whole number from {least} to {most}", name)
+        raise WrongArgument(
+            f"{name}={in_short(value)}: it takes a whole number from {least} to {most}", name
+        )
     return number
 
 
@@ -157,9 +166,13 @@ def refuse_special(path: Path, given: str, largest: int) -> int:
     """
     status = path.stat()
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
-        raise Mistake(f"{given} is a pipe or a device; write what it gives into a file, and name that")
+        raise Mistake(
+            f"{given} is a pipe or a device; write what it gives into a file, and name that"
+        )
     if status.st_size > largest:
-        raise Mistake(f"{given} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one")
+        raise Mistake(
+            f"{given} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one"
+        )
     return status.st_size
 
 
@@ -188,7 +201,11 @@ def nearest_file(name: str, files: Iterable[str]) -> str:
 
     def likeness(file: PurePath) -> float:
         alike = SequenceMatcher(None, wanted.stem, file.stem).ratio()
-        return alike if file.suffix.lower() == wanted.suffix.lower() else float(file.stem == wanted.stem)
+        return (
+            alike
+            if file.suffix.lower() == wanted.suffix.lower()
+            else float(file.stem == wanted.stem)
+        )
 
     close = max(map(PurePath, files), key=likeness, default=wanted)
     return f"; did you mean '{close}'?" if close != wanted and likeness(close) >= CLOSE else ""

@@ -68,7 +68,11 @@ def module_names(package: ModuleType) -> list[str]:
 def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
     """The file of each class in these folders, from their text: nothing is imported."""
     files = (file for folder in folders for file in sorted(Path(folder).glob("*.py")))
-    return {name: file.stem for file in files for name in CLASS.findall(file.read_text(encoding="utf-8"))}
+    return {
+        name: file.stem
+        for file in files
+        for name in CLASS.findall(file.read_text(encoding="utf-8"))
+    }
 
 
 def classes_of(package: str) -> Callable[[str], object]:
@@ -78,7 +82,9 @@ def classes_of(package: str) -> Callable[[str], object]:
     def import_class(name: str) -> object:
         modules = module_of_class(tuple(sys.modules[package].__path__))
         if name not in modules:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'{nearest(name, modules)}")
+            raise AttributeError(
+                f"module '{package}' has no attribute '{name}'{nearest(name, modules)}"
+            )
         kind: object = getattr(import_module(f"{package}.{modules[name]}"), name)
         return kind
 

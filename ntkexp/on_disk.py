@@ -59,7 +59,9 @@ def release_pages(numbers: Tensor) -> None:
     """Let go of the memory that was taken to look at a tensor in a file, or at a part of one."""
     if is_on_disk(numbers):
         storage = numbers.untyped_storage()
-        LIBRARY.madvise(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), DONT_NEED)
+        LIBRARY.madvise(
+            ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), DONT_NEED
+        )
 
 
 def row_blocks(numbers: Tensor) -> Iterator[slice]:
@@ -98,7 +100,9 @@ class RowsInFile:
     def __getitem__(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self.shape[0])
         row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
-        numbers = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize)
+        numbers = np.fromfile(
+            self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize
+        )
         return torch.from_numpy(numbers.reshape(bounds))
 
 
@@ -118,7 +122,9 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
     """
     whole = numbers[:0]
     if is_on_disk(like):
-        made = zeros_on_disk(Path(like.untyped_storage().filename or "").parent, numbers.shape, whole.dtype)
+        made = zeros_on_disk(
+            Path(like.untyped_storage().filename or "").parent, numbers.shape, whole.dtype
+        )
     else:
         made = whole.new_empty(tuple(numbers.shape), device=like.device)
     copy_rows(made, numbers)

@@ -70,7 +70,10 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     lines = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = [
-        [cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(*line, strict=True)]
+        [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(*line, strict=True)
+        ]
         for line in ((row, widths, right) for row in lines)
     ]
     return "\n".join("  ".join(line).rstrip() for line in cells)

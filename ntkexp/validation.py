@@ -23,7 +23,17 @@ import numpy as np
 import torch
 
 from ntkexp.config.build import admit, load_function
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Stepped, Task, Tell, Unfinished, run_jobs
+from ntkexp.engine.base import (
+    AbstractEngine,
+    AbstractJob,
+    Ended,
+    Ending,
+    Stepped,
+    Task,
+    Tell,
+    Unfinished,
+    run_jobs,
+)
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
@@ -75,7 +85,9 @@ class Design:
     def __post_init__(self) -> None:
         checked_number("leave_out", self.leave_out)
         if checked_count("trainings", self.trainings, 0) < 3:
-            raise Mistake(f"trainings={self.trainings}: ranks of fewer than 3 say nothing; take 100")
+            raise Mistake(
+                f"trainings={self.trainings}: ranks of fewer than 3 say nothing; take 100"
+            )
         checked_count("fresh", self.fresh, 0)
         checked_count("seed", self.seed, -(2**63), 2**64 - 1)
         if self.top is not None:
@@ -83,8 +95,13 @@ class Design:
 
     def removals(self, examples: int) -> list[tuple[int, ...]]:
         """Who is left out of each training, drawn from the seed."""
-        count, generator = number_of(self.leave_out, examples, "leave_out"), stream("left out", self.seed, examples)
-        drawn = (torch.randperm(examples, generator=generator)[:count] for _ in range(self.trainings))
+        count, generator = (
+            number_of(self.leave_out, examples, "leave_out"),
+            stream("left out", self.seed, examples),
+        )
+        drawn = (
+            torch.randperm(examples, generator=generator)[:count] for _ in range(self.trainings)
+        )
         return [tuple(sorted(each.tolist())) for each in drawn]
 
 
@@ -96,7 +113,9 @@ def number_of(given: float, examples: int, name: str) -> int:
     """
     count = round(given * examples + 1e-9) if 0 < given < 1 else int(given)
     if not 1 <= max(count, 0 < given < 1) < examples:
-        raise Mistake(f"{name}={given:g} of {examples} examples: it takes a share below 1, or from 1 to {examples - 1}")
+        raise Mistake(
+            f"{name}={given:g} of {examples} examples: it takes a share below 1, or from 1 to {examples - 1}"
+        )
     return max(1, count)
 
 
@@ -122,7 +141,9 @@ class AbstractSubject(ABC):
     def from_seed(self, seed: int) -> AbstractRetraining:
         """The training from other weights, in another order."""
 
-    def outputs(self, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
+    def outputs(
+        self, trainings: Sequence[TrainingWithout]
+    ) -> Iterator[tuple[TrainingWithout, Outputs]]:
         """Carry trainings out, those of one seed together, always as many: their number decides about rounding."""
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
@@ -161,18 +182,24 @@ class RunSubject(AbstractSubject):
 
     def from_seed(self, seed: int) -> RerunAt:
         own = self.experiment
-        data = own.data.model_copy(update={"seed": own.seed if own.data.seed is None else own.data.seed})
+        data = own.data.model_copy(
+            update={"seed": own.seed if own.data.seed is None else own.data.seed}
+        )
         other = own.model_copy(update={"seed": seed, "data": data})
         problem = draw_problem(other)
         if not torch.equal(problem.inputs, self.problem.inputs):
-            raise Mistake(f"data={own.data.option} are drawn by the seed, so a fresh seed has other examples")
+            raise Mistake(
+                f"data={own.data.option} are drawn by the seed, so a fresh seed has other examples"
+            )
         return self.rerun(other, problem)
 
     def rerun(self, experiment: Experiment, problem: Problem) -> RerunAt:
         """The training of an experiment, of as many steps of the same size as the run took."""
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
-            raise Mistake(f"{self.path} diverged, so no score predicts its outputs; choose a smaller step size")
+            raise Mistake(
+                f"{self.path} diverged, so no score predicts its outputs; choose a smaller step size"
+            )
         training = again(experiment, problem, *RunFolder(self.path).steps_taken)
         first = 0 if "train" in problem.places else problem.train
         inputs = problem.inputs[[first + point for point in self.probe]]
@@ -197,7 +224,9 @@ class LoopSubject(AbstractSubject):
             "follow and validate it once for each seed"
         )
 
-    def outputs(self, trainings: Sequence[TrainingWithout]) -> Iterator[tuple[TrainingWithout, Outputs]]:
+    def outputs(
+        self, trainings: Sequence[TrainingWithout]
+    ) -> Iterator[tuple[TrainingWithout, Outputs]]:
         for training, outputs in super().outputs(trainings):
             yield training, outputs[list(self.probe)]
 
@@ -205,7 +234,9 @@ class LoopSubject(AbstractSubject):
 def loop_subject(path: Path, loop: Again, probe: tuple[int, ...]) -> LoopSubject:
     """The loop whose trace lies in a folder; the module is the one that the loop itself follows."""
     first = trained_again(loop, Weighing())
-    trace = load_trace(find_trace(path), first.module, first.measure, [each.rule for each in first.steps.known])
+    trace = load_trace(
+        find_trace(path), first.module, first.measure, [each.rule for each in first.steps.known]
+    )
     trace.loss = first.loss
     return LoopSubject(trace, loop, probe)
 
@@ -226,7 +257,9 @@ class TrainingJob(AbstractJob):
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         path = Path(self.run)
         if not (path / DONE).is_file():
-            raise Mistake(f"a worker does not see {path}; put it on a file system that all machines share")
+            raise Mistake(
+                f"a worker does not see {path}; put it on a file system that all machines share"
+            )
         store = TrainingStore(path, self.probe)
         left = store.missing(self.trainings)
         if not left:
@@ -243,7 +276,9 @@ class TrainingJob(AbstractJob):
         return loop_subject(path, load_function(self.again, "again", self.trust), self.probe)
 
 
-def kept(store: TrainingStore, outputs: Iterator[tuple[TrainingWithout, Outputs]]) -> Iterator[None]:
+def kept(
+    store: TrainingStore, outputs: Iterator[tuple[TrainingWithout, Outputs]]
+) -> Iterator[None]:
     """Keep trainings as they are done."""
     for training, each in outputs:
         store.write(training, each)
@@ -251,7 +286,10 @@ def kept(store: TrainingStore, outputs: Iterator[tuple[TrainingWithout, Outputs]
 
 
 def by_workers(
-    engine: AbstractEngine, job: TrainingJob, store: TrainingStore, trainings: Sequence[TrainingWithout]
+    engine: AbstractEngine,
+    job: TrainingJob,
+    store: TrainingStore,
+    trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
     """Let workers carry out what is missing, one after another."""
     parts = [tuple(trainings[at : at + AT_ONCE]) for at in range(0, len(trainings), AT_ONCE)]
@@ -295,7 +333,9 @@ class ValidationCase:
         """Ask of scores of other methods as well."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
-        others = {name: checked_scores(each, shape, f"scores {name}") for name, each in given.items()}
+        others = {
+            name: checked_scores(each, shape, f"scores {name}") for name, each in given.items()
+        }
         return replace(self, scores={**self.scores, **others})
 
 
@@ -309,15 +349,23 @@ def case_of_run(
 ) -> ValidationCase:
     """A run's own scores, and its trainings: kept beside it, and carried out by workers if there is an engine."""
     rule, effect, points = explained_rule(run.rules), effects_of_run(run), tuple(probe)
-    parts = {} if rule is None else {"contribution": run.parts(rule).isel(probe=list(points)).to_numpy()}
+    parts = (
+        {}
+        if rule is None
+        else {"contribution": run.parts(rule).isel(probe=list(points)).to_numpy()}
+    )
     if effect is not None and np.isfinite(effect[list(points)]).all():
-        parts["effect"] = -effect[list(points)]  # what is changed without an example, which added the opposite
+        parts["effect"] = -effect[
+            list(points)
+        ]  # what is changed without an example, which added the opposite
     store = TrainingStore(run.path, points)
     subject: AbstractSubject
     if loop is None:
         subject = RunSubject(run.path, points, admit(trust))
     else:
-        subject = loop_subject(run.path, load_function(loop, "again", trust) if isinstance(loop, str) else loop, points)
+        subject = loop_subject(
+            run.path, load_function(loop, "again", trust) if isinstance(loop, str) else loop, points
+        )
     named = loop if isinstance(loop, str) else None
     job = TrainingJob(str(run.path.absolute()), points, tuple(trust), named, ())
 
@@ -400,46 +448,67 @@ def validate(
     """
     known = isinstance(trust, Sequence) and not isinstance(trust, str | bytes)
     if not known or not all(isinstance(each, str) for each in trust):
-        raise WrongArgument(f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py", "trust")
+        raise WrongArgument(
+            f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py",
+            "trust",
+        )
     if not (split is None or isinstance(split, str)):
-        raise WrongArgument(f"split={in_short(split)}: give the name of a split, such as 'probe'", "split")
+        raise WrongArgument(
+            f"split={in_short(split)}: give the name of a split, such as 'probe'", "split"
+        )
     if not (engine is None or isinstance(engine, AbstractEngine)):
-        raise WrongArgument(f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine")
+        raise WrongArgument(
+            f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine"
+        )
     if not (again is None or isinstance(again, str) or callable(again)):
-        raise WrongArgument(f"again= is a {type(again).__name__}; give a function, or where it lies", "again")
+        raise WrongArgument(
+            f"again= is a {type(again).__name__}; give a function, or where it lies", "again"
+        )
     queries = checked_count("queries", queries, 1)
     design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):
-            raise Mistake("validate: a followed loop is run again by a function; give again=, as for effects")
+            raise Mistake(
+                "validate: a followed loop is run again by a function; give again=, as for effects"
+            )
         case = case_of_trace(source, source.attribute(quiet=True), again, queries)
     else:
         run = source if isinstance(source, Run) else load_run(source)
         if "follow" in run.config and again is None:
             raise WrongArgument(
-                f"again=: {run.path} is of a loop of your own; give the function that runs it again", "again"
+                f"again=: {run.path} is of a loop of your own; give the function that runs it again",
+                "again",
             )
         if "follow" not in run.config and again is not None:
             raise WrongArgument(
-                f"again= is for loops that were followed; {run.path} is an experiment, trained as it is", "again"
+                f"again= is for loops that were followed; {run.path} is an experiment, trained as it is",
+                "again",
             )
-        case = case_of_run(run, asked_points(run, split, queries), again, engine, trust, in_place(quiet))
+        case = case_of_run(
+            run, asked_points(run, split, queries), again, engine, trust, in_place(quiet)
+        )
     if scores is not None:
         case = case.with_given(scores if isinstance(scores, Mapping) else {"scores": scores})
     if not case.scores:
-        raise Mistake("validate: there are no scores; attribute the run (path.rule=[secant]), or give your own")
+        raise Mistake(
+            "validate: there are no scores; attribute the run (path.rule=[secant]), or give your own"
+        )
     return validated(case, design, lower_is_better=lower_is_better)
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     """The first points of a split whose contributions are known, as places on the axis `probe`."""
-    place = slice_of_split(run, split or ("probe" if "probe" in run.points else main_split(run.ladder)))
+    place = slice_of_split(
+        run, split or ("probe" if "probe" in run.points else main_split(run.ladder))
+    )
     rule, points = explained_rule(run.rules), list(range(place.start, place.stop))
     if rule is not None:
         known = np.all(where_read(run.parts(rule)), axis=1)
         points = [point for point in points if known[point]]
     if not points:
-        raise Mistake(f"no point of {run.name} was attributed in that split; choose another with split=")
+        raise Mistake(
+            f"no point of {run.name} was attributed in that split; choose another with split="
+        )
     return points[:queries]
 
 
@@ -458,11 +527,14 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     }
 
     # all trainings together, so that no worker waits: with everyone, without chance groups, without top examples
-    groups = dict.fromkeys([(), *removals, *(group for each in without_top.values() for group in each)])
+    groups = dict.fromkeys(
+        [(), *removals, *(group for each in without_top.values() for group in each)]
+    )
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
     found = dict(zip(trainings, case.carried_out(trainings), strict=True))
     after = {
-        group: np.mean([found[TrainingWithout(group, seed)] for seed in seeds], axis=0).reshape(-1) for group in groups
+        group: np.mean([found[TrainingWithout(group, seed)] for seed in seeds], axis=0).reshape(-1)
+        for group in groups
     }
 
     outputs = np.stack([after[group] for group in removals])
@@ -478,7 +550,10 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     sign = -1.0 if lower_is_better else 1.0
     fared = []
     for name, scores in case.scores.items():
-        harm = [sign * (after[()][q] - after[group][q]) for q, group in zip(chosen, without_top[name], strict=False)]
+        harm = [
+            sign * (after[()][q] - after[group][q])
+            for q, group in zip(chosen, without_top[name], strict=False)
+        ]
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)
         fared.append(ValidatedScore(name, lds, mean_of(harm) if harm else None))
     by_chance = sign * (after[()] - outputs.mean(0))[chosen]

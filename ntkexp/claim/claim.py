@@ -51,7 +51,11 @@ class Claim:
 
     @property
     def fields(self) -> dict[str, Any]:
-        words = {"statement": self.statement, "source": self.source.fields(), "refutes": self.refutes}
+        words = {
+            "statement": self.statement,
+            "source": self.source.fields(),
+            "refutes": self.refutes,
+        }
         return words | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
@@ -60,7 +64,11 @@ class Claim:
         looks = dict(self.fields["looks"])
         main = looks.pop(MAIN)
         others = {name: differing(look, main) for name, look in looks.items()}
-        return {key: value for key, value in self.fields.items() if key != "looks"} | {MAIN: main} | others
+        return (
+            {key: value for key, value in self.fields.items() if key != "looks"}
+            | {MAIN: main}
+            | others
+        )
 
     @property
     def digest(self) -> str:

@@ -38,7 +38,16 @@ from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
-from ntkexp.records.claim import PICTURE, TIMINGS, WHOLE, ClaimRecord, Exhibit, Judgement, write_claim, write_exhibit
+from ntkexp.records.claim import (
+    PICTURE,
+    TIMINGS,
+    WHOLE,
+    ClaimRecord,
+    Exhibit,
+    Judgement,
+    write_claim,
+    write_exhibit,
+)
 from ntkexp.records.folder import command, package_version, results_version
 from ntkexp.records.register import Register
 from ntkexp.records.results import Seconds, total_seconds, write_timings
@@ -68,7 +77,11 @@ def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> 
 
 def circumstances() -> dict[str, Json]:
     """The date, and the version and commit of this package, as lines of the register have them."""
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "version": package_version(), "commit": commit()}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": package_version(),
+        "commit": commit(),
+    }
 
 
 # --- A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
@@ -103,7 +116,12 @@ class TrialJob(AbstractJob):
     @property
     def digests(self) -> list[str]:
         """Those of the files that its words name, such as data.path=my.csv; there are none in most."""
-        texts = [word for value in self.fields.values() if isinstance(value, list | tuple) for word in value]
+        texts = [
+            word
+            for value in self.fields.values()
+            if isinstance(value, list | tuple)
+            for word in value
+        ]
         words = [word for word in texts if isinstance(word, str) and "=" in word]
         paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
         if not any(path and Path(path).expanduser().exists() for path in paths):
@@ -158,12 +176,18 @@ class PlannedLook:
 
     @property
     def seconds(self) -> Seconds:
-        runs = {plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct}
-        return sum_timings([*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)])
+        runs = {
+            plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct
+        }
+        return sum_timings(
+            [*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)]
+        )
 
     def shares_all(self, other: PlannedLook) -> bool:
         """Whether another look is at the same runs and trials."""
-        mine, theirs = ([(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other))
+        mine, theirs = (
+            [(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other)
+        )
         return mine == theirs and self.trials == other.trials
 
 
@@ -179,12 +203,16 @@ class PlannedClaim:
     @cached_property
     def whole(self) -> Plan:
         everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
-        runs = (run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs)
+        runs = (
+            run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs
+        )
         return Plan(everything, self.out, tuple(runs))
 
     @property
     def trials(self) -> tuple[TrialJob, ...]:
-        return tuple({job.name: job for look in self.looks.values() for job in look.trials}.values())
+        return tuple(
+            {job.name: job for look in self.looks.values() for job in look.trials}.values()
+        )
 
     @property
     def folder(self) -> Path:
@@ -203,7 +231,11 @@ def sum_timings(files: Sequence[Path]) -> Seconds:
 
 
 def plan_claim(
-    claim: Claim, composer: Composer, out: Path, trust: Sequence[str] = (), options: Sequence[str] = ()
+    claim: Claim,
+    composer: Composer,
+    out: Path,
+    trust: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> PlannedClaim:
     """Compose all runs of a claim, and make a job of every seed of its trials."""
     plans: list[Plan] = []  # each once: most controls look at the runs of the claim itself
@@ -216,7 +248,11 @@ def plan_claim(
                 plans.append(equal_plan := sweep_plan(definition, composer, out))
             of_look[run] = equal_plan
         trial = None if look.trial is None else look.trial.fields()
-        jobs = () if trial is None else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
+        jobs = (
+            ()
+            if trial is None
+            else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
+        )
         looks[name] = PlannedLook(look, of_look, jobs, tuple(trust))
     for look in claim.looks.values():
         if look.trial is None:
@@ -244,7 +280,9 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
     begun = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
     if begun:  # pictures of single runs are drawn when they are looked at
-        conductor = Conductor(whole, workshop.engine, workshop.listener, workshop.trust, pictures=False)
+        conductor = Conductor(
+            whole, workshop.engine, workshop.listener, workshop.trust, pictures=False
+        )
         conductor.conduct(begun)
         ended = conductor.ended
     carry_out_trials(planned, workshop)
@@ -252,7 +290,12 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
 
 
 def look_as_planned(
-    claim: Claim, composer: Composer, out: Path, workshop: Workshop, size: str, options: Sequence[str] = ()
+    claim: Claim,
+    composer: Composer,
+    out: Path,
+    workshop: Workshop,
+    size: str,
+    options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
     """Carry a claim out and judge it as often as it planned, until its looks are decided; what is found each time."""
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
@@ -260,7 +303,9 @@ def look_as_planned(
         planned = plan_claim(claim, composer, out, workshop.trust, options)
         record = conclude(planned, carry_out(planned, workshop), size)
         yield record
-        then = claim.with_looks({name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()})
+        then = claim.with_looks(
+            {name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()}
+        )
         if then.looks == claim.looks:
             return
         claim = then
@@ -276,7 +321,9 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
     try:
         tasks = (Task(job.name, job, home, logs) for job in left)
-        with closing(run_jobs(workshop.engine, tasks)) as events:  # after a failure no other trial goes on
+        with closing(
+            run_jobs(workshop.engine, tasks)
+        ) as events:  # after a failure no other trial goes on
             for event in events:
                 clock.see(event)
                 workshop.listener.see(event, clock.ahead)
@@ -295,7 +342,9 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
     # Looks at the same runs and trials, such as the claim's own and most controls, are measured once.
     measured = dict[str, Measured]()
     for name, planned_look in planned.looks.items():
-        same = next((other for other in measured if planned.looks[other].shares_all(planned_look)), None)
+        same = next(
+            (other for other in measured if planned.looks[other].shares_all(planned_look)), None
+        )
         measured[name] = measure(planned_look, statuses) if same is None else measured[same]
 
     # The looks are judged together, since a control that is supported withholds a verdict.
@@ -309,7 +358,9 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         statement=claim.statement,
         source=claim.source.words,
         refutes=claim.refutes,
-        command=command("claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]),
+        command=command(
+            "claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]
+        ),
         looks={
             name: Judgement(
                 verdict=finding.verdict,
@@ -345,7 +396,9 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
         loaded |= {path.name: run for path, run in runs.items()}
         swept = tabulate(sweep, runs).assign(runs=name)
-        frames.append(swept.loc[:, ~swept.columns.duplicated()])  # an axis may be called like a number, such as loss
+        frames.append(
+            swept.loc[:, ~swept.columns.duplicated()]
+        )  # an axis may be called like a number, such as loss
     # rows of all seeds in one frame: where no number of a seed is finite, its own columns would not be of numbers
     rows = list[dict[str, Any]]()
     for job in planned.trials:
@@ -361,13 +414,17 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
     return Measured(table, loaded, axes, drawn(experiments, planned.look.trial, planned.trust))
 
 
-def drawn(experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()) -> str:
+def drawn(
+    experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()
+) -> str:
     """What a seed of a look draws, and from which examples, if they are the same for all seeds."""
     of_runs = [experiment.data for experiment in experiments]
     distinct: list[object] = []
     for source in (*of_runs, *([] if trial is None else sources_of(trial, trust))):
         distinct += [] if source in distinct else [source]
-    drawing = [source for source in distinct if isinstance(source, AbstractSource) and source.seed is None]
+    drawing = [
+        source for source in distinct if isinstance(source, AbstractSource) and source.seed is None
+    ]
     fixed = [getattr(source, "seed", None) is not None for source in of_runs]
     words = drawn_words(fixed) if fixed else "each drawing data" if drawing else ""
     return words + pools(drawing)

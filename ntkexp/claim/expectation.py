@@ -70,7 +70,9 @@ class AbstractExpectation(Component, ABC):
 
     def fields(self) -> dict[str, Any]:
         """The rule is plain data; what was added to rules after claims had been digested stands there if it is set."""
-        return {name: value for name, value in super().fields().items() if value or name not in ADDED}
+        return {
+            name: value for name, value in super().fields().items() if value or name not in ADDED
+        }
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
@@ -106,7 +108,9 @@ class AbstractExpectation(Component, ABC):
         return f"{words} at each {' and '.join(self.each)}" if self.each else words
 
     @abstractmethod
-    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
+    def invent(
+        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    ) -> pd.DataFrame:
         """Invent a table whose truth is at this offset: −1 well inside what is expected, 0 at its edge, 1 outside."""
 
     @abstractmethod
@@ -142,7 +146,9 @@ def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
     names = [str(name) for name in table if name != "value"]
     if key not in names:
-        raise Mistake(f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}")
+        raise Mistake(
+            f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}"
+        )
     return table[key]
 
 
@@ -202,7 +208,9 @@ class Identity(AbstractExpectation):
         axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
         axes.set(xlabel="share of rows with a smaller error", ylabel="error")
 
-    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
+    def invent(
+        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    ) -> pd.DataFrame:
         """Invent errors below the bound; outside, one of them is ten times above it."""
         values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
         if offset > 0:
@@ -224,7 +232,9 @@ class AbstractAverage(AbstractExpectation):
     Figures that lie `within` two ends, as shares and correlations do, have an interval that lies there too.
     """
 
-    strict: ClassVar[bool] = False  # whether a figure at the edge of what is expected is none that was expected
+    strict: ClassVar[bool] = (
+        False  # whether a figure at the edge of what is expected is none that was expected
+    )
     margin: float = Field(ge=0)
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
@@ -234,7 +244,9 @@ class AbstractAverage(AbstractExpectation):
     def refuse_ends(self) -> Self:
         """The ends are a lower and an upper one, of figures as they are."""
         if self.within is not None and (self.scale == "log" or not self.within[0] < self.within[1]):
-            raise Mistake(f"within={list(self.within)}: give the lower end, then the upper one, with scale: linear")
+            raise Mistake(
+                f"within={list(self.within)}: give the lower end, then the upper one, with scale: linear"
+            )
         return self
 
     @property
@@ -257,9 +269,14 @@ class AbstractAverage(AbstractExpectation):
     def evidence(self, table: pd.DataFrame) -> Interval:
         figures = self.figures(table)
         if self.within is not None and figures:
-            beyond = next((figure for figure in figures if not self.within[0] <= figure <= self.within[1]), None)
+            beyond = next(
+                (figure for figure in figures if not self.within[0] <= figure <= self.within[1]),
+                None,
+            )
             if beyond is not None:
-                raise Mistake(f"within={list(self.within)}: a seed's figure is {short(beyond)}; give ends that hold it")
+                raise Mistake(
+                    f"within={list(self.within)}: a seed's figure is {short(beyond)}; give ends that hold it"
+                )
         estimate = replace(mean_of(figures), within=self.within)
         return Interval(estimate, self.expected, strict=self.strict, log=self.scale == "log")
 
@@ -278,7 +295,9 @@ class AbstractAverage(AbstractExpectation):
         values = table["value"].astype(float)
         if self.scale == "log":
             if (values <= 0).any():
-                raise Mistake("scale: log takes figures above 0, and some are not; write scale: linear")
+                raise Mistake(
+                    "scale: log takes figures above 0, and some are not; write scale: linear"
+                )
             values = values.map(math.log)
         found: pd.Series[float] = values.groupby(table["seed"]).agg(TOGETHER[self.rows])
         return found
@@ -296,7 +315,10 @@ class AbstractAverage(AbstractExpectation):
         if self.scale == "log":
             log_axis(axes, "y")
         low, high = axes.get_ylim()
-        ends = [math.exp(end) if self.scale == "log" else end for end in (self.expected.low, self.expected.high)]
+        ends = [
+            math.exp(end) if self.scale == "log" else end
+            for end in (self.expected.low, self.expected.high)
+        ]
         # An open end of the band lies at the edge of the picture, or at the band's other end if that is farther out.
         finite = [end for end in ends if math.isfinite(end) and end != 0]
         band = np.clip(ends, min([low, *finite]), max([high, *finite]))
@@ -307,11 +329,17 @@ class AbstractAverage(AbstractExpectation):
     def label(self) -> str:
         return "figure of a seed"
 
-    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
+    def invent(
+        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    ) -> pd.DataFrame:
         """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
         expected, unit = self.expected, self.reach or 1.0
         edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
-        truth = expected.value if offset < 0 and expected.bound is None else edge + outwards * offset * unit
+        truth = (
+            expected.value
+            if offset < 0 and expected.bound is None
+            else edge + outwards * offset * unit
+        )
         figures = truth + 0.4 * unit * generator.standard_normal(seeds)
         return self.table_of(np.exp(figures) if self.scale == "log" else figures)
 
@@ -401,10 +429,14 @@ class Order(AbstractAverage):
 
     def figures(self, table: pd.DataFrame) -> list[float]:
         find_column(table, self.along, "along")
-        above, below = (self.per_seed(select_rows(table, {self.along: one})) for one in (self.above, self.below))
+        above, below = (
+            self.per_seed(select_rows(table, {self.along: one})) for one in (self.above, self.below)
+        )
         differences = (above - below).dropna()
         if len(differences) < max(len(above), len(below)):
-            raise Mistake(f"along={self.along}: some seeds are at {self.above} or {self.below} alone, and have no pair")
+            raise Mistake(
+                f"along={self.along}: some seeds are at {self.above} or {self.below} alone, and have no pair"
+            )
         return differences.tolist()
 
     def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
@@ -453,14 +485,20 @@ class Slope(AbstractExpectation):
     def evidence(self, table: pd.DataFrame) -> Interval:
         positions = find_column(table, self.along, "along").map(as_number)
         if positions.isna().any():
-            raise Mistake(f"along: {self.along} is not a column of numbers, so figures have no slope along it")
+            raise Mistake(
+                f"along: {self.along} is not a column of numbers, so figures have no slope along it"
+            )
         refuse_several(table, self.along)
         values = np.asarray(table["value"], dtype=np.float64)
         if (values <= 0).any():
             none = "some figures are not above 0, and have no logarithm"
             return Interval(Estimate(math.nan), self.expected, note=none)
-        law = power_law(np.asarray(positions, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64))
-        bends = f"the line bends, by {short(law.curvature.value)} per factor e" if law.curved else ""
+        law = power_law(
+            np.asarray(positions, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64)
+        )
+        bends = (
+            f"the line bends, by {short(law.curvature.value)} per factor e" if law.curved else ""
+        )
         return Interval(law.exponent, self.expected, note=bends)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
@@ -483,10 +521,14 @@ class Slope(AbstractExpectation):
             y = np.asarray(points[-1].get_ydata(), dtype=float)
             heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
             axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
-            name_ends(axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)])
+            name_ends(
+                axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)]
+            )
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
+    def invent(
+        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    ) -> pd.DataFrame:
         """Invent seeds with slopes of their own, and noise at each place."""
         sign = -1.0 if self.bound == "lower" else 1.0
         middle = self.value if self.bound is None else self.value - sign * self.margin
@@ -506,13 +548,19 @@ def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None
 
 def as_number(value: object) -> float:
     """Take a value on an axis as a number; NaN if it is none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else float("nan")
+    )
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
     """Refuse rows among which one seed lies twice at a place: they belong to several lines."""
     if table.duplicated([along, "seed"]).any():
-        raise Mistake(f"along={along}: a seed has several rows at one place; choose a line by `where`")
+        raise Mistake(
+            f"along={along}: a seed has several rows at one place; choose a line by `where`"
+        )
 
 
 class Location(AbstractExpectation):
@@ -556,10 +604,16 @@ class Location(AbstractExpectation):
         ordered = rows.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():
-            raise Mistake(f"along={self.along}: an extreme is located among three positive places or more")
+            raise Mistake(
+                f"along={self.along}: an extreme is located among three positive places or more"
+            )
         y = ordered["value"].to_numpy(dtype=float) * (1 if self.extreme == "largest" else -1)
         top = int(np.argmax(y))
-        return math.nan if top in {0, len(y) - 1} else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
+        return (
+            math.nan
+            if top in {0, len(y) - 1}
+            else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
+        )
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         draw_seeds(axes, table, self.along, colour)
@@ -574,7 +628,9 @@ class Location(AbstractExpectation):
         axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
         axes.set(xlabel=self.along, ylabel="figure")
 
-    def invent(self, offset: float, generator: np.random.Generator, seeds: int = SEEDS) -> pd.DataFrame:
+    def invent(
+        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    ) -> pd.DataFrame:
         """Invent a hump for each seed, somewhere around the truth."""
         centre, reach = self.expected.value, self.expected.margin
         truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)

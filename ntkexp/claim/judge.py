@@ -104,7 +104,11 @@ def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEV
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         evidence = part.evidence(rows[finite])
-        finding = judge_errors(evidence) if isinstance(evidence, Errors) else judge_interval(evidence, level)
+        finding = (
+            judge_errors(evidence)
+            if isinstance(evidence, Errors)
+            else judge_interval(evidence, level)
+        )
     except Mistake:
         if finite.all():
             raise
@@ -132,9 +136,13 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         finding = replace(finding, note=evidence.note or "there is no interval")
     elif compared.where != "across":
         p = None if compared.p is None else min(1.0, compared.p * LEVEL / level)
-        finding = replace(finding, verdict="supported" if compared.where == "inside" else "refuted", p=p)
+        finding = replace(
+            finding, verdict="supported" if compared.where == "inside" else "refuted", p=p
+        )
     else:
-        never = "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
+        never = (
+            "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
+        )
         finding = replace(finding, more=compared.more).noting(never, evidence.note)
     if evidence.log:  # what was judged are logarithms, what is shown is not
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
@@ -145,7 +153,13 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
 def judge_errors(errors: Errors) -> Finding:
     """Judge an identity: all errors lie under their bounds, or one does not, and chance has no part in it."""
     note = f"{errors.beyond} of {errors.rows} rows lie beyond" if errors.beyond else ""
-    return Finding("refuted" if errors.beyond else "supported", errors.worst, errors.least, errors.worst, note=note)
+    return Finding(
+        "refuted" if errors.beyond else "supported",
+        errors.worst,
+        errors.least,
+        errors.worst,
+        note=note,
+    )
 
 
 # --- 2. Several parts, which must all hold.
@@ -161,7 +175,9 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     refuted = [finding for finding in parts if finding.verdict == "refuted"]
 
     # Refuted: p_k ≤ 2.5 %/m of one part (an identity has no p), and then p = m min p_k.
-    beyond = [finding for finding in refuted if finding.p is None or finding.p <= CHANCE / len(parts)]
+    beyond = [
+        finding for finding in refuted if finding.p is None or finding.p <= CHANCE / len(parts)
+    ]
     if beyond:
         chances = [finding.p for finding in beyond if finding.p is not None]
         certain = len(chances) < len(beyond)
@@ -186,11 +202,17 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     """Judge one look by the table of its quantity; runs that failed leave it undecided, with the first reason."""
     table = look.quantity.of(measured)
     finding = judge_table(look, table)
-    states = measured.table["state"] if "state" in measured.table else pd.Series("done", measured.table.index)
+    states = (
+        measured.table["state"]
+        if "state" in measured.table
+        else pd.Series("done", measured.table.index)
+    )
     failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
-        finding = finding.doubted(f"{len(failed)} of {len(measured.table)} runs have no result: {reason}")
+        finding = finding.doubted(
+            f"{len(failed)} of {len(measured.table)} runs have no result: {reason}"
+        )
     return table, finding
 
 
@@ -201,12 +223,16 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     if not look.planned:
         return finding
     times = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds, by {100 * (1 - look.level):.3g} % intervals"
-    goes_on = look.after("undecided") is not look  # as planned, so that no other seeds are called for
+    goes_on = (
+        look.after("undecided") is not look
+    )  # as planned, so that no other seeds are called for
     more = None if goes_on else finding.more
     return replace(finding, more=more).noting(times, finding.note)
 
 
-def say_what_holds(finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]) -> Finding:
+def say_what_holds(
+    finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
+) -> Finding:
     """Say which other parts hold, and with what figures, where one does not.
 
     >>> falls, holds = Finding("refuted", 1.2, 1.1, 1.4), Finding("supported", 28.8, 12.0, 69.4)
@@ -236,8 +262,12 @@ def judge_protocol(
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
     """Withhold the verdict of the claim's own look where the control is supported, and say where it is off the null."""
     weighed = {**findings, CONTROL: say_if_off_null(findings[CONTROL], protocol)}
-    if findings[CONTROL].verdict == "supported":  # figures that would support anything say nothing of the claim
-        weighed[MAIN] = findings[MAIN].doubted("the control comes out supported too, so this look decides nothing")
+    if (
+        findings[CONTROL].verdict == "supported"
+    ):  # figures that would support anything say nothing of the claim
+        weighed[MAIN] = findings[MAIN].doubted(
+            "the control comes out supported too, so this look decides nothing"
+        )
     return weighed
 
 
@@ -247,7 +277,9 @@ def say_if_off_null(control: Finding, protocol: Protocol) -> Finding:
     if len(nulls) != len(protocol.control.expectation) or math.isnan(control.low):
         return control
     null = nulls[control.part]
-    exact = isinstance(protocol.control.expectation[control.part], Identity)  # where any error will do
+    exact = isinstance(
+        protocol.control.expectation[control.part], Identity
+    )  # where any error will do
     if null is None or exact or control.low <= null <= control.high:
         return control
     return control.noting(control.note, f"it does not lie at the null, {short(null)}")
@@ -301,7 +333,8 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) 
     """Judge tables whose truth is at each place."""
     generator = np.random.default_rng(seed)
     rates: dict[float, list[str]] = {
-        truth: [judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)] for truth in rule.places
+        truth: [judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)]
+        for truth in rule.places
     }
     false = max(rates[truth].count(word) for truth in rule.places for word in WRONG[truth]) / tables
     return Tried(
@@ -328,7 +361,9 @@ class JudgingDesign:
     pair: bool = False
     shared: bool = False
 
-    def judge(self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator) -> str:
+    def judge(
+        self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
+    ) -> str:
         """Invent what the looks see, where the truths of their parts are at these places; the verdict of the pair."""
         main = self.judge_look(truths, generator)
         return pair_verdict(main, self.judge_look(seconds, generator)) if self.pair else main
@@ -354,8 +389,12 @@ class JudgingDesign:
 
 def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
     """A look at invented tables, each part at rows of its own."""
-    placed = tuple(part.model_copy(update={"where": {"quantity": place}}) for place, part in enumerate(parts))
-    return Look({}, None, tuple(range(planned[-1])), Column(column="value"), placed, planned=planned)
+    placed = tuple(
+        part.model_copy(update={"where": {"quantity": place}}) for place, part in enumerate(parts)
+    )
+    return Look(
+        {}, None, tuple(range(planned[-1])), Column(column="value"), placed, planned=planned
+    )
 
 
 EQUAL, FALLS = Equality(value=1.0, margin=0.1), Slope(along="width", value=-1.0, margin=0.2)
@@ -366,7 +405,11 @@ DESIGNS = (
     JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
     JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
     JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
-    JudgingDesign("a pair of looks at 6 and 24 seeds, of two parts", look_of(EQUAL, FALLS, planned=(6, 24)), pair=True),
+    JudgingDesign(
+        "a pair of looks at 6 and 24 seeds, of two parts",
+        look_of(EQUAL, FALLS, planned=(6, 24)),
+        pair=True,
+    ),
 )
 
 
@@ -387,7 +430,10 @@ def try_design(design: JudgingDesign, tables: int = TRIALS, seed: int = 0) -> Tr
     def share(main: Sequence[float], second: Sequence[float], *words: str) -> float:
         return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
 
-    wrong = [share(edges, inside, "supported", "refuted"), share(edge, inside, "supported", "refuted")]
+    wrong = [
+        share(edges, inside, "supported", "refuted"),
+        share(edge, inside, "supported", "refuted"),
+    ]
     wrong += [share(inside, edge, "supported")] if design.pair else []
     return Tried(
         rule=design.name,

@@ -101,10 +101,15 @@ class AbstractPicture(Component, ABC):
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
         """Make the table that the paper has, if it has one: its numbers, and beside them those found here."""
-        return pd.DataFrame([one.row(judged.table) for one in self.numbers]) if self.numbers else None
+        return (
+            pd.DataFrame([one.row(judged.table) for one in self.numbers]) if self.numbers else None
+        )
 
     def caption(self, judged: JudgedClaim) -> str:
         """Say what the paper shows, and what is shown here."""
         here = self.here(judged)
-        parts = [f"Published: {self.published}" if self.published else "", f"Here: {here}" if here else ""]
+        parts = [
+            f"Published: {self.published}" if self.published else "",
+            f"Here: {here}" if here else "",
+        ]
         return " ".join(filter(None, parts))

@@ -34,8 +34,12 @@ class Look:
     seeds: tuple[int, ...]
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
-    nulls: tuple[float | None, ...] = ()  # by parts of the expectation, what is found where the claim does not hold
-    planned: tuple[int, ...] = ()  # with how many seeds it is judged, each time it is; none: once, with all of them
+    nulls: tuple[
+        float | None, ...
+    ] = ()  # by parts of the expectation, what is found where the claim does not hold
+    planned: tuple[
+        int, ...
+    ] = ()  # with how many seeds it is judged, each time it is; none: once, with all of them
     stage: int = -1  # which of these it is now
 
     @property
@@ -65,7 +69,10 @@ class Look:
 
     @property
     def runs_now(self) -> dict[str, Definition]:
-        return {name: replace(definition, seeds=self.seeds_now) for name, definition in self.runs.items()}
+        return {
+            name: replace(definition, seeds=self.seeds_now)
+            for name, definition in self.runs.items()
+        }
 
     def at(self, stage: int) -> Look:
         """The look as it is judged at this of its planned times, counted from 0."""
@@ -78,7 +85,11 @@ class Look:
 
     def words(self, first: int) -> str:
         """What is expected, in a few words, this part of it before the others."""
-        ordered = (self.expectation[first], *self.expectation[:first], *self.expectation[first + 1 :])
+        ordered = (
+            self.expectation[first],
+            *self.expectation[:first],
+            *self.expectation[first + 1 :],
+        )
         return "; ".join(part.whole_words for part in ordered)
 
     @property
@@ -87,7 +98,10 @@ class Look:
         runs = {}
         for name, definition in self.runs.items():
             base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
-            runs[name] = {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
+            runs[name] = {
+                "axes": {key: list(values) for key, values in definition.axes.items()},
+                "base": base,
+            }
         return {
             "runs": runs,
             "trial": None if self.trial is None else without_files(self.trial.fields()),
@@ -130,5 +144,7 @@ def without_files(fields: Any) -> Any:
     cleaned = {key: without_files(value) for key, value in fields.items()}
     package, _, name = str(cleaned.get("_target_", "")).rpartition(".")
     if package == PAPERS:
-        cleaned["_target_"] = f"{getattr(getattr(import_module(package), name), 'role', package)}.{name}"
+        cleaned["_target_"] = (
+            f"{getattr(getattr(import_module(package), name), 'role', package)}.{name}"
+        )
     return cleaned

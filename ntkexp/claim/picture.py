@@ -42,7 +42,9 @@ class JudgedRows(AbstractPicture):
 
         looks, parts = {SECOND: ORANGE, MAIN: BLUE}, pairs_of_parts(judged)
         figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
-        for axes, of_looks in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        for axes, of_looks in zip(
+            figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
+        ):
             for (name, colour), part in zip(looks.items(), of_looks, strict=True):
                 rows = drawable(part, judged.tables[name])
                 for group in () if rows is None else part.levels(rows).values():
@@ -58,14 +60,18 @@ class JudgedRows(AbstractPicture):
 
     def here(self, judged: JudgedClaim) -> str:
         there, shown = len(judged.looks[MAIN].expectation), len(pairs_of_parts(judged))
-        missing = f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
+        missing = (
+            f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
+        )
         return f"blue is the claim's own look, orange the second{missing}."
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
     """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
     pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
-    return sorted(pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words))[:MOST]
+    return sorted(
+        pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words)
+    )[:MOST]
 
 
 def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | None:
@@ -102,14 +108,20 @@ def draw_change_by_width(
 
     colours = (style.BLUE, style.GREEN, style.ORANGE, style.VERMILION, style.BLACK)
     figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (title, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
         style.log_axis(axes, "x")
         style.log_axis(axes, "y")
         ends = []
         for (name, column), colour in zip(lines.items(), colours, strict=False):
             for _, seed in rows.sort_values(along).groupby("seed"):
-                axes.plot(seed[along], seed[column], color=colour, alpha=0.2, linewidth=0.7, zorder=1)
-            means = rows[column].astype(float).map(math.log).groupby(rows[along]).mean().map(math.exp)
+                axes.plot(
+                    seed[along], seed[column], color=colour, alpha=0.2, linewidth=0.7, zorder=1
+                )
+            means = (
+                rows[column].astype(float).map(math.log).groupby(rows[along]).mean().map(math.exp)
+            )
             axes.plot(means.index, means, "o-", color=colour, zorder=3)
             ends.append(style.End(name, float(means.iloc[-1]), colour))
         # both powers, from above the highest line's beginning
@@ -119,7 +131,14 @@ def draw_change_by_width(
             heights = 1.6 * height * (widths / widths[0]) ** power
             axes.plot(widths, heights, dashes, color=style.GREY, linewidth=0.8, zorder=0)
             middle = np.sqrt(widths.prod()), np.sqrt(heights.prod())
-            axes.annotate(name, middle, xytext=(2, 2), textcoords="offset points", color=style.GREY, fontsize=7)
+            axes.annotate(
+                name,
+                middle,
+                xytext=(2, 2),
+                textcoords="offset points",
+                color=style.GREY,
+                fontsize=7,
+            )
         style.tick(axes, sorted(rows[along].unique().tolist()))
         style.name_ends(axes, ends)
         axes.set(xlabel="width n", title=title)
@@ -141,18 +160,33 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
     ends, faint = [], 0.5 / math.sqrt(rows["seed"].nunique())
     for name, colour in (("test_error", style.BLUE), ("train_error", style.ORANGE)):
         for _, seed in rows.sort_values("parameters").groupby("seed"):
-            left.plot(seed["parameters"], seed[name], color=colour, alpha=faint, linewidth=0.6, zorder=1)
+            left.plot(
+                seed["parameters"], seed[name], color=colour, alpha=faint, linewidth=0.6, zorder=1
+            )
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
         ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
     left.set(ylim=(0, ROOM * means.to_numpy().max()), ylabel="squared error / variance")
-    full = rows[rows["parameters"] >= threshold]  # with fewer parameters the kernel has no full rank
+    full = rows[
+        rows["parameters"] >= threshold
+    ]  # with fewer parameters the kernel has no full rank
     middle = full["condition"].map(math.log).groupby(full["parameters"]).mean().map(math.exp)
-    right.plot(full["parameters"], full["condition"], ".", color=style.GREEN, alpha=0.25, markersize=2, zorder=1)
+    right.plot(
+        full["parameters"],
+        full["condition"],
+        ".",
+        color=style.GREEN,
+        alpha=0.25,
+        markersize=2,
+        zorder=1,
+    )
     right.plot(middle.index, middle, "o-", color=style.GREEN, zorder=3)
     right.set(ylabel="condition number of the kernel")
     for axes in (left, right):
         axes.set_xscale("log")
-        axes.set(xlabel="number of parameters", xlim=(rows["parameters"].min() / 1.1, rows["parameters"].max() * 1.1))
+        axes.set(
+            xlabel="number of parameters",
+            xlim=(rows["parameters"].min() / 1.1, rows["parameters"].max() * 1.1),
+        )
         axes.axvline(threshold, color=style.GREY, linestyle="--", linewidth=0.8, zorder=0)
         style.tick(axes, sorted(rows["parameters"].unique().tolist()))
     style.log_axis(right, "y")
@@ -178,12 +212,17 @@ def draw_accuracies(
     figure, ends = Figure(figsize=(style.WIDE, 2.7), layout="constrained"), list[style.End]()
     axes = figure.subplots()
     for (kernel, name), colour in zip(names.items(), (style.BLUE, style.ORANGE), strict=False):
-        for column, line, inside, said in (("accuracy", "o-", colour, ""), ("predicted", "o:", "white", ", predicted")):
+        for column, line, inside, said in (
+            ("accuracy", "o-", colour, ""),
+            ("predicted", "o:", "white", ", predicted"),
+        ):
             given = rows[(rows["kernel"] == kernel) & rows[column].notna()]
             figures = given[column].groupby(given["examples"]).agg(list)
             if len(figures):
                 means = [mean_of(each, SHARE) for each in figures]
-                middle, low, high = 100 * np.array([(each.value, each.low, each.high) for each in means]).T
+                middle, low, high = (
+                    100 * np.array([(each.value, each.low, each.high) for each in means]).T
+                )
                 ends.append(style.End(name + said, middle[-1], colour))
                 axes.errorbar(
                     figures.index, middle, yerr=(middle - low, high - middle), fmt=line, color=colour, capsize=2,
@@ -201,7 +240,10 @@ def draw_accuracies(
 
 
 def draw_scalar_step(
-    rows: pd.DataFrame, observation: tuple[float, float], kernels: Sequence[tuple[str, pd.Series[float]]], answer: str
+    rows: pd.DataFrame,
+    observation: tuple[float, float],
+    kernels: Sequence[tuple[str, pd.Series[float]]],
+    answer: str,
 ) -> Figure:
     """Draw what a step on one observation does to the other values of a function: rows with `x`, `before` and `after`,
     and kernels over the same x by their names.
@@ -223,10 +265,14 @@ def draw_scalar_step(
     )  # fmt: skip
     left.set(xlabel="x", ylabel="f(x)")
     named = {"before": style.GREY, "after": style.BLACK}
-    style.name_ends(left, [style.End(name, rows[name].iloc[-1], colour) for name, colour in named.items()])
+    style.name_ends(
+        left, [style.End(name, rows[name].iloc[-1], colour) for name, colour in named.items()]
+    )
     prepare_kernel_axes(right, x, position)
     ends = []
-    for (name, share), colour in zip(kernels, (style.BLUE, style.GREEN, style.PURPLE), strict=False):
+    for (name, share), colour in zip(
+        kernels, (style.BLUE, style.GREEN, style.PURPLE), strict=False
+    ):
         right.plot(x, share, "o", color=colour, markersize=2.5)
         right.plot(x, share, color=colour, linewidth=0.7, alpha=0.5)
         ends.append(style.End(name, share.iloc[-1], colour))
@@ -251,9 +297,19 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
     for axes, name, colour in ((left, "before", style.BLACK), (right, "share", style.BLUE)):
         for k, curve in enumerate(curves):
             depth = FAINT + (1 - FAINT) * k / max(1, len(curves) - 1)
-            axes.plot(curve["x"], curve[name], "o-", color=colour, alpha=depth, linewidth=0.7, markersize=2)
+            axes.plot(
+                curve["x"],
+                curve[name],
+                "o-",
+                color=colour,
+                alpha=depth,
+                linewidth=0.7,
+                markersize=2,
+            )
         ends = [curve.iloc[-1] for curve in (curves[0], curves[-1])]
-        style.name_ends(axes, [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends])
+        style.name_ends(
+            axes, [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends]
+        )
     left.set(xlabel="x", ylabel="f(x)")
     style.heading(figure, answer)
     return figure
@@ -266,5 +322,7 @@ def prepare_kernel_axes(axes: Axes, x: pd.Series[int], position: float) -> None:
     axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
     axes.axvline(position, color=PALE, linewidth=0.6, zorder=0)
     axes.set(
-        xlabel="x", ylabel=f"k(x, {position:g})/k({position:g}, {position:g})", xlim=(x.min() - 0.5, x.max() + 0.5)
+        xlabel="x",
+        ylabel=f"k(x, {position:g})/k({position:g}, {position:g})",
+        xlim=(x.min() - 0.5, x.max() + 0.5),
     )

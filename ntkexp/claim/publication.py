@@ -100,7 +100,9 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise Mistake(f"{file}: {printable(reason)}; {advice(folder)}") from None
     except (ValueError, RecursionError) as error:
-        raise Mistake(f"{file} is not JSON ({printable(first_line(error))}); {advice(folder)}") from None
+        raise Mistake(
+            f"{file} is not JSON ({printable(first_line(error))}); {advice(folder)}"
+        ) from None
     names = [row["name"] for row in rows]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise Mistake(f"{file} has two verdicts of {printable(twice)}; {advice(folder)}")
@@ -141,7 +143,9 @@ def read_digests(folder: Path) -> dict[str, str]:
     matches = [LINE.fullmatch(line) for line in lines]
     digests = {match[2]: match[1] for match in matches if match}
     if len(digests) < len(lines):
-        raise Mistake(f"{file} has lines that are not a digest of a file of its own; {advice(folder)}")
+        raise Mistake(
+            f"{file} has lines that are not a digest of a file of its own; {advice(folder)}"
+        )
     return digests
 
 
@@ -159,17 +163,25 @@ def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -
             raise Mistake(f"{folder / SUMS} has no digest of {file}; {advice(folder)}")
         contents[file] = read_bytes(folder / file)
         if sha256(contents[file]).hexdigest() != digests[file]:
-            raise Mistake(f"{folder / file} is not as it was published: its digest is another than in {SUMS}")
+            raise Mistake(
+                f"{folder / file} is not as it was published: its digest is another than in {SUMS}"
+            )
     return contents
 
 
 def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> None:
     """Refuse files, or digests of files, that are no part of the publication; hidden files are left alone."""
-    there = {path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
+    there = {
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
     visible = {str(path) for path in there if not any(part.startswith(".") for part in path.parts)}
     other = sorted({*visible, *digests} - {*files, SUMS})
     if other:
-        raise Mistake(f"{folder}: {printable(other[0])} is no part of the published claims; take it away")
+        raise Mistake(
+            f"{folder}: {printable(other[0])} is no part of the published claims; take it away"
+        )
 
 
 # --- Tables and pictures.
@@ -181,7 +193,9 @@ def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
         source = file if content is None else BytesIO(content)
         return pd.read_csv(source, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
-        raise Mistake(f"{file} cannot be read as a table ({printable(first_line(error))})") from error
+        raise Mistake(
+            f"{file} cannot be read as a table ({printable(first_line(error))})"
+        ) from error
 
 
 def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) -> None:
@@ -205,7 +219,22 @@ def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) ->
         refuse(f"value holds {short(float('inf'))}")
 
 
-SHAPES = frozenset({"svg", "g", "defs", "clipPath", "rect", "path", "use", "text", "tspan", "title", "style", "image"})
+SHAPES = frozenset(
+    {
+        "svg",
+        "g",
+        "defs",
+        "clipPath",
+        "rect",
+        "path",
+        "use",
+        "text",
+        "tspan",
+        "title",
+        "style",
+        "image",
+    }
+)
 ABOUT = frozenset({"metadata", "RDF", "Work", "type", "format", "date", "creator", "Agent"})
 URL = re.compile(r"url\(\s*(?!['\"]?#)|@import|javascript:", re.IGNORECASE)
 
@@ -217,15 +246,21 @@ def refuse_active_picture(content: bytes, file: Path) -> None:
     except (ElementTree.ParseError, ValueError) as error:
         raise Mistake(f"{file} is not an SVG picture ({printable(first_line(error))})") from error
     if b"<!ENTITY" in content or b"<?xml-" in content:
-        raise Mistake(f"{file} has an entity or a style sheet of its own, which no picture of a claim has")
+        raise Mistake(
+            f"{file} has an entity or a style sheet of its own, which no picture of a claim has"
+        )
     for element in root.iter():
         tag = str(element.tag).rpartition("}")[2]
         if tag not in SHAPES | ABOUT:
-            raise Mistake(f"{file} has an element {printable(tag)}, which no picture of a claim has")
+            raise Mistake(
+                f"{file} has an element {printable(tag)}, which no picture of a claim has"
+            )
         for key, value in element.attrib.items():
             name = key.rpartition("}")[2].lower()
             loads = name == "href" and not value.startswith(("#", "data:image/png;"))
             if name.startswith("on") or loads or URL.search(value):
-                raise Mistake(f"{file} has an attribute {printable(name)}, which can run or load more")
+                raise Mistake(
+                    f"{file} has an attribute {printable(name)}, which can run or load more"
+                )
         if tag == "style" and URL.search(element.text or ""):
             raise Mistake(f"{file} has a style that loads more")

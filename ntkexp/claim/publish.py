@@ -74,12 +74,18 @@ def publish(
     found = [
         record
         for record in records
-        if record.size == "default" and record.name in standing and record.digest == standing[record.name].digest
+        if record.size == "default"
+        and record.name in standing
+        and record.digest == standing[record.name].digest
     ]
     before = read_verdicts(folder) if (folder / VERDICTS).is_file() else []
     if not found and not before:
-        raise Mistake("no claim that stands in the register was judged at its default size; run `ntkexp claims` first")
-    rows: dict[str, dict[str, Any]] = {record.name: verdict_fields(record, standing[record.name]) for record in found}
+        raise Mistake(
+            "no claim that stands in the register was judged at its default size; run `ntkexp claims` first"
+        )
+    rows: dict[str, dict[str, Any]] = {
+        record.name: verdict_fields(record, standing[record.name]) for record in found
+    }
     known = set(claim_names(builder.choices))
 
     # Of the other claims, what was published before and still stands, if nobody changed it since. The tables of a
@@ -102,7 +108,9 @@ def publish(
     for name in outdated:
         remove_tables(folder / name)
     for name, row in rows.items():  # what seeds draw, in the words of today
-        for look, words in draws_of(read_claim(name, builder), composer, trust).items() if name in known else ():
+        for look, words in (
+            draws_of(read_claim(name, builder), composer, trust).items() if name in known else ()
+        ):
             row[look] = {**row[look], "draws": words}
     names = sorted(rows)
     write_atomically(folder / VERDICTS, to_text([rows[name] for name in names]))
@@ -119,7 +127,9 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
     make_folder(folder)
     for name, look in claim.looks.items():
         table = read_table(record.path / f"{name}.csv")
-        table = table.loc[deciding_rows(look, table), [column for column in table if column in columns_of(look)]]
+        table = table.loc[
+            deciding_rows(look, table), [column for column in table if column in columns_of(look)]
+        ]
         write_atomically(folder / f"{name}.csv", format_csv(table))
     write_atomically(folder / PICTURE, read_bytes(record.path / PICTURE))
 
@@ -131,12 +141,18 @@ def remove_tables(folder: Path) -> None:
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
     """Find the rows of a table that any rule of the look speaks of."""
-    return sorted({row for part in look.expectation for row in select_rows(table, part.where).index})
+    return sorted(
+        {row for part in look.expectation for row in select_rows(table, part.where).index}
+    )
 
 
 def columns_of(look: Look) -> set[str]:
     """The columns by which the rules of a look choose, order and judge rows."""
-    named = {name for part in look.expectation for name in (*part.where, *part.each, getattr(part, "along", ""))}
+    named = {
+        name
+        for part in look.expectation
+        for name in (*part.where, *part.each, getattr(part, "along", ""))
+    }
     return {*ALWAYS, *named}
 
 
@@ -178,16 +194,33 @@ def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
     fields: dict[str, Any] = {key: finite_json(value) for key, value in record.json_fields.items()}
     seen = look_on_record({look: fields[look] for look in record.looks}, entry)
     if seen is None:
-        raise Mistake(f"{record.path}: no look on record in the register found this; run `ntkexp claims {record.name}`")
+        raise Mistake(
+            f"{record.path}: no look on record in the register found this; run `ntkexp claims {record.name}`"
+        )
     about = {key: fields[key] for key in ("name", "verdict", "figure", "interval", "p", "expected")}
     machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    about |= {"control": fields["control"], "second": fields["second"], "main": fields["main"], "entry": entry.digest}
-    about |= {"statement": record.statement, "source": record.source, "command": f"ntkexp claims {record.name}"}
-    judged = {"date": seen.get("date"), "version": seen.get("version", package_version()), "commit": seen.get("commit")}
+    about |= {
+        "control": fields["control"],
+        "second": fields["second"],
+        "main": fields["main"],
+        "entry": entry.digest,
+    }
+    about |= {
+        "statement": record.statement,
+        "source": record.source,
+        "command": f"ntkexp claims {record.name}",
+    }
+    judged = {
+        "date": seen.get("date"),
+        "version": seen.get("version", package_version()),
+        "commit": seen.get("commit"),
+    }
     return about | judged | {"machine": machine}
 
 
-def look_on_record(looks: Mapping[str, Any], entry: RegisterEntry, **judged: Any) -> Mapping[str, Any] | None:
+def look_on_record(
+    looks: Mapping[str, Any], entry: RegisterEntry, **judged: Any
+) -> Mapping[str, Any] | None:
     """Find the last look at an entry, at default size, that found the same, and was then."""
     outcome = {
         name: {
@@ -205,11 +238,28 @@ def look_on_record(looks: Mapping[str, Any], entry: RegisterEntry, **judged: Any
 
 def page(records: Sequence[ClaimRecord], registered: int) -> str:
     """Give the page: what was found, in a table that links to the tables."""
-    columns = ("claim", "verdict", "stands", "figure", "95 % interval", "expected", "control", "second look", "digest")
+    columns = (
+        "claim",
+        "verdict",
+        "stands",
+        "figure",
+        "95 % interval",
+        "expected",
+        "control",
+        "second look",
+        "digest",
+    )
     table = format_markdown(tabulate_claims(records, registered).select(*columns))
-    links = [f"- [{record.name}]({record.name}): {record.statement}{remarks_on(record)}" for record in records]
+    links = [
+        f"- [{record.name}]({record.name}): {record.statement}{remarks_on(record)}"
+        for record in records
+    ]
     unjudged = registered - len(records)
-    missing = f" Not judged for this page: {counted(unjudged, 'claim')} of the register." if unjudged else ""
+    missing = (
+        f" Not judged for this page: {counted(unjudged, 'claim')} of the register."
+        if unjudged
+        else ""
+    )
     summary = summarise_claims(records, registered)
     return (
         "# Claims, as they were judged\n\n"
@@ -258,7 +308,9 @@ def check(
         refuse_changed(folder, row, claim, entries[claim.name], contents)
         words = draws_of(claim, composer, trust) if draws else {}
         if other := next((look for look in words if row[look]["draws"] != words[look]), None):
-            raise Mistake(f"{place_of(folder, row)}: seeds of {other} draw otherwise than it says: {words[other]}")
+            raise Mistake(
+                f"{place_of(folder, row)}: seeds of {other} draw otherwise than it says: {words[other]}"
+            )
     shown = [published_record(folder, row) for row in rows]
     if contents[PAGE] != page(shown, len(entries)).encode():
         among = f"among {counted(len(entries), 'claim')} in the register"
@@ -272,7 +324,9 @@ def place_of(folder: Path, row: Mapping[str, Any]) -> str:
     return printable(f"{folder / VERDICTS}: {row['name']}")
 
 
-def refuse_other_entry(folder: Path, row: Mapping[str, Any], builder: Builder, entries: Entries) -> None:
+def refuse_other_entry(
+    folder: Path, row: Mapping[str, Any], builder: Builder, entries: Entries
+) -> None:
     """Refuse a verdict of a claim that is not what stands in the register."""
     name = row["name"]
     where = place_of(folder, row)
@@ -281,23 +335,35 @@ def refuse_other_entry(folder: Path, row: Mapping[str, Any], builder: Builder, e
     claim, stands = read_claim(name, builder), entries[name][-1].digest
     if not row["entry"] == claim.digest == stands:
         judged = printable(row["entry"])
-        raise Mistake(f"{where} was judged as {judged}, and stands as {stands} in the register; run it again")
+        raise Mistake(
+            f"{where} was judged as {judged}, and stands as {stands} in the register; run it again"
+        )
 
 
-def required_claims(published: Sequence[str], builder: Builder, entries: Entries, names: Sequence[str]) -> list[str]:
+def required_claims(
+    published: Sequence[str], builder: Builder, entries: Entries, names: Sequence[str]
+) -> list[str]:
     """Name the claims that a publication must hold: of the same registers, those that were judged as they stand."""
     if names:
         return sorted({*names})
-    folder_of = {name: builder.choices.file("claim", name).parent for name in claim_names(builder.choices)}
+    folder_of = {
+        name: builder.choices.file("claim", name).parent for name in claim_names(builder.choices)
+    }
     registers = {folder_of[name] for name in published}
-    judged = (name for name in entries if any(look["size"] == "default" for look in entries[name][-1].looks))
+    judged = (
+        name
+        for name in entries
+        if any(look["size"] == "default" for look in entries[name][-1].looks)
+    )
     return sorted(name for name in judged if folder_of.get(name) in registers)
 
 
 def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[str]) -> None:
     """Refuse a publication that leaves out claims, or has others, or stands in another order."""
     if not published:
-        raise Mistake(f"{folder / VERDICTS} holds no verdict; `ntkexp claims publish {folder}` writes them")
+        raise Mistake(
+            f"{folder / VERDICTS} holds no verdict; `ntkexp claims publish {folder}` writes them"
+        )
     missing = sorted({*required} - {*published})
     if missing:
         raise Mistake(
@@ -305,9 +371,13 @@ def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[
             f"publish all that were judged, or name those that you mean: `ntkexp claims check {folder} {published[0]}`"
         )
     if other := sorted({*published} - {*required}):
-        raise Mistake(f"{folder / VERDICTS} has a verdict of {other[0]}, which is none of {', '.join(required)}")
+        raise Mistake(
+            f"{folder / VERDICTS} has a verdict of {other[0]}, which is none of {', '.join(required)}"
+        )
     if [*published] != sorted(published):
-        raise Mistake(f"{folder / VERDICTS} is not in the order of names; `ntkexp claims publish {folder}` writes it")
+        raise Mistake(
+            f"{folder / VERDICTS} is not in the order of names; `ntkexp claims publish {folder}` writes it"
+        )
 
 
 def refuse_changed(
@@ -340,11 +410,20 @@ def refuse_changed(
     if differs:
         raise Mistake(f"{where}: {printable(differs)}")
     looks = {name: row[name] for name in claim.looks}
-    if look_on_record(looks, attempts[-1], **{key: row[key] for key in ("date", "version", "commit")}) is None:
-        raise Mistake(f"{where}: no look on record in the register found this, then and by that version")
+    if (
+        look_on_record(
+            looks, attempts[-1], **{key: row[key] for key in ("date", "version", "commit")}
+        )
+        is None
+    ):
+        raise Mistake(
+            f"{where}: no look on record in the register found this, then and by that version"
+        )
 
 
-def differences(claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]) -> Iterator[str]:
+def differences(
+    claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]
+) -> Iterator[str]:
     """Judge the tables of a claim, and say how a published verdict differs."""
     findings: dict[str, Finding] = {}
     looks: dict[str, Look] = {}
@@ -365,12 +444,19 @@ def differences(claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[s
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
     for name, finding in findings.items():
         judged = look_fields(finding, looks[name])
-        size = max((abs(n) for n in (finding.figure, finding.low, finding.high) if math.isfinite(n)), default=0.0)
+        size = max(
+            (abs(n) for n in (finding.figure, finding.low, finding.high) if math.isfinite(n)),
+            default=0.0,
+        )
         for key, value in judged.items():
             if not agree(row[name][key], value, size):
                 yield f"{name} has the {key} {row[name][key]}, and its table says {finite_json(value)}"
     same = {key: row["main"][key] for key in ("figure", "interval", "p", "expected")}
-    same |= {"statement": claim.statement, "source": claim.source.words, "command": f"ntkexp claims {claim.name}"}
+    same |= {
+        "statement": claim.statement,
+        "source": claim.source.words,
+        "command": f"ntkexp claims {claim.name}",
+    }
     for key, value in same.items():
         if row[key] != value:
             yield f"{key} is {row[key]}, and should be {value}"
@@ -399,7 +485,9 @@ def agree(published: Any, judged: Any, size: float = 0.0) -> bool:
     (True, True, False, False)
     """
     if isinstance(judged, list):
-        return len(published) == len(judged) and all(map(agree, published, judged, [size] * len(judged)))
+        return len(published) == len(judged) and all(
+            map(agree, published, judged, [size] * len(judged))
+        )
     if not isinstance(judged, float):
         return bool(published == judged)
     if published is None:

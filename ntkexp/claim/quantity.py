@@ -42,11 +42,15 @@ class Measured:
         names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
-    def by_run(self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]) -> pd.DataFrame:
+    def by_run(
+        self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
+    ) -> pd.DataFrame:
         """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
         runs = [self.known.get(name) for name in self.table["run"]]
         numbers = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
-        parts = [self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names]
+        parts = [
+            self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names
+        ]
         return pd.concat(parts, ignore_index=True)
 
 
@@ -91,13 +95,17 @@ class Column(AbstractQuantity):
 def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
     columns = measured.numbers
     if name not in columns:
-        raise Mistake(f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}")
+        raise Mistake(
+            f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}"
+        )
     return measured.table[name].astype(float)
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Tables below each other, told apart by `quantity`; runs that were not asked for a quantity have no row of it."""
-    table = pd.concat([each.assign(quantity=name) for name, each in tables.items()], ignore_index=True)
+    table = pd.concat(
+        [each.assign(quantity=name) for name, each in tables.items()], ignore_index=True
+    )
     has_values = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
     return table[has_values].reset_index(drop=True)
 
@@ -120,7 +128,10 @@ class Columns(AbstractQuantity):
     def of(self, measured: Measured) -> pd.DataFrame:
         table = measured.table
         return stacked(
-            {name: table.assign(quantity=name, value=column_numbers(measured, name)) for name in self.columns}
+            {
+                name: table.assign(quantity=name, value=column_numbers(measured, name))
+                for name in self.columns
+            }
         )
 
 
@@ -141,7 +152,9 @@ class Together(AbstractQuantity):
         return self
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return stacked({name: part.of(measured) for name, part in zip(self.names, self.parts, strict=True)})
+        return stacked(
+            {name: part.of(measured) for name, part in zip(self.names, self.parts, strict=True)}
+        )
 
     def refuse_early(self) -> None:
         for part in self.parts:
@@ -168,7 +181,9 @@ class Crossing(AbstractQuantity):
         table = measured.table
         for key, name in (("along", self.along), ("by", self.by)):
             if name not in table:
-                raise Mistake(f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}")
+                raise Mistake(
+                    f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}"
+                )
         figures = table.assign(figure=column_numbers(measured, self.column))
         figures = figures[figures[self.along].notna()]
         rows = [
@@ -195,4 +210,6 @@ def crossing(x: NDArray[np.float64], y: NDArray[np.float64], level: float) -> fl
     if len(changes) != 1:
         return math.nan
     k = int(changes[0])
-    return float(np.exp(log_x[k] - log_y[k] * (log_x[k + 1] - log_x[k]) / (log_y[k + 1] - log_y[k])))
+    return float(
+        np.exp(log_x[k] - log_y[k] * (log_x[k + 1] - log_x[k]) / (log_y[k + 1] - log_y[k]))
+    )

@@ -69,7 +69,9 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
     """Read a claim at one of its sizes; what is wrong with it is said with its file."""
     names = claim_names(builder.choices)
     if name not in names:
-        raise Mistake(f"'{name}' is not a claim; `claims list` shows all {len(names)}{nearest(name, names)}")
+        raise Mistake(
+            f"'{name}' is not a claim; `claims list` shows all {len(names)}{nearest(name, names)}"
+        )
     file = builder.choices.file("claim", name)
     try:
         return claim_of(name, read_yaml(file), builder, size)
@@ -87,7 +89,9 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     tree = with_null(tree)
     for key in tree:
         if key not in KEYS:
-            raise Mistake(f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}")
+            raise Mistake(
+                f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}"
+            )
     if not tree.get("runs") and not tree.get("trial"):
         raise Mistake("the claim has no runs; give it `runs` with axes and base, or a `trial`")
     for key in NEEDED:
@@ -96,13 +100,25 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
 
     # Runs that have no name get the name `runs`; what all have in common goes before the base of each.
     runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
-    if not isinstance(runs, Mapping) or not all(isinstance(item, Mapping | list) for item in runs.values()):
-        raise Mistake("runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps")
+    if not isinstance(runs, Mapping) or not all(
+        isinstance(item, Mapping | list) for item in runs.values()
+    ):
+        raise Mistake(
+            "runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps"
+        )
     by_name = {"runs": runs} if runs.keys() <= {"axes", "base"} and runs else runs
-    named = {**tree, "runs": {run: {**of, "base": [*common, *of.get("base", [])]} for run, of in by_name.items()}}
+    named = {
+        **tree,
+        "runs": {
+            run: {**of, "base": [*common, *of.get("base", [])]} for run, of in by_name.items()
+        },
+    }
 
     # All sizes are made, so that a mistake in one of them is said at any.
-    sizes = {other: with_changes(named, tree.get(other) or {}, other) for other in ("quick", "default", "full")}
+    sizes = {
+        other: with_changes(named, tree.get(other) or {}, other)
+        for other in ("quick", "default", "full")
+    }
     sized = sizes[size]
 
     main = build_look(sized, MAIN, builder)
@@ -114,7 +130,9 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     except ValidationError as error:
         raise refusal(error, Published, "source", source) from None
     given = tree.get("picture")
-    picture = JudgedRows() if given is None else build_part(builder, given, AbstractPicture, "picture")
+    picture = (
+        JudgedRows() if given is None else build_part(builder, given, AbstractPicture, "picture")
+    )
     protocol = Protocol(main, control, second)
     return Claim(name, str(tree["statement"]), published, str(tree["refutes"]), protocol, picture)
 
@@ -130,12 +148,16 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     ['steps=9', 'data=moons']
     """
     if not isinstance(change, Mapping):
-        raise Mistake(f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}")
+        raise Mistake(
+            f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}"
+        )
     change = with_null(change)
     for key in change:
         if key not in CHANGES:
             keys = ", ".join(CHANGES)
-            raise Mistake(f"{name}.{key}: there is no such key; there are {keys}{nearest(str(key), CHANGES)}")
+            raise Mistake(
+                f"{name}.{key}: there is no such key; there are {keys}{nearest(str(key), CHANGES)}"
+            )
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
@@ -146,9 +168,13 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
             changed[key] = merge_fields(changed.get(key), change[key])
     if "expectation" in change:  # of several parts that are expected, each gets these fields
         before, after = changed.get("expectation"), change["expectation"]
-        several = isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
+        several = (
+            isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
+        )
         changed["expectation"] = (
-            [merge_fields(part, after) for part in before or ()] if several else merge_fields(before, after)
+            [merge_fields(part, after) for part in before or ()]
+            if several
+            else merge_fields(before, after)
         )
     return changed
 
@@ -167,7 +193,9 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     keys = [key for run in runs.values() for key in run.get("axes") or {}]
     for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
         if key not in keys:
-            raise Mistake(f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, keys)}")
+            raise Mistake(
+                f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, keys)}"
+            )
     changed = {}
     for run, before in runs.items():
         axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])
@@ -198,18 +226,34 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
         given = tree.get("trial")
         trial = None if given is None else build_part(builder, given, AbstractTrial, "trial")
         given = tree["quantity"]
-        fields = {"_target_": COLUMN, "column": given} if isinstance(given, str) else given  # a word names a column
+        fields = (
+            {"_target_": COLUMN, "column": given} if isinstance(given, str) else given
+        )  # a word names a column
         quantity = build_part(builder, fields, AbstractQuantity, "quantity")
         given = tree["expectation"]
         if given == []:
-            raise Mistake("expectation=[]: nothing is expected, so nothing can be judged; give a rule or several")
+            raise Mistake(
+                "expectation=[]: nothing is expected, so nothing can be judged; give a rule or several"
+            )
         rules = given if isinstance(given, list) else [given]
-        expectation = tuple(build_part(builder, part, AbstractExpectation, "expectation") for part in rules)
+        expectation = tuple(
+            build_part(builder, part, AbstractExpectation, "expectation") for part in rules
+        )
         nulls = () if name == CONTROL else named_nulls(tree.get("null"), expectation)
-        return Look(runs, trial, seeds, quantity, expectation, nulls, planned_sizes(tree.get("looks"), len(seeds)))
+        return Look(
+            runs,
+            trial,
+            seeds,
+            quantity,
+            expectation,
+            nulls,
+            planned_sizes(tree.get("looks"), len(seeds)),
+        )
 
 
-def named_nulls(given: object, expectation: Sequence[AbstractExpectation]) -> tuple[float | None, ...]:
+def named_nulls(
+    given: object, expectation: Sequence[AbstractExpectation]
+) -> tuple[float | None, ...]:
     """Read the figure of each part that is found where the claim does not hold; no part may expect it.
 
     >>> from ntkexp.claim.expectation import Slope
@@ -217,8 +261,12 @@ def named_nulls(given: object, expectation: Sequence[AbstractExpectation]) -> tu
     (0.0,)
     """
     nulls: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
-    if len(nulls) != len(expectation) or not all(isinstance(null, float | int | None) for null in nulls):
-        raise Mistake(f"null={spell_value(given)}: it takes a number, or one for each of the {len(expectation)} rules")
+    if len(nulls) != len(expectation) or not all(
+        isinstance(null, float | int | None) for null in nulls
+    ):
+        raise Mistake(
+            f"null={spell_value(given)}: it takes a number, or one for each of the {len(expectation)} rules"
+        )
     for part, named in zip(expectation, nulls, strict=True):
         null = part.null if named is None else float(named)
         if null is None:
@@ -243,7 +291,12 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
     if given is None:
         return ()
     sizes = seeds_of(given) if isinstance(given, list) else ()
-    if not sizes or sizes[0] < 2 or sizes[-1] != seeds or any(b <= a for a, b in itertools.pairwise(sizes)):
+    if (
+        not sizes
+        or sizes[0] < 2
+        or sizes[-1] != seeds
+        or any(b <= a for a, b in itertools.pairwise(sizes))
+    ):
         raise Mistake(
             f"looks={spell_value(given)}: it takes growing numbers of seeds, two at least, the last of which is all "
             f"{seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
@@ -257,10 +310,14 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
     if "seeds" in change and size != "quick":
         with mistakes_in(f"{SECOND}: "):
             given = seeds_of(changed["seeds"])
-        seeds = [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
+        seeds = (
+            [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
+        )
     look = build_look({**changed, "seeds": seeds}, SECOND, builder)
     if common := sorted({*look.seeds} & {*main.seeds}):
-        raise Mistake(f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20")
+        raise Mistake(
+            f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20"
+        )
     return look
 
 

@@ -18,7 +18,9 @@ from ntkexp.records.sweep import Level
 def refuse_unnamed(key: str, names: Sequence[str], kind: str, parts: Sequence[object]) -> None:
     """Refuse parts of which one has no name, or that of another."""
     if len(names) != len(parts) or len(set(names)) < len(names):
-        raise Mistake(f"{key}={list(names)}: give each of the {len(parts)} {kind} a name of its own")
+        raise Mistake(
+            f"{key}={list(names)}: give each of the {len(parts)} {kind} a name of its own"
+        )
 
 
 # --- A trial of a claim's own, where sweeps of runs do not do: its fields say what and how large, a seed draws it.

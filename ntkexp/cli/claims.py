@@ -59,21 +59,37 @@ def claims(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes and few seeds; more claims stay undecided.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Larger sizes, where a claim has them.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Larger sizes, where a claim has them.")
+    ] = False,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The folder of outputs; claims go into its claims/.")
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="The folder of outputs; claims go into its claims/."
+        ),
     ] = OUTPUTS,
     workers: Workers = None,
     engine: Engine = "local",
     retry_failed: RetryFailed = False,
     quiet: Quiet = False,
     attempts: Annotated[
-        bool, typer.Option("--attempts", help="With list: every version that was registered, and what each look found.")
+        bool,
+        typer.Option(
+            "--attempts",
+            help="With list: every version that was registered, and what each look found.",
+        ),
     ] = False,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="With register: why the claim was changed, in a sentence.")
+        str,
+        typer.Option(
+            "--reason",
+            metavar="TEXT",
+            help="With register: why the claim was changed, in a sentence.",
+        ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as a JSON list.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was found as a JSON list.")
+    ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -82,7 +98,9 @@ def claims(
     if attempts and names[:1] != ["list"]:
         raise WrongArgument("attempts are listed: `ntkexp claims list --attempts`", "attempts")
     if reason and names[:1] != ["register"]:
-        raise WrongArgument("a reason is registered: `ntkexp claims register NAME --reason=TEXT`", "reason")
+        raise WrongArgument(
+            "a reason is registered: `ntkexp claims register NAME --reason=TEXT`", "reason"
+        )
     place = out.expanduser().absolute() / FOLDER
     if attempts:
         show_attempts(names[1:], config_dir, place, as_json=as_json)
@@ -113,7 +131,10 @@ def claims(
     repeat = options(out, trust, config_dir)
     ensure_writable(out.expanduser())
     made = composer(config_dir, trust)
-    with polite_kill(), interruptible(lambda: "; the same command continues from the last checkpoints"):
+    with (
+        polite_kill(),
+        interruptible(lambda: "; the same command continues from the last checkpoints"),
+    ):
         workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
         outcomes = list(judged(names, size, made, workshop, place, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
@@ -125,11 +146,15 @@ def claims(
     from ntkexp.report.page.build import write_claims
 
     again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
-    found = [record for record in claim_records(place) if stands(record, entered.get(record.name, []))]
+    found = [
+        record for record in claim_records(place) if stands(record, entered.get(record.name, []))
+    ]
     page = write_claims(found, place.parent / "report", again, entered)
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
-    raise typer.Exit(0 if len(records) == len(outcomes) else 1)  # 1: one of several could not be judged
+    raise typer.Exit(
+        0 if len(records) == len(outcomes) else 1
+    )  # 1: one of several could not be judged
 
 
 def judged(
@@ -149,10 +174,15 @@ def judged(
     from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
 
-    read = [read_claim(name, composer.builder, size) for name in names or claim_names(composer.builder.choices)]
+    read = [
+        read_claim(name, composer.builder, size)
+        for name in names or claim_names(composer.builder.choices)
+    ]
     for claim in read:
         try:
-            plan_claim(claim, composer, out, workshop.trust, repeat)  # a claim with a mistake is not entered
+            plan_claim(
+                claim, composer, out, workshop.trust, repeat
+            )  # a claim with a mistake is not entered
             register = register_claim(claim.name, composer.builder, out)
             for record in look_as_planned(claim, composer, out, workshop, size, repeat):
                 register.record(record, circumstances())
@@ -170,7 +200,9 @@ def judged(
 # --- The register: what claims said from their first versions on, and what every look at them found.
 
 
-def register(names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str) -> None:
+def register(
+    names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str
+) -> None:
     """Enter what claims say now."""
     from ntkexp.claim.conduct import register_claim
     from ntkexp.config.compose import composer
@@ -181,25 +213,35 @@ def register(names: Sequence[str], config_dir: Path | None, trust: list[str], ou
     for name in names:
         log = register_claim(name, builder, out, reason)
         if (entry := log.standing(name)) is not None:
-            sys.stdout.write(f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n")
+            sys.stdout.write(
+                f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n"
+            )
 
 
-def publish_or_check(names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path) -> None:
+def publish_or_check(
+    names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path
+) -> None:
     """Write the judged tables and verdicts into a folder, or judge those of a folder again."""
     from ntkexp.claim.publish import check, publish
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
 
     if len(names) < 2 or (names[0] == "publish" and len(names) > 2):
-        raise Mistake(f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`")
+        raise Mistake(
+            f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`"
+        )
     folder, made = Path(names[1]).expanduser(), composer(config_dir, trust)
     entries = registered(made.builder.choices, out)
     if names[0] == "publish":
         found = publish(folder, made, claim_records(out), entries, trust)
-        sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n")
+        sys.stdout.write(
+            f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n"
+        )
     else:
         found = check(folder, made, entries, trust, names[2:])
-        sys.stdout.write(f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n")
+        sys.stdout.write(
+            f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n"
+        )
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
@@ -210,7 +252,9 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
     entries = {}
     for name in choices.options("claim"):
         file = choices.file("claim", name)
-        if file.parent not in registers:  # the files of a user's own lie elsewhere than the package's
+        if (
+            file.parent not in registers
+        ):  # the files of a user's own lie elsewhere than the package's
             registers[file.parent] = Register.beside(file, out).attempts()
         entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
     return {name: attempts for name, attempts in entries.items() if attempts}
@@ -221,7 +265,9 @@ def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 
-def show_attempts(names: Sequence[str], config_dir: Path | None, out: Path, *, as_json: bool) -> None:
+def show_attempts(
+    names: Sequence[str], config_dir: Path | None, out: Path, *, as_json: bool
+) -> None:
     """Show every version of claims that was registered, with what every look found."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.records.atomic import to_text
@@ -269,7 +315,9 @@ def notes(records: Sequence[ClaimRecord]) -> str:
     for record in records:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            note = "; ".join(filter(None, [judged.note, outlook(record, name) if name != "control" else ""]))
+            note = "; ".join(
+                filter(None, [judged.note, outlook(record, name) if name != "control" else ""])
+            )
             lines += [f"{where}: {note}\n"] if note else []
     return "".join(lines) + ("\n" if lines else "")
 
@@ -289,7 +337,9 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_text(rows))
     else:
-        sys.stdout.write("".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows))
+        sys.stdout.write(
+            "".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows)
+        )
 
 
 def show_trials(*, as_json: bool) -> None:
@@ -301,6 +351,9 @@ def show_trials(*, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return
-    rates = [Column(name, spell=rate) for name in ("false verdicts", "support where true", "refute where false")]
+    rates = [
+        Column(name, spell=rate)
+        for name in ("false verdicts", "support where true", "refute where false")
+    ]
     columns = (Column("rule", number=False), Column("tables"), *rates)
     sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, tried))))}\n")

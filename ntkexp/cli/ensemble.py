@@ -24,7 +24,14 @@ BASIS = (
     "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
     "training; 'by chance' is how often draws of the process are as far off, by mean or by covariance."
 )
-USUAL = ("data=circle", "data.train=6", "data.probe=0", "data.test=200", "model.width=256", "steps=500")
+USUAL = (
+    "data=circle",
+    "data.train=6",
+    "data.probe=0",
+    "data.test=200",
+    "model.width=256",
+    "steps=500",
+)
 
 
 def ensemble(
@@ -32,9 +39,9 @@ def ensemble(
     networks: Annotated[
         int, typer.Option("--networks", metavar="N", min=2, help="How many networks of each kind.")
     ] = 100,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")] = Path(
-        "outputs/ensembles"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")
+    ] = Path("outputs/ensembles"),
     *,
     common: CommonOptions,
 ) -> None:
@@ -51,7 +58,10 @@ def ensemble(
     before = {"all layers": 0, "readout": networks}
     try:
         trained = train_networks(
-            experiment, given, networks, lambda name, done: listening.step(before[name] + done, None, None)
+            experiment,
+            given,
+            networks,
+            lambda name, done: listening.step(before[name] + done, None, None),
         )
     finally:
         listening.stop()
@@ -78,7 +88,9 @@ def write_files(
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"
     new = slice(given.train, None)
     theories = {
-        each.process: Theory(each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy())
+        each.process: Theory(
+            each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy()
+        )
         for each in trained
     }
     panels = [
@@ -92,14 +104,21 @@ def write_files(
     ]
     learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
     with house_style():
-        figure = draw(given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment))
+        figure = draw(
+            given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment)
+        )
         files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
     columns = ["place", "target"] + [f"{each.name} {what}" for each in trained for what in
                                      ("mean", "sd", "process mean", "process sd")]  # fmt: skip
     curves = [
         curve[new].tolist()
         for each in trained
-        for curve in (each.observed.mean, each.observed.deviation, each.theory.mean, each.theory.deviation)
+        for curve in (
+            each.observed.mean,
+            each.observed.deviation,
+            each.theory.mean,
+            each.theory.deviation,
+        )
     ]
     rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)
     files.append(save(folder, f"{name}.csv", columns, rows))
@@ -113,32 +132,49 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
     """What the picture says: of which processes each kind of networks could be draws, and of which not."""
     kinds = dict.fromkeys(row.networks for row in table)
-    each = [f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}" for kind in kinds]
+    each = [
+        f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"
+        for kind in kinds
+    ]
     trained = f"{table[0].count} networks of width {experiment.model.width} after {experiment.steps} steps"
     return f"{trained}: {'; '.join(each)}; draws are off by about 1"
 
 
 def stand(rows: Sequence[Comparison]) -> str:
     """How one kind of networks stands to the processes."""
-    kinds: dict[str, list[str]] = {"could be draws of": [], "are no draws of": [], "have no distance to": []}
+    kinds: dict[str, list[str]] = {
+        "could be draws of": [],
+        "are no draws of": [],
+        "have no distance to": [],
+    }
     for row in rows:
         name = f"the {row.process.upper()} process"
         if math.isnan(row.chance):
-            kinds["have no distance to"].append(f"{name} (it or networks are not finite, or it has no spread)")
+            kinds["have no distance to"].append(
+                f"{name} (it or networks are not finite, or it has no spread)"
+            )
             continue
-        mean, covariance = (f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance))
+        mean, covariance = (
+            f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance)
+        )
         verb = "could be draws of" if row.follows else "are no draws of"
         kinds[verb].append(f"{name} (mean off by {mean}, covariance by {covariance})")
     return " and ".join(f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names)
 
 
-def show(table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
+def show(
+    table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool
+) -> None:
     """Show the comparison and what follows from it, and where the picture is."""
     from ntkexp.records.atomic import to_text
 
     if as_json:
         rows = [asdict(row) for row in table]
-        sys.stdout.write(to_text({"comparison": rows, "answer": sentence, "files": [str(path) for path in files]}))
+        sys.stdout.write(
+            to_text(
+                {"comparison": rows, "answer": sentence, "files": [str(path) for path in files]}
+            )
+        )
     elif not quiet:
         header = ["networks train", "process", "networks", "points"]
         header += [
@@ -150,8 +186,13 @@ def show(table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, q
         ]
         lines = [
             [row.networks, row.process.upper(), str(row.count), f"{row.points} of {row.among}"]
-            + [short(number) for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)]
+            + [
+                short(number)
+                for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)
+            ]
             for row in table
         ]
-        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{BASIS}\n\n")
+        sys.stdout.write(
+            f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{BASIS}\n\n"
+        )
         sys.stdout.write("".join(f"{path}\n" for path in files))

@@ -35,21 +35,36 @@ def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     probe: Annotated[
         list[int] | None,
-        typer.Option("--probe", metavar="K", min=0, help="A point by its number in the split; may be repeated."),
+        typer.Option(
+            "--probe",
+            metavar="K",
+            min=0,
+            help="A point by its number in the split; may be repeated.",
+        ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", metavar="SPLIT", help="The split whose points are explained: train, probe or test."),
+        typer.Option(
+            "--split",
+            metavar="SPLIT",
+            help="The split whose points are explained: train, probe or test.",
+        ),
     ] = None,
     worst: Annotated[
         int | None,
-        typer.Option("--worst", metavar="N", min=1, help="Explain the N points that the network misses most."),
+        typer.Option(
+            "--worst", metavar="N", min=1, help="Explain the N points that the network misses most."
+        ),
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=1, help="How many training examples to list for each point.")
+        int,
+        typer.Option(
+            "--top", metavar="N", min=1, help="How many training examples to list for each point."
+        ),
     ] = 10,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png.")
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png."),
     ] = None,
     without: Annotated[
         str | None,
@@ -63,7 +78,10 @@ def explain(
     again: Again = None,
     page: Annotated[
         bool,
-        typer.Option("--page", help="Write a page on which points can be chosen, with all that is known of each."),
+        typer.Option(
+            "--page",
+            help="Write a page on which points can be chosen, with all that is known of each.",
+        ),
     ] = False,
     as_json: AsJson = False,
     trust: Trust = None,
@@ -86,15 +104,21 @@ def explain(
         raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
     loaded = load_run(run.expanduser())
     chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    chosen_points = list(numbers) or explanations.worst_points(loaded, chosen, worst or (ON_A_PAGE if page else FEW))
+    chosen_points = list(numbers) or explanations.worst_points(
+        loaded, chosen, worst or (ON_A_PAGE if page else FEW)
+    )
     if without is not None and not page:
-        leave_out(loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust)
+        leave_out(
+            loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust
+        )
         return
     explained = explanations.explain(loaded, chosen, chosen_points)
     if not explained:
         raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
     if page:
-        write_out(f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n")
+        write_out(
+            f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n"
+        )
         return
     if as_json:
         from ntkexp.report.tables import format_json
@@ -108,7 +132,9 @@ def explain(
     write_out(f"{format_explanations(explained, top)}\n")
     # by default the picture goes into the report beside the runs
     name = "-".join(["explain", loaded.path.name, chosen, *map(str, chosen_points[:8])])
-    where = picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
+    where = (
+        picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
+    )
     draw(explained, where)
     write_out(f"{where}\n")
 
@@ -183,7 +209,14 @@ def leave_out(
 
 
 def removal(
-    run: Run, split: str, numbers: list[int], text: str, trust: Sequence[str], again: str | None, *, quiet: bool
+    run: Run,
+    split: str,
+    numbers: list[int],
+    text: str,
+    trust: Sequence[str],
+    again: str | None,
+    *,
+    quiet: bool,
 ) -> tuple[list[LedgerEntry], Removal]:
     """Find what leaving out a group changes, and put it in words of the run."""
     from ntkexp.report.examples import choose_group
@@ -197,7 +230,9 @@ def removal(
         if "follow" in run.config:
             found = without_of_loop(run, chosen, points, again, trust, progress)
         elif again is not None:
-            raise Mistake(f"--again is for followed loops; {run.path} is an experiment, which needs none")
+            raise Mistake(
+                f"--again is for followed loops; {run.path} is an experiment, which needs none"
+            )
         else:
             from ntkexp.config.build import admit
 
@@ -209,7 +244,12 @@ def removal(
 
 
 def without_of_loop(
-    run: Run, group: list[int], points: list[int], again: str | None, trust: Sequence[str], progress: AbstractProgress
+    run: Run,
+    group: list[int],
+    points: list[int],
+    again: str | None,
+    trust: Sequence[str],
+    progress: AbstractProgress,
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
     from ntkexp.config.build import load_function
@@ -224,7 +264,9 @@ def without_of_loop(
             f"{run.path} is of a loop of your own; give a function that runs it again, --again=FILE.py:FUNCTION"
         )
     files, effect = find_trace(run.path), run.contributions.get("effect")
-    mean: MeanName = "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
+    mean: MeanName = (
+        "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
+    )
     function = load_function(again, "again", trust)
     with files.folder.claim():
         found = loop_without(files, function, mean, group, points, progress)
@@ -241,7 +283,9 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
     if parts is None:
         rule = explained_rule(run.rules)
         if rule is None:
-            raise Mistake(f"{run.path} holds neither effects nor contributions, so its examples have no order")
+            raise Mistake(
+                f"{run.path} holds neither effects nor contributions, so its examples have no order"
+            )
         parts = run.parts(rule).isel(probe=list(points)).to_numpy()
     else:
         parts = parts[list(points)]
@@ -269,33 +313,57 @@ def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
 
 def attribute(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder of a trace: ntkexp.follow(…, to=FOLDER).")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="The folder of a trace: ntkexp.follow(…, to=FOLDER)."
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="FILE.py:FUNCTION", help="A function that builds the followed module."),
+        typer.Option(
+            "--model",
+            metavar="FILE.py:FUNCTION",
+            help="A function that builds the followed module.",
+        ),
     ] = None,
     effects: Annotated[
-        bool, typer.Option("--effects", help="Also find what would change without each example; needs the loss.")
+        bool,
+        typer.Option(
+            "--effects", help="Also find what would change without each example; needs the loss."
+        ),
     ] = False,
     loss: Annotated[
         str | None,
-        typer.Option("--loss", metavar="FILE.py:FUNCTION", help="The loss of each example, of outputs and the call."),
+        typer.Option(
+            "--loss",
+            metavar="FILE.py:FUNCTION",
+            help="The loss of each example, of outputs and the call.",
+        ),
     ] = None,
     measure: Annotated[
         str | None,
         typer.Option(
-            "--measure", metavar="FILE.py:FUNCTION", help="The measure of the outputs at the queries, as for follow."
+            "--measure",
+            metavar="FILE.py:FUNCTION",
+            help="The measure of the outputs at the queries, as for follow.",
         ),
     ] = None,
     again: Again = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option("--rule", metavar="FILE.py:CLASS", help="The rule of an optimizer that is not PyTorch's."),
+        typer.Option(
+            "--rule",
+            metavar="FILE.py:CLASS",
+            help="The rule of an optimizer that is not PyTorch's.",
+        ),
     ] = None,
     decode: Annotated[
         str | None,
-        typer.Option("--decode", metavar="FILE.py:FUNCTION", help="The text of a list of tokens, to show examples by."),
+        typer.Option(
+            "--decode",
+            metavar="FILE.py:FUNCTION",
+            help="The text of a list of tokens, to show examples by.",
+        ),
     ] = None,
     by: Annotated[
         str | None,
@@ -308,7 +376,8 @@ def attribute(
     positions: Annotated[
         bool,
         typer.Option(
-            "--positions", help="Split the contributions of texts by position: where in the text the loss was."
+            "--positions",
+            help="Split the contributions of texts by position: where in the text the loss was.",
         ),
     ] = False,
     batch_norm: Annotated[
@@ -343,12 +412,16 @@ def attribute(
             "--model=FILE.py:FUNCTION"
         )
     if effects and loss is None and again is None:
-        raise Mistake("--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow")
+        raise Mistake(
+            "--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow"
+        )
     # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
     loop = None if again is None else load_function(again, "again", trust)
     module = None if model is None else load_function(model, "model", trust)()
     if not (module is None or isinstance(module, nn.Module)):
-        raise Mistake(f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module")
+        raise Mistake(
+            f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module"
+        )
     named = measure_name(files)
     if named is not None and measure is None and again is None:
         raise Mistake(
@@ -356,8 +429,14 @@ def attribute(
             "function, --measure=FILE.py:FUNCTION"
         )
     if named is None and measure is not None:
-        raise Mistake(f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it")
-    first = None if loop is None or (model and loss and (measure or not named)) else trained_again(loop, Weighing())
+        raise Mistake(
+            f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
+        )
+    first = (
+        None
+        if loop is None or (model and loss and (measure or not named))
+        else trained_again(loop, Weighing())
+    )
     if module is None:
         assert first is not None  # one of the two functions was given
         module = first.module
@@ -365,7 +444,9 @@ def attribute(
     for path in rule or []:
         rules.append(load_function(path, "rule", trust)())
         if not isinstance(rules[-1], AbstractOptimizerRule):
-            raise Mistake(f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule")
+            raise Mistake(
+                f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule"
+            )
     rules += () if first is None else [each.rule for each in first.steps.known]
     asked = None if measure is None else load_function(measure, "measure", trust)
     trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)

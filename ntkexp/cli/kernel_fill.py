@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from ntkexp.cli.options import AGAIN, CommonOptions, Engine, Overrides, interruptible, polite_kill, trusted
+from ntkexp.cli.options import (
+    AGAIN,
+    CommonOptions,
+    Engine,
+    Overrides,
+    interruptible,
+    polite_kill,
+    trusted,
+)
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
 
@@ -31,11 +39,19 @@ FOLDER = Path("outputs") / "kernels"
 """The folder of kernel files that were given no name."""
 
 KernelFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given.")
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given."
+    ),
 ]
 Tiles: TypeAlias = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", min=1, help="How many tiles at once; one for each core if not given."),
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="How many tiles at once; one for each core if not given.",
+    ),
 ]
 
 
@@ -45,10 +61,12 @@ class FillOptions:
 
     workers: Tiles = None
     engine: Engine = "local"
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Estimate the core hours, and compute nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")] = (
-        False
-    )
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate the core hours, and compute nothing.")
+    ] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
+    ] = False
 
 
 def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
@@ -67,11 +85,18 @@ def tiles_at_once(engine: AbstractEngine) -> int:
 
 def default_path(kernel: AbstractKernel, folder: Path = FOLDER) -> Path:
     """The place of a file that was given no name."""
-    return folder / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
+    return (
+        folder
+        / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
+    )
 
 
 def fill_file(
-    kernel: AbstractKernel, out: Path | None, engine: AbstractEngine, options: FillOptions, common: CommonOptions
+    kernel: AbstractKernel,
+    out: Path | None,
+    engine: AbstractEngine,
+    options: FillOptions,
+    common: CommonOptions,
 ) -> None:
     """Fill the file of a kernel and say what is in it and where, or with --dry-run what that would take."""
     from ntkexp.records.atomic import to_text
@@ -93,7 +118,9 @@ def fill_file(
         sys.stdout.write(to_text({"file": str(matrix.path), **facts}))
     elif not common.quiet:
         names = " and ".join(name.upper() for name in kernels)
-        sys.stdout.write(f"{names} of {tiling.points} points with {tiling.train} of them\n{matrix.path}\n")
+        sys.stdout.write(
+            f"{names} of {tiling.points} points with {tiling.train} of them\n{matrix.path}\n"
+        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +162,16 @@ class Filling:
         ahead, workers = self.estimate, self.at_once
         if as_json:
             elapsed = ahead.elapsed(workers)
-            sys.stdout.write(to_text({"file": str(self.path), **asdict(ahead), "workers": workers, "elapsed": elapsed}))
+            sys.stdout.write(
+                to_text(
+                    {
+                        "file": str(self.path),
+                        **asdict(ahead),
+                        "workers": workers,
+                        "elapsed": elapsed,
+                    }
+                )
+            )
         else:
             sys.stdout.write(f"{self.path}: {ahead.sentence(workers)}\n")
         if not self.here:
@@ -160,7 +196,13 @@ class Filling:
             )
 
 
-def limit(overrides: Overrides = None, out: KernelFile = None, *, options: FillOptions, common: CommonOptions) -> None:
+def limit(
+    overrides: Overrides = None,
+    out: KernelFile = None,
+    *,
+    options: FillOptions,
+    common: CommonOptions,
+) -> None:
     """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
     from ntkexp.engine.base import choose
 
@@ -184,7 +226,11 @@ def tangent(
     out: KernelFile = None,
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="SEEDS", help="The seeds of the networks to average over, such as 0..9."),
+        typer.Option(
+            "--seeds",
+            metavar="SEEDS",
+            help="The seeds of the networks to average over, such as 0..9.",
+        ),
     ] = None,
     outputs: Annotated[
         str,
@@ -195,7 +241,8 @@ def tangent(
         ),
     ] = "all",
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN", help="Take the network of this run instead.")
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Take the network of this run instead."),
     ] = None,
     when: Annotated[
         When,
@@ -223,7 +270,11 @@ def tangent(
         experiment = compose_for_tiles(overrides, common)
         from ntkexp.sweep.definition import read_values, whole_numbers
 
-        seed_list = (experiment.seed,) if seeds is None else tuple(whole_numbers(read_values("--seeds", seeds)))
+        seed_list = (
+            (experiment.seed,)
+            if seeds is None
+            else tuple(whole_numbers(read_values("--seeds", seeds)))
+        )
         weights = ""
     else:  # the weights of a run that is finished, as they were written
         from ntkexp.config.build import admit
@@ -241,7 +292,9 @@ def tangent(
     from ntkexp.kernel_file.kernel import EmpiricalKernel
 
     wanted, data = read_outputs(outputs), experiment.draw()
-    kernel = EmpiricalKernel(experiment, data, tiles_at_once(engine), seed_list, wanted, weights, when.value)
+    kernel = EmpiricalKernel(
+        experiment, data, tiles_at_once(engine), seed_list, wanted, weights, when.value
+    )
     fill_file(kernel, out, engine, options, common)
 
 
@@ -255,4 +308,6 @@ def read_outputs(outputs: str) -> Outputs:
     try:
         return [int(number) for number in outputs.split(",")]
     except ValueError:
-        raise Mistake(f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3") from None
+        raise Mistake(
+            f"--outputs={outputs}: it takes all, trace, or numbers of outputs, such as 0,3"
+        ) from None

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ntkexp.cli.kernel_fill import FOLDER, Filling, Tiles, compose_for_tiles, default_path, tiles_at_once
+from ntkexp.cli.kernel_fill import (
+    FOLDER,
+    Filling,
+    Tiles,
+    compose_for_tiles,
+    default_path,
+    tiles_at_once,
+)
 from ntkexp.cli.options import CommonOptions, Engine, Overrides
 from ntkexp.mistake import Mistake
 from ntkexp.report.tables import Column, Table, format_text
@@ -42,11 +49,15 @@ def predict(
     ] = "0",
     time: Annotated[
         list[str] | None,
-        typer.Option("--time", metavar="T", help="How long gradient flow trains, or inf; may be repeated."),
+        typer.Option(
+            "--time", metavar="T", help="How long gradient flow trains, or inf; may be repeated."
+        ),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", min=0, help="Train by N steps of gradient descent instead."),
+        typer.Option(
+            "--steps", metavar="N", min=0, help="Train by N steps of gradient descent instead."
+        ),
     ] = None,
     step_size: Annotated[
         float | None, typer.Option("--step-size", metavar="ETA", help="The size of these steps.")
@@ -54,7 +65,10 @@ def predict(
     folds: Annotated[
         int | None,
         typer.Option(
-            "--folds", metavar="K", min=0, help="Score training examples that are left out, in K parts; 0: one by one."
+            "--folds",
+            metavar="K",
+            min=0,
+            help="Score training examples that are left out, in K parts; 0: one by one.",
         ),
     ] = None,
     solver: Annotated[
@@ -70,7 +84,11 @@ def predict(
     ] = 4.0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="The folder for the tables; beside the kernel file if not given."),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="The folder for the tables; beside the kernel file if not given.",
+        ),
     ] = None,
     *,
     common: CommonOptions,
@@ -82,7 +100,9 @@ def predict(
     from ntkexp.report.progress import progress_listener
 
     if time and steps is not None:
-        raise Mistake("--time is of gradient flow and --steps of gradient descent; give one of the two")
+        raise Mistake(
+            "--time is of gradient flow and --steps of gradient descent; give one of the two"
+        )
     question = Question(
         times=tuple(number("--time", text, "a number ≥ 0, or inf") for text in time or ("inf",)),
         steps=steps,
@@ -97,7 +117,9 @@ def predict(
         from ntkexp.kernel_file.kernel import data_digest
 
         if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
-            raise Mistake(f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute its kernel")
+            raise Mistake(
+                f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute its kernel"
+            )
     entries = Entries(matrix)
     answers = list(predict_from(entries, question, progress_listener(common.quiet).say))
     scores = [score for answer in answers for score in answer.scores]
@@ -134,7 +156,9 @@ def number(option: str, text: str, allowed: str) -> float:
 # --- Scores and predictions as tables: every digit in a file, few on the terminal.
 
 
-def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Iterable[Sequence[object]]]:
+def outputs(
+    entries: Entries, answers: Sequence[Answer]
+) -> tuple[list[str], Iterable[Sequence[object]]]:
     """Tabulate predictions: a row for each kernel, way to train and point."""
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
@@ -144,11 +168,17 @@ def outputs(entries: Entries, answers: Sequence[Answer]) -> tuple[list[str], Ite
     for answer in answers:
         for split, points in entries.matrix.splits.items():
             found, places = answer.predicted[split], range(points.start, points.stop)
-            deviation = [None] * len(places) if found.deviation is None else found.deviation.tolist()
+            deviation = (
+                [None] * len(places) if found.deviation is None else found.deviation.tolist()
+            )
             head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
-            for k, (place, values, spread) in enumerate(zip(places, found.mean.tolist(), deviation, strict=True)):
+            for k, (place, values, spread) in enumerate(
+                zip(places, found.mean.tolist(), deviation, strict=True)
+            ):
                 place_of = (int(index[place]), int(entries.labels[place]))
-                rows.append((*head, *place_of, *entries.targets[points.start + k].tolist(), *values, spread))
+                rows.append(
+                    (*head, *place_of, *entries.targets[points.start + k].tolist(), *values, spread)
+                )
     return header, rows
 
 
@@ -160,7 +190,9 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
     try:
         write_atomically(folder / name, csv_text(header, rows))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+        raise Mistake(
+            f"--out={folder}: {error.strerror}; it takes a folder that can be written to"
+        ) from None
     return folder / name
 
 
@@ -176,7 +208,10 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images."),
+    ],
     overrides: Overrides = None,
     ridge: Annotated[
         str,
@@ -187,7 +222,8 @@ def study(
         ),
     ] = "best",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table."),
     ] = None,
     workers: Tiles = None,
     engine: Engine = "local",
@@ -209,17 +245,36 @@ def study(
         filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
         entries = Entries(filling.carry_out(common.trusted, quiet=common.quiet))
         answers = list(predict(entries, question, lambda text: None))
-        for score in (score for answer in answers for score in answer.scores if score.split == "test"):
+        for score in (
+            score for answer in answers for score in answer.scores if score.split == "test"
+        ):
             beside = definition.published.get(each) if score.kernel == "ntk" else None
             source = definition.published_with if beside else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
             rows.append([each, score.kernel, score.points, *numbers, beside, source])
-    header = ["name", "kernel", "points", "ridge", "accuracy", "rmse", "r2", "published", "published_with"]
+    header = [
+        "name",
+        "kernel",
+        "points",
+        "ridge",
+        "accuracy",
+        "rmse",
+        "r2",
+        "published",
+        "published_with",
+    ]
     file = save(place, f"{name}.study.csv", header, rows)
-    show_study([dict(zip(header, row, strict=True)) for row in rows], file, quiet=common.quiet, as_json=common.as_json)
+    show_study(
+        [dict(zip(header, row, strict=True)) for row in rows],
+        file,
+        quiet=common.quiet,
+        as_json=common.as_json,
+    )
 
 
-def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool) -> None:
+def show_study(
+    rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool
+) -> None:
     from ntkexp.records.atomic import to_text
 
     if as_json:
@@ -227,11 +282,31 @@ def show_study(rows: Sequence[Mapping[str, str | float | None]], file: Path, *, 
     elif not quiet:
         has_published = any(row["published"] for row in rows)
         source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
-        header = ["", "kernel", "ridge", "accuracy", "RMSE", "R²", *([f"published{source}"] if has_published else [])]
+        header = [
+            "",
+            "kernel",
+            "ridge",
+            "accuracy",
+            "RMSE",
+            "R²",
+            *([f"published{source}"] if has_published else []),
+        ]
         lines = []
         for row in rows:
             ridge, rmse, r2 = (float(row[key] or 0.0) for key in ("ridge", "rmse", "r2"))
             accuracy = None if row["accuracy"] is None else float(row["accuracy"])
-            cells = [str(row["name"]), str(row["kernel"]).upper(), short(ridge), rate(accuracy), short(rmse), short(r2)]
-            lines.append(cells + ([f"{row['published']} %" if row["published"] else ""] if has_published else []))
-        sys.stdout.write(f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n")
+            cells = [
+                str(row["name"]),
+                str(row["kernel"]).upper(),
+                short(ridge),
+                rate(accuracy),
+                short(rmse),
+                short(r2),
+            ]
+            lines.append(
+                cells
+                + ([f"{row['published']} %" if row["published"] else ""] if has_published else [])
+            )
+        sys.stdout.write(
+            f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n"
+        )

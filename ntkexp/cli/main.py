@@ -28,7 +28,14 @@ from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
 from ntkexp.cli.validate import validate
-from ntkexp.engine.base import DENIED, FAULTS, SAFE_PATH, exhausted, fault_in_words, warning_in_words
+from ntkexp.engine.base import (
+    DENIED,
+    FAULTS,
+    SAFE_PATH,
+    exhausted,
+    fault_in_words,
+    warning_in_words,
+)
 from ntkexp.mistake import Mistake, without_secrets
 
 if TYPE_CHECKING:
@@ -38,7 +45,8 @@ if TYPE_CHECKING:
 
 
 def root(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         from ntkexp.records.folder import package_version
@@ -49,7 +57,19 @@ def root(
         typer.echo(context.get_help())
 
 
-COMMANDS = (train, sweep, claims, config, resume, report, explain, attribute, validate, compare, runs)
+COMMANDS = (
+    train,
+    sweep,
+    claims,
+    config,
+    resume,
+    report,
+    explain,
+    attribute,
+    validate,
+    compare,
+    runs,
+)
 KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
 
 
@@ -60,7 +80,9 @@ def assemble() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     program.callback(invoke_without_command=True)(root)
-    kernel = typer.Typer(help="Compute a kernel into a file, and predict with it.", no_args_is_help=True)
+    kernel = typer.Typer(
+        help="Compute a kernel into a file, and predict with it.", no_args_is_help=True
+    )
     program.add_typer(kernel, name="kernel")
     for group, commands in ((program, COMMANDS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
@@ -95,7 +117,9 @@ class Output(io.FileIO):
 
 def settle() -> None:
     """Put right what a process finds, before everything else."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down other processes on these cores
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # spinning threads slow down other processes on these cores
     os.environ[SAFE_PATH] = "1"  # processes that this one starts run no files of the working folder
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
     # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
@@ -138,11 +162,16 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
     refuse_thread_counts(os.environ)
     for name in (os.getcwd(), *arguments):
         if not is_utf8(name):
-            raise Mistake(f"{name}: this name is not UTF-8, and results are; give the file or folder another name")
+            raise Mistake(
+                f"{name}: this name is not UTF-8, and results are; give the file or folder another name"
+            )
     # libraries of linear algebra start a thread for every core when they are loaded: check that there may be that many
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
-    started = [threading.Thread(target=enough.wait) for _ in range(int(count or len(os.sched_getaffinity(0))) - 1)]
+    started = [
+        threading.Thread(target=enough.wait)
+        for _ in range(int(count or len(os.sched_getaffinity(0))) - 1)
+    ]
     try:
         for thread in started:
             thread.start()  # raises what `ntkexp.engine.base` puts in words
@@ -172,7 +201,9 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
     """
     for name in THREADS:
         given = environment.get(name, "1")
-        if not all(map(is_thread_count, given.split(",") if name == "OMP_NUM_THREADS" else [given])):
+        if not all(
+            map(is_thread_count, given.split(",") if name == "OMP_NUM_THREADS" else [given])
+        ):
             raise Mistake(
                 f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MOST_THREADS}; unset it, or write threads=4"
             )
@@ -189,7 +220,9 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
 
 # Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
 # click's, and recent versions of Typer bring their own copy of click.
-UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError")
+UsageError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
+)
 
 
 def main() -> None:
@@ -241,16 +274,25 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
         case UsageError():  # an error of Typer's, worded as ours are
             words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
             where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
-            advice = "" if "Did you mean" in words or "Possible" in words else f"; `{where} --help` lists what there is"
+            advice = (
+                ""
+                if "Did you mean" in words or "Possible" in words
+                else f"; `{where} --help` lists what there is"
+            )
             return f"{words[:1].lower()}{words[1:]}{advice}", 2
         case OSError() if error.errno in FAULTS:
             return fault(error)
         case UnicodeEncodeError() if error.reason == "surrogates not allowed":
             name = error.object[max(0, error.start - 40) : error.end + 40]
-            return f"{name}: this name is not UTF-8, and results are; give the file or folder another name", 2
+            return (
+                f"{name}: this name is not UTF-8, and results are; give the file or folder another name",
+                2,
+            )
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() | ImportError() | OSError() if lacking := exhausted(error):
+        case RuntimeError() | MemoryError() | ImportError() | OSError() if lacking := exhausted(
+            error
+        ):
             return lacking, 1
     return None
 
@@ -270,6 +312,8 @@ def fault(error: OSError) -> tuple[str, int]:
 
 def complain(text: str, status: int) -> int:
     """Write one line on stderr, whatever was typed: control characters are shown by their codes."""
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text))
+    line = "".join(
+        letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text)
+    )
     sys.stderr.write(f"ntkexp: {line}\n")
     return status

@@ -30,7 +30,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
-from ntkexp.mistake import HydraSetting, Mistake, NoPlace, UnknownKey, Untrusted, Useless, WrongArgument
+from ntkexp.mistake import (
+    HydraSetting,
+    Mistake,
+    NoPlace,
+    UnknownKey,
+    Untrusted,
+    Useless,
+    WrongArgument,
+)
 from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
@@ -69,7 +77,11 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
     try:
         choices = choices_of(context)
         named = bool(words) and words[0] in choices.options("sweep")
-        names = [] if words else [name for name in choices.options("sweep") if name.startswith(incomplete)]
+        names = (
+            []
+            if words
+            else [name for name in choices.options("sweep") if name.startswith(incomplete)]
+        )
         return [*names, *complete(words[named:], incomplete, choices)]
     except Mistake:
         return []
@@ -128,35 +140,57 @@ SweepWords: TypeAlias = Annotated[
     ),
 ]
 RunsFolder: TypeAlias = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="The folder of outputs; runs go into its runs/.")
+    Path,
+    typer.Option("--out", metavar="DIR", help="The folder of outputs; runs go into its runs/."),
 ]
-OutputsFolder: TypeAlias = Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")]
+OutputsFolder: TypeAlias = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")
+]
 ConfigDir: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--config-dir", metavar="DIR", help="A folder of YAML files of yours; they come before those of the package."
+        "--config-dir",
+        metavar="DIR",
+        help="A folder of YAML files of yours; they come before those of the package.",
     ),
 ]
 Trust: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--trust", metavar="PACKAGE|FILE.py", help="Let Python code of this package or file run; may be repeated."
+        "--trust",
+        metavar="PACKAGE|FILE.py",
+        help="Let Python code of this package or file run; may be repeated.",
     ),
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 Workers: TypeAlias = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", min=1, help="How many runs at once; one for each core if not given."),
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="How many runs at once; one for each core if not given.",
+    ),
 ]
-RetryFailed: TypeAlias = Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")]
+RetryFailed: TypeAlias = Annotated[
+    bool, typer.Option("--retry-failed", help="Run those again that failed.")
+]
 Again: TypeAlias = Annotated[
     str | None,
-    typer.Option("--again", metavar="FILE.py:FUNCTION", help="A function that runs the followed loop again."),
+    typer.Option(
+        "--again", metavar="FILE.py:FUNCTION", help="A function that runs the followed loop again."
+    ),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")]
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print the outcome as one JSON object.")
+]
 Events: TypeAlias = Annotated[
     bool,
-    typer.Option("--tensorboard", callback=require_tensorboard, help="Write finished runs for TensorBoard as well."),
+    typer.Option(
+        "--tensorboard",
+        callback=require_tensorboard,
+        help="Write finished runs for TensorBoard as well.",
+    ),
 ]
 Log: TypeAlias = Annotated[
     str | None,
@@ -168,7 +202,12 @@ Log: TypeAlias = Annotated[
     ),
 ]
 Engine: TypeAlias = Annotated[
-    str, typer.Option("--engine", metavar="ENGINE", help="Where jobs run: local, dask:ADDRESS or slurm:KEY=VALUE,…")
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Where jobs run: local, dask:ADDRESS or slurm:KEY=VALUE,…",
+    ),
 ]
 
 
@@ -188,7 +227,11 @@ class CommonOptions:
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
         """The experiment that the words of a command describe; from here on torch is loaded."""
         # Libraries of linear algebra read the number of threads when torch is imported, which is before validation.
-        given = [text.partition("=")[2] for text in overrides or [] if text.lstrip("+").startswith("threads=")]
+        given = [
+            text.partition("=")[2]
+            for text in overrides or []
+            if text.lstrip("+").startswith("threads=")
+        ]
         if given and is_thread_count(given[-1]):
             os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
         from ntkexp.config.compose import compose
@@ -204,7 +247,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     >>> spread(greet) is greet, list(inspect.signature(spread(leave)).parameters)
     (True, ['quiet', 'as_json', 'trust', 'config_dir'])
     """
-    if not inspect.getfullargspec(command).kwonlyargs:  # to evaluate annotations takes time before every command
+    if not inspect.getfullargspec(
+        command
+    ).kwonlyargs:  # to evaluate annotations takes time before every command
         return command
     parameters, groups = [], dict[str, Any]()
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -255,7 +300,9 @@ def ensure_writable(folder: Path) -> Path:
     try:
         make_folder(folder)
     except OSError as error:
-        raise Mistake(f"--out={folder}: {error.strerror}; it takes a folder that can be written to") from None
+        raise Mistake(
+            f"--out={folder}: {error.strerror}; it takes a folder that can be written to"
+        ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise Mistake(f"--out={folder} cannot be written to; choose another folder")
     return folder
@@ -315,7 +362,10 @@ def with_advice(mistake: Mistake) -> str:
 
 def trusted(entries: Sequence[str]) -> tuple[str, ...]:
     """What is trusted, as it is spelled in any folder."""
-    return tuple(str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry for entry in entries)
+    return tuple(
+        str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry
+        for entry in entries
+    )
 
 
 def write_out(text: str) -> None:
@@ -323,7 +373,13 @@ def write_out(text: str) -> None:
     sys.stdout.write(printable_lines(text))
 
 
-def options(out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None) -> list[str]:
+def options(
+    out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
+) -> list[str]:
     """The options without which the words of a command mean something else, or its results lie elsewhere."""
     place = [f"--out={out}"] if out != OUTPUTS else []
-    return [*place, *(f"--trust={entry}" for entry in trust), *([f"--config-dir={config_dir}"] if config_dir else [])]
+    return [
+        *place,
+        *(f"--trust={entry}" for entry in trust),
+        *([f"--config-dir={config_dir}"] if config_dir else []),
+    ]

@@ -35,17 +35,24 @@ def report(
     named: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN|SWEEP]...", help="Run folders, sweeps, or folders of them; everything if none is given."
+            metavar="[RUN|SWEEP]...",
+            help="Run folders, sweeps, or folders of them; everything if none is given.",
         ),
     ] = None,
     form: Annotated[
         Format,
-        typer.Option("--format", metavar="|".join(Format), help="A page (html), or tables for a paper or a program."),
+        typer.Option(
+            "--format",
+            metavar="|".join(Format),
+            help="A page (html), or tables for a paper or a program.",
+        ),
     ] = Format.html,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR|FILE", help="The folder of outputs; with a format other than html, the file to write."
+            "--out",
+            metavar="DIR|FILE",
+            help="The folder of outputs; with a format other than html, the file to write.",
         ),
     ] = None,
 ) -> None:
@@ -67,7 +74,9 @@ def report(
         try:
             written = write_page(material, outputs / "report", repeat)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise Mistake(f"--out={outputs}: {error.strerror}; it takes a folder that can be written to") from None
+            raise Mistake(
+                f"--out={outputs}: {error.strerror}; it takes a folder that can be written to"
+            ) from None
         write_out(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
 
 
@@ -80,7 +89,9 @@ def write_table(text: str, out: Path | None) -> None:
     try:
         out.write_text(printable_lines(text), encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise Mistake(f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists") from None
+        raise Mistake(
+            f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists"
+        ) from None
 
 
 def format_runs(material: Material, form: Format) -> str:
@@ -115,7 +126,9 @@ def runs(
         ),
     ] = None,
     out: OutputsFolder = OUTPUTS,
-    remove: Annotated[bool, typer.Option("--delete", help="Delete the runs that are listed.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--delete", help="Delete the runs that are listed.")
+    ] = False,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +143,8 @@ def runs(
         from ntkexp.report.tables import format_json
 
         rows: list[Json] = [
-            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts} for one in found
+            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts}
+            for one in found
         ]
         write_out(format_json(rows))
     elif found:
@@ -162,7 +176,10 @@ def delete(runs: Sequence[ListedRun], sure: bool) -> None:
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name.")],
+    first: Annotated[
+        str,
+        typer.Argument(metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name."),
+    ],
     second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")],
     out: OutputsFolder = OUTPUTS,
 ) -> None:
@@ -195,11 +212,19 @@ def compare_runs(first: Run, second: Run) -> None:
     write_out(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = compare_configs(first, second)
     write_out(
-        f"{format_text(table_of_frame(differing))}\n\n" if len(differing) else "their configurations are the same\n\n"
+        f"{format_text(table_of_frame(differing))}\n\n"
+        if len(differing)
+        else "their configurations are the same\n\n"
     )
     differences = compare_results(first, second)
-    write_out(f"{format_text(table_of_frame(differences))}\n" if len(differences) else "they share no number\n")
-    for name, run, alone in zip(("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True):
+    write_out(
+        f"{format_text(table_of_frame(differences))}\n"
+        if len(differences)
+        else "they share no number\n"
+    )
+    for name, run, alone in zip(
+        ("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True
+    ):
         if run.diverged:
             write_out(f"{name} diverged, so it has no numbers\n")
         elif alone and not (first.diverged or second.diverged):

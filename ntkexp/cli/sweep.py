@@ -42,9 +42,15 @@ def sweep(
     workers: Workers = None,
     engine: Engine = "local",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs and about how much time and memory they take; start none.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the runs and about how much time and memory they take; start none.",
+        ),
     ] = False,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop all runs at the first failure.")
+    ] = False,
     retry_failed: RetryFailed = False,
     tensorboard: Events = False,
     log: Log = None,
@@ -70,9 +76,14 @@ def sweep(
     if begun:  # else nothing is loaded that carries runs out
         from ntkexp.sweep.jobs import Conductor, sweep_listener
 
-        conductor = Conductor(plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast, log=log)
+        conductor = Conductor(
+            plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast, log=log
+        )
         ended = conductor.ended
-        with polite_kill(), interruptible(lambda: "; the same command continues from the last checkpoints"):
+        with (
+            polite_kill(),
+            interruptible(lambda: "; the same command continues from the last checkpoints"),
+        ):
             try:
                 conductor.conduct(begun)
             finally:
@@ -83,7 +94,9 @@ def sweep(
     # each failure with its reason and the command that repeats it
     for run in plan.distinct:
         if reason := found[run.name].reason:
-            sys.stderr.write(f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n")
+            sys.stderr.write(
+                f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n"
+            )
     if common.as_json:
         from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
@@ -94,7 +107,9 @@ def sweep(
     raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
 
 
-def compose_plan(words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None) -> Plan:
+def compose_plan(
+    words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None
+) -> Plan:
     """Compose the runs of the sweep, all of them valid."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.config.compose import composer
@@ -115,7 +130,9 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
     with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
         write_sweep(record(plan, statuses))
         tables = plan.record.with_suffix(".runs.csv")
-        if any(status.state == "done" for status in statuses.values()) and (changed or not tables.is_file()):
+        if any(status.state == "done" for status in statuses.values()) and (
+            changed or not tables.is_file()
+        ):
             from ntkexp.report.analysis.tables import write_tables
 
             write_tables(plan.record)
@@ -141,7 +158,9 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
 # --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.
 
 
-def show_plan(plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine) -> None:
+def show_plan(
+    plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine
+) -> None:
     """Show what would run, for how long, and how much memory it takes."""
     from ntkexp.config.plain_yaml import spell_value
     from ntkexp.sweep.plan import Estimator

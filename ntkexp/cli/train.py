@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 def train(
     overrides: Overrides = None,
     out: RunsFolder = OUTPUTS,
-    force: Annotated[bool, typer.Option("--force", help="Run it again, even if it is finished.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run it again, even if it is finished.")
+    ] = False,
     tensorboard: Events = False,
     log: Log = None,
     *,
@@ -92,7 +94,9 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
-        if facts.get("diverged"):  # the run is whole, but nobody should take its network for a trained one
+        if facts.get(
+            "diverged"
+        ):  # the run is whole, but nobody should take its network for a trained one
             sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results
@@ -103,7 +107,11 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
 
         rows = [asdict(row) for row in ladder]
         diverged = bool(facts.get("diverged"))
-        write_out(format_json({"folder": str(folder), "outcome": outcome, "diverged": diverged, "results": rows}))
+        write_out(
+            format_json(
+                {"folder": str(folder), "outcome": outcome, "diverged": diverged, "results": rows}
+            )
+        )
         return
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, ladder_sentence
@@ -129,17 +137,26 @@ def resume(
     admitted = admit(trust)
     from ntkexp.run.execute import resume as resume_run
 
-    with interruptible(advice_for(run, f"{resume_command(run, trust, log)} continues from the last checkpoint")):
-        folder = resume_run(run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log)
+    with interruptible(
+        advice_for(run, f"{resume_command(run, trust, log)} continues from the last checkpoint")
+    ):
+        folder = resume_run(
+            run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log
+        )
     write_events(folder, tensorboard)
     show(folder, quiet=quiet, as_json=as_json)
 
 
 def config(
     overrides: Overrides = None,
-    everything: Annotated[bool, typer.Option("--tree", help="Show every group and option there is instead.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--tree", help="Show every group and option there is instead.")
+    ] = False,
     cost: Annotated[
-        bool, typer.Option("--plan", help="Show how the kernel would be read instead, and what that costs.")
+        bool,
+        typer.Option(
+            "--plan", help="Show how the kernel would be read instead, and what that costs."
+        ),
     ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
@@ -181,12 +198,26 @@ def cost_table(experiment: Experiment) -> str:
     from ntkexp.kernel.read.reader import Cost
     from ntkexp.run.setting import survey
 
-    seen = survey(experiment.model_copy(update={"device": "cpu"}))  # shapes tell it, wherever the run will be
+    seen = survey(
+        experiment.model_copy(update={"device": "cpu"})
+    )  # shapes tell it, wherever the run will be
     points, costs = seen.points, seen.costs
     title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
-    total = Cost("in total", "", 0, sum(each.bytes for each in costs), sum(each.multiplications for each in costs))
+    total = Cost(
+        "in total",
+        "",
+        0,
+        sum(each.bytes for each in costs),
+        sum(each.multiplications for each in costs),
+    )
     rows = tuple(  # a multiplication and an addition are two operations
-        (each.parameters, each.way, each.uses or "", each.bytes / 1e6, 2 * each.multiplications / 1e9)
+        (
+            each.parameters,
+            each.way,
+            each.uses or "",
+            each.bytes / 1e6,
+            2 * each.multiplications / 1e9,
+        )
         for each in [*costs, total]
     )
     return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"

@@ -7,12 +7,26 @@ from typing import Annotated
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Engine, Quiet, Trust, Workers, interruptible, write_out
+from ntkexp.cli.options import (
+    Again,
+    AsJson,
+    Engine,
+    Quiet,
+    Trust,
+    Workers,
+    interruptible,
+    write_out,
+)
 from ntkexp.mistake import Mistake
 
 
 def validate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of an attributed loop.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The folder of a finished run, or of an attributed loop."
+        ),
+    ],
     scores: Annotated[
         list[Path] | None,
         typer.Option(
@@ -22,32 +36,62 @@ def validate(
         ),
     ] = None,
     trainings: Annotated[
-        int, typer.Option("--trainings", metavar="N", min=3, help="How many trainings are the ground truth.")
+        int,
+        typer.Option(
+            "--trainings", metavar="N", min=3, help="How many trainings are the ground truth."
+        ),
     ] = 100,
     leave_out: Annotated[
-        str, typer.Option("--leave-out", metavar="SHARE|N", help="The examples that each leaves out: 1%, 50%, or 8.")
+        str,
+        typer.Option(
+            "--leave-out",
+            metavar="SHARE|N",
+            help="The examples that each leaves out: 1%, 50%, or 8.",
+        ),
     ] = "1%",
     top: Annotated[
         str,
-        typer.Option("--top", metavar="SHARE|N", help="The examples that each query loses for QLD; 0 leaves QLD out."),
+        typer.Option(
+            "--top",
+            metavar="SHARE|N",
+            help="The examples that each query loses for QLD; 0 leaves QLD out.",
+        ),
     ] = "1%",
     fresh: Annotated[
         int,
-        typer.Option("--fresh", metavar="K", min=0, help="Train each from K fresh seeds; 0 keeps the seed of the run."),
+        typer.Option(
+            "--fresh",
+            metavar="K",
+            min=0,
+            help="Train each from K fresh seeds; 0 keeps the seed of the run.",
+        ),
     ] = 0,
     queries: Annotated[
-        int, typer.Option("--queries", metavar="N", min=1, help="How many points scores are compared at.")
+        int,
+        typer.Option(
+            "--queries", metavar="N", min=1, help="How many points scores are compared at."
+        ),
     ] = 50,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="SPLIT", help="The split of these points: train, probe or test.")
+        str | None,
+        typer.Option(
+            "--split", metavar="SPLIT", help="The split of these points: train, probe or test."
+        ),
     ] = None,
     lower_is_better: Annotated[
         bool,
-        typer.Option("--lower-is-better", help="The outputs are losses: the top examples are those that lower them."),
+        typer.Option(
+            "--lower-is-better",
+            help="The outputs are losses: the top examples are those that lower them.",
+        ),
     ] = False,
     truth: Annotated[
         Path | None,
-        typer.Option("--truth", metavar="FILE.npz", help="Where the ground truth goes, for others to score theirs by."),
+        typer.Option(
+            "--truth",
+            metavar="FILE.npz",
+            help="Where the ground truth goes, for others to score theirs by.",
+        ),
     ] = None,
     again: Again = None,
     workers: Workers = None,
@@ -101,5 +145,7 @@ def share_of(text: str, option: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf") or (number >= 1 and number != int(number)):
-        raise Mistake(f"{option}={text}: it takes a share such as 1% or 0.01, or a number of examples such as 8")
+        raise Mistake(
+            f"{option}={text}: it takes a share such as 1% or 0.01, or a number of examples such as 8"
+        )
     return number

@@ -33,7 +33,14 @@ from pydantic.fields import FieldInfo
 
 from ntkexp.component import Component, can_be_built
 from ntkexp.config.choices import Choices, config_folders
-from ntkexp.config.field_types import KEYS, accepted_values, component_bases, is_list, plain_types, refusal
+from ntkexp.config.field_types import (
+    KEYS,
+    accepted_values,
+    component_bases,
+    is_list,
+    plain_types,
+    refusal,
+)
 from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import names_layer, parse_layer
@@ -47,14 +54,22 @@ ROOT = Path(__file__).parents[2]
 # --- Classes by their names.
 
 
-def component_class(target: object, base: type[Component], key: str, trusted: Collection[str] = ()) -> type[Component]:
+def component_class(
+    target: object, base: type[Component], key: str, trusted: Collection[str] = ()
+) -> type[Component]:
     given = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
-    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or not module_name:
+    if (
+        not isinstance(target, str)
+        or not all(part.isidentifier() for part in target.split("."))
+        or not module_name
+    ):
         raise Mistake(f"{given} names no class; write package.module.Class")
     if not any(f"{module_name}.".startswith(f"{package}.") for package in (PACKAGE, *trusted)):
         package = module_name.split(".")[0]
-        raise Untrusted(f"{given} lies outside {PACKAGE}, and is imported only if you say so", package)
+        raise Untrusted(
+            f"{given} lies outside {PACKAGE}, and is imported only if you say so", package
+        )
     parent, _, file = module_name.rpartition(".")
     folder = ROOT.joinpath(*parent.split("."))
     if (
@@ -70,7 +85,9 @@ def component_class(target: object, base: type[Component], key: str, trusted: Co
     try:
         kind = getattr(module, name)
     except AttributeError as error:
-        hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))  # a lazy package says it by itself
+        hint = (
+            "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
+        )  # a lazy package says it by itself
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
         raise Mistake(
@@ -86,7 +103,9 @@ def import_named(name: str, given: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         parent = name.rpartition(".")[0]
-        folder = ROOT.joinpath(*parent.split("."))  # if it is one of this package, its parts may be meant
+        folder = ROOT.joinpath(
+            *parent.split(".")
+        )  # if it is one of this package, its parts may be meant
         parts = [file.parent.name for file in folder.glob("*/__init__.py")]
         parts += [file.stem for file in folder.glob("[!_]*.py")]
         hint = nearest(name, [f"{parent}.{part}" for part in parts])
@@ -94,7 +113,9 @@ def import_named(name: str, given: str) -> ModuleType:
     except Exception as error:
         if name.split(".", maxsplit=1)[0] == PACKAGE:
             raise
-        raise Mistake(f"{given}: {name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise Mistake(
+            f"{given}: {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def example_path(base: type[Component]) -> str:
@@ -108,7 +129,10 @@ def example_path(base: type[Component]) -> str:
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
     """The packages and files that the user trusts, imported, by the name under which a `_target_` finds them."""
-    return tuple(admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry) for entry in entries)
+    return tuple(
+        admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry)
+        for entry in entries
+    )
 
 
 def admit_package(name: str) -> str:
@@ -122,7 +146,8 @@ def admit_package(name: str) -> str:
         spec = None
     if spec is None:
         raise WrongArgument(
-            f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py", "trust"
+            f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py",
+            "trust",
         )
     return name
 
@@ -133,11 +158,13 @@ def admit_file(file: Path) -> str:
     given = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(
-            f"{given}: there is no such file; it takes the name of a package, or a file my_net.py", "trust"
+            f"{given}: there is no such file; it takes the name of a package, or a file my_net.py",
+            "trust",
         )
     if file.stem == PACKAGE:
         raise WrongArgument(
-            f"{given}: '{PACKAGE}' cannot be the name of a new module; give the file another name", "trust"
+            f"{given}: '{PACKAGE}' cannot be the name of a new module; give the file another name",
+            "trust",
         )
     try:
         return load_module(file, given).__name__
@@ -148,11 +175,19 @@ def admit_file(file: Path) -> str:
 def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
     """Code runs only if it lies in a trusted file, or in a trusted package."""
     specs = [spec for name in trusted if component.code() and (spec := find_spec(name)) is not None]
-    places = [Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()]
+    places = [
+        Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()
+    ]
     for file in component.code():
         place = file.resolve()
-        if not (any(spec.origin == str(place) for spec in specs) or any(map(place.is_relative_to, places))):
-            raise Untrusted(f"{key}: {file} is Python code of yours, which runs only if you say so", quote(str(file)))
+        if not (
+            any(spec.origin == str(place) for spec in specs)
+            or any(map(place.is_relative_to, places))
+        ):
+            raise Untrusted(
+                f"{key}: {file} is Python code of yours, which runs only if you say so",
+                quote(str(file)),
+            )
 
 
 def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
@@ -161,7 +196,9 @@ def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., An
 
     place = Module(path=path)
     refuse_untrusted(place, key, admit(trust))
-    return find_function(load_module(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}")
+    return find_function(
+        load_module(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}"
+    )
 
 
 # --- Components, built from the leaves up.
@@ -177,7 +214,9 @@ class Builder:
 
     trusted: tuple[str, ...] = ()
     choices: Choices = dataclasses_field(default_factory=lambda: Choices(config_folders(None)))
-    files: dict[tuple[str, str], dict[str, Any]] = dataclasses_field(default_factory=dict, repr=False, compare=False)
+    files: dict[tuple[str, str], dict[str, Any]] = dataclasses_field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @cached_property
     def groups(self) -> frozenset[str]:
@@ -189,7 +228,9 @@ class Builder:
         assert isinstance(made, Experiment)
         return made
 
-    def component(self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str) -> Component:
+    def component(
+        self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
+    ) -> Component:
         """Build a node, its children first."""
         kind = self.kind(node, bases, key)
         given = {str(name): value for name, value in node.items() if name != "_target_"}
@@ -204,7 +245,9 @@ class Builder:
         refuse_untrusted(made, key, self.trusted)
         return made
 
-    def kind(self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str) -> type[Component]:
+    def kind(
+        self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
+    ) -> type[Component]:
         """The class of a node; it goes without saying where only one is possible."""
         base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
         if "_target_" in node:
@@ -220,7 +263,9 @@ class Builder:
         if field is None:
             return value
         plain, wanted = set(plain_types(field.annotation)), component_bases(field.annotation)
-        if isinstance(value, bool) and plain & {int, float} and bool not in plain:  # to Python, true is a number
+        if (
+            isinstance(value, bool) and plain & {int, float} and bool not in plain
+        ):  # to Python, true is a number
             raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
         if not wanted:
             return value
@@ -231,10 +276,14 @@ class Builder:
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
         """Put components in place of their descriptions or names; the file of an option is read once."""
         if isinstance(value, Mapping):
-            return parse_layer(value, key) if names_layer(value) else self.component(value, bases, key)
+            return (
+                parse_layer(value, key) if names_layer(value) else self.component(value, bases, key)
+            )
         if isinstance(value, list | tuple):
             return tuple(self.components(item, bases, key) for item in value)
-        group = class_path(bases[0]).split(".")[-2]  # the package, whose options are files of the group
+        group = class_path(bases[0]).split(".")[
+            -2
+        ]  # the package, whose options are files of the group
         if not (isinstance(value, str) and group in self.groups):
             return value
         try:
@@ -261,7 +310,9 @@ def config_keys(
             yield from config_keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
 
 
-def unknown_key(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices) -> Mistake:
+def unknown_key(
+    key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices
+) -> Mistake:
     """Advice for a key that there is not: where else a key of its name is, or the nearest spelling."""
     given, (parent, _, last) = key, key.rpartition(".")
 
@@ -285,7 +336,9 @@ def unknown_key(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, s
         if option != current and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
     ]
     if elsewhere:
-        group, option = min(elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice))))
+        group, option = min(
+            elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice)))
+        )
         return Mistake(
             f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
@@ -294,14 +347,21 @@ def unknown_key(key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, s
     # The nearest: beside it if its group exists, by the last part if it names no group, else in full.
     beside = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
-        other.split(".")[-1]: other for other in sorted(beside if parent else known, key=nesting_depth, reverse=True)
+        other.split(".")[-1]: other
+        for other in sorted(beside if parent else known, key=nesting_depth, reverse=True)
     }
     if near := get_close_matches(last, candidates, n=1, cutoff=0.5):
         hint = f"; did you mean '{candidates[near[0]]}'?"
     else:
         listed = [other for other in beside if not other.endswith("_target_")]
-        hint = ("" if candidates else nearest(key, known)) or (f"; its keys are {', '.join(listed)}" if listed else "")
-    return Mistake(f"{key}: there is no such key{hint}") if hint else UnknownKey(f"{key}: there is no such key")
+        hint = ("" if candidates else nearest(key, known)) or (
+            f"; its keys are {', '.join(listed)}" if listed else ""
+        )
+    return (
+        Mistake(f"{key}: there is no such key{hint}")
+        if hint
+        else UnknownKey(f"{key}: there is no such key")
+    )
 
 
 def nesting_depth(key: str) -> int:

@@ -31,8 +31,13 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
     folder = config_dir.expanduser()
     given = f"config_dir={folder}"
     if not folder.exists():
-        beside = [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
-        raise WrongArgument(f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}", "config_dir")
+        beside = (
+            [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+        )
+        raise WrongArgument(
+            f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}",
+            "config_dir",
+        )
     if not folder.is_dir():
         raise WrongArgument(f"{given} is a file; {LAYOUT}", "config_dir")
     files = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]
@@ -65,7 +70,10 @@ class Choices:
     folders: tuple[Path, ...]
 
     def groups(self) -> list[str]:
-        return sorted({file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")} - NO_CHOICES)
+        return sorted(
+            {file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")}
+            - NO_CHOICES
+        )
 
     def options(self, group: str) -> list[str]:
         files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
@@ -76,7 +84,9 @@ class Choices:
             options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
             raise Mistake(f"'{option}' is not an option of {group}; choose from {options}{hint}")
-        return next(file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file())
+        return next(
+            file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file()
+        )
 
     def root(self) -> Path:
         """The file in which everything is put together."""
@@ -97,7 +107,11 @@ class Choices:
         if not isinstance(entries, list):
             raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
         pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-        return {str(group).split()[-1].lstrip("/"): option for group, option in pairs if isinstance(option, str)}
+        return {
+            str(group).split()[-1].lstrip("/"): option
+            for group, option in pairs
+            if isinstance(option, str)
+        }
 
 
 def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -120,12 +134,16 @@ def tree(choices: Choices) -> str:
     """Show every group and option with its keys, and last what belongs to none."""
     defaults = choices.defaults()
     files = {
-        f"{title(group, option, choices)}{' (default)' * (defaults.get(group) == option)}": choices.file(group, option)
+        f"{title(group, option, choices)}{' (default)' * (defaults.get(group) == option)}": choices.file(
+            group, option
+        )
         for group in choices.groups()
         for option in choices.options(group)
     }
     files["always"] = choices.root()
-    return "\n".join("\n".join([head, *(f"    {line}" for line in lines(files[head]))]) + "\n" for head in files)
+    return "\n".join(
+        "\n".join([head, *(f"    {line}" for line in lines(files[head]))]) + "\n" for head in files
+    )
 
 
 def title(group: str, option: str, choices: Choices) -> str:
@@ -173,7 +191,9 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
         if option in choices.options(group)
     }
     known = choices.common() | {
-        key: value for group, option in chosen.items() for key, value in choices.keys(group, option).items()
+        key: value
+        for group, option in chosen.items()
+        for key, value in choices.keys(group, option).items()
     }
     if begun.removesuffix("=") not in {*known, *chosen}:
         begun = ""
@@ -184,9 +204,14 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     else:  # keys; where a single one is left its values too: a shell then ends the word only there
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         default = (
-            [(keys[0], option) for option in values(keys[0], "", chosen, known, choices)] if len(keys) == 1 else []
+            [(keys[0], option) for option in values(keys[0], "", chosen, known, choices)]
+            if len(keys) == 1
+            else []
         )
-        offered = [*(f"{word}=" for word in keys), *(f"{word}={option}" for word, option in default)]
+        offered = [
+            *(f"{word}=" for word in keys),
+            *(f"{word}={option}" for word, option in default),
+        ]
     return [word.removeprefix(begun) for word in offered if word.startswith(text)]
 
 
@@ -220,7 +245,9 @@ def values(
         yield from choices.options(key)
     elif key in known and names and isinstance(known[key], list):
         started = value[: max(value.rfind(","), value.rfind("[")) + 1] or "["
-        yield from (f"{started}{name}{end}" for name in names if name not in started for end in ("]", ","))
+        yield from (
+            f"{started}{name}{end}" for name in names if name not in started for end in ("]", ",")
+        )
     elif known.get(key) in names:
         yield from names
     elif isinstance(known.get(key), bool):

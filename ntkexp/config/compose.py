@@ -47,7 +47,15 @@ from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.field_types import OPTIONS, accepted_values, is_list, is_text, may_be_text
 from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.mistake import HIDDEN, SHORTEST, HydraSetting, Mistake, first_line, nearest, without_secrets
+from ntkexp.mistake import (
+    HIDDEN,
+    SHORTEST,
+    HydraSetting,
+    Mistake,
+    first_line,
+    nearest,
+    without_secrets,
+)
 
 # --- 1. One override: its key, and its value as it is written.
 
@@ -73,7 +81,9 @@ def split(text: str) -> Override:
     if re.match(r"\+{0,2}hydra([./@=]|$)", text):
         raise HydraSetting(f"{text}: settings of Hydra have no effect here")
     if text.startswith("~"):
-        raise Mistake(f"{text}: keys cannot be removed; leave one out to keep its default, or give it a value")
+        raise Mistake(
+            f"{text}: keys cannot be removed; leave one out to keep its default, or give it a value"
+        )
     key, equals, value = text.partition("=")
     key = re.sub(r"^\+{1,2}", "", key).strip()
     if not key:
@@ -89,13 +99,19 @@ def read_option(override: Override, choices: Choices) -> str:
     group, options = override.key, choices.options(override.key)
     name = override.value.strip("'\"")
     if not name:
-        raise Mistake(f"{group} is given no value; write {group}=NAME with one of {', '.join(options)}")
+        raise Mistake(
+            f"{group} is given no value; write {group}=NAME with one of {', '.join(options)}"
+        )
     if "," in name and all(part.strip() in options for part in name.split(",")):
-        raise Mistake(f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}")
+        raise Mistake(
+            f"{override}: a run has one {group}; write {group}={name.split(',')[0].strip()}"
+        )
     if name not in options:
         alias = OPTIONS.get(group, {}).get(name.lower())
         hint = f"; did you mean '{alias}'?" if alias in options else nearest(name, options)
-        raise Mistake(f"{override}: there is no such {group}; choose from {', '.join(options)}{hint}")
+        raise Mistake(
+            f"{override}: there is no such {group}; choose from {', '.join(options)}{hint}"
+        )
     return name
 
 
@@ -117,12 +133,16 @@ def read_value(override: Override, field: FieldInfo) -> Any:
     except (HydraException, ValueError, RecursionError):  # the last two: 5000 digits, 500 brackets
         if may_be_text(field.annotation):
             return override.value
-        raise Mistake(f"{override}: the value cannot be read; {override.key} takes {accepted_values(field)}") from None
+        raise Mistake(
+            f"{override}: the value cannot be read; {override.key} takes {accepted_values(field)}"
+        ) from None
     if not swept:
         return value
     if may_be_text(field.annotation):
         return override.value
-    raise Mistake(f"{override}: a run has one value for each key; write {single_value(override, field)}")
+    raise Mistake(
+        f"{override}: a run has one value for each key; write {single_value(override, field)}"
+    )
 
 
 def single_value(override: Override, field: FieldInfo) -> str:
@@ -171,23 +191,35 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
     """Assemble the tree with these options, and the option of every group, including defaults."""
     plugins().register(UserFolders)
     usual = choices.defaults()
-    overrides = [f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()]
+    overrides = [
+        f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()
+    ]
 
     # No file has a say in Hydra: its search path could name packages, which are imported to be searched. And reading
     # the files says what is wrong with one, and in which line, more plainly than Hydra does.
-    files = [choices.root(), *(choices.file(group, option) for group, option in (usual | dict(picked)).items())]
+    files = [
+        choices.root(),
+        *(choices.file(group, option) for group, option in (usual | dict(picked)).items()),
+    ]
     for file in files:
         if "hydra" in read_yaml(file):
             raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
-    if any("defaults" in read_yaml(file) for file in files[1:]):  # they name files that are not chosen by themselves
+    if any(
+        "defaults" in read_yaml(file) for file in files[1:]
+    ):  # they name files that are not chosen by themselves
         for file in (file for folder in choices.folders[:-1] for file in folder.rglob("*.yaml")):
             read_yaml(file)
 
     token = user_folders.set(tuple(str(folder) for folder in choices.folders[:-1]))
     package = str(choices.folders[-1])
     try:
-        with warnings.catch_warnings(), hydra.initialize_config_dir(package, job_name="ntkexp", version_base="1.3"):
-            warnings.simplefilter("ignore")  # about how a user's YAML is written; what cannot be read is an error
+        with (
+            warnings.catch_warnings(),
+            hydra.initialize_config_dir(package, job_name="ntkexp", version_base="1.3"),
+        ):
+            warnings.simplefilter(
+                "ignore"
+            )  # about how a user's YAML is written; what cannot be read is an error
             tree = hydra.compose("config", overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         # The package's own YAML is tested: what cannot be put together is the user's.
@@ -206,12 +238,16 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
 # --- From the words of a command to an experiment.
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Experiment:
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
+) -> Experiment:
     """Compose the experiment that these overrides describe."""
     return resolve(overrides, config_dir, trust).experiment()
 
 
-def resolve(overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()) -> Resolved:
+def resolve(
+    overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
+) -> Resolved:
     """Do everything but the validation."""
     return composer(config_dir, trust).resolve(overrides)
 
@@ -235,7 +271,9 @@ class Resolved:
     def as_yaml(self) -> str:
         """Write what would run: a `config.yaml` for a folder of the user's."""
         fields = self.experiment().fields()
-        defaults = "".join(f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen)
+        defaults = "".join(
+            f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen
+        )
         return f"defaults:\n{defaults}  - _self_\n\n{as_yaml(completed(self.tree, fields))}"
 
 
@@ -254,12 +292,16 @@ class Composer:
     """
 
     builder: Builder
-    assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(default_factory=dict)
+    assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def groups(self) -> list[str]:
         """These keys choose an option."""
-        return [group for group in self.builder.choices.groups() if group in Experiment.model_fields]
+        return [
+            group for group in self.builder.choices.groups() if group in Experiment.model_fields
+        ]
 
     def resolve(self, overrides: Sequence[str]) -> Resolved:
         """Everything but the validation."""
@@ -272,7 +314,9 @@ class Composer:
     def resolved(self, overrides: Sequence[str]) -> Resolved:
         """The same, where it is settled whether the environment is read."""
         choices = self.builder.choices
-        given = {override.key: override for override in map(split, overrides)}  # the last word counts
+        given = {
+            override.key: override for override in map(split, overrides)
+        }  # the last word counts
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
 
         # a tree of one's own with these options
@@ -284,7 +328,9 @@ class Composer:
 
         # the other values put into it, each read by its field; those first that say which component has the keys
         keys: dict[str, FieldInfo] = {}
-        for override in sorted(given.values(), key=lambda override: not override.key.endswith("._target_")):
+        for override in sorted(
+            given.values(), key=lambda override: not override.key.endswith("._target_")
+        ):
             if override.key in picked:
                 continue
             keys = keys or known_keys(config, self.builder)
@@ -318,7 +364,9 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             refuse_reference_growth(plain(config, resolve=False))
-            warnings.simplefilter("ignore")  # ${oc.deprecated:…} speaks of keys, in the words of a library
+            warnings.simplefilter(
+                "ignore"
+            )  # ${oc.deprecated:…} speaks of keys, in the words of a library
             return plain(config, resolve=True)
     except MissingMandatoryValue as error:  # a ???
         key = str(error.full_key)
@@ -328,9 +376,13 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ReadsEnvironment):
             raise Mistake(f"{error.full_key}: {error.__cause__}") from None
-        raise Mistake(f"{error.full_key}: {first_line(error)}; ${{KEY}} takes a key that has a value") from None
+        raise Mistake(
+            f"{error.full_key}: {first_line(error)}; ${{KEY}} takes a key that has a value"
+        ) from None
     except RecursionError:
-        raise Mistake("the configuration refers to itself in a circle; look for ${…} in it") from None
+        raise Mistake(
+            "the configuration refers to itself in a circle; look for ${…} in it"
+        ) from None
 
 
 class ReadsEnvironment(Mistake):

@@ -41,13 +41,19 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
         case origin if origin is Annotated:
             return allowed(parts[0], (*parts[1:], *limits))
         case origin if origin in {Union, UnionType}:
-            return ", or ".join(allowed(part, limits if part is not NoneType else ()) for part in parts)
+            return ", or ".join(
+                allowed(part, limits if part is not NoneType else ()) for part in parts
+            )
         case origin if origin is Literal:
             return " or ".join(f"'{part}'" for part in parts)
         case origin if origin is dict:
             return f"a mapping such as {{KEY: VALUE}}, each VALUE {allowed(parts[1])}"
         case origin if origin in {tuple, list}:
-            least = [f" of at least {limit.min_length}" for limit in flat(limits) if isinstance(limit, MinLen)]
+            least = [
+                f" of at least {limit.min_length}"
+                for limit in flat(limits)
+                if isinstance(limit, MinLen)
+            ]
             count = f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
             return f"a list{count}, each {allowed(parts[0])}"
     word = WORDS.get(kind, str(kind))
@@ -100,7 +106,11 @@ def plain_types(kind: Any) -> tuple[Any, ...]:
 
 
 def component_bases(kind: Any) -> tuple[type[Component], ...]:
-    return tuple(plain for plain in plain_types(kind) if isinstance(plain, type) and issubclass(plain, Component))
+    return tuple(
+        plain
+        for plain in plain_types(kind)
+        if isinstance(plain, type) and issubclass(plain, Component)
+    )
 
 
 def is_text(kind: Any) -> bool:
@@ -124,14 +134,20 @@ def is_list(kind: Any) -> bool:
 # --- Why pydantic refused a component, in one line: the key, the value, what is allowed, the nearest spelling.
 
 
-def refusal(error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]) -> Mistake:
+def refusal(
+    error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]
+) -> Mistake:
     """The first thing that is wrong with a component."""
     first = error.errors()[0]
     if first["type"] == "missing":  # perhaps it is there, and misspelled
-        first = next((other for other in error.errors() if other["type"] == "extra_forbidden"), first)
+        first = next(
+            (other for other in error.errors() if other["type"] == "extra_forbidden"), first
+        )
     reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
     if not first["loc"]:
-        return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))  # a component's own words name its keys
+        return Mistake(
+            reason or f"{key}: {first['msg']}".removeprefix(": ")
+        )  # a component's own words name its keys
     name = str(first["loc"][0])
     whole = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
@@ -219,8 +235,16 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
             "fashion_mnist": "fmnist fashionmnist",
             "table": "csv parquet pandas",
         },
-        "init": {"ntk": "ntk_parametrisation lecun", "standard": "sp kaiming he pytorch", "mean_field": "mup mf"},
-        "schedule": {"constant": "none fixed", "cosine": "cos cosine_annealing", "step": "multistep steplr"},
+        "init": {
+            "ntk": "ntk_parametrisation lecun",
+            "standard": "sp kaiming he pytorch",
+            "mean_field": "mup mf",
+        },
+        "schedule": {
+            "constant": "none fixed",
+            "cosine": "cos cosine_annealing",
+            "step": "multistep steplr",
+        },
     }.items()
 }
 """By their groups, in small letters: the option that is meant."""

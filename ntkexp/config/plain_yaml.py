@@ -40,7 +40,10 @@ MOST = 100_000
 LETTER = 10  # entries that a letter of a text with ${…} counts as: a slow grammar looks at each
 
 DATE = "tag:yaml.org,2002:timestamp"
-PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
+PLAIN = {
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
+}
 """What values are: sets, dates, bytes and pairs, which tags can ask for, are in no JSON that a run leaves."""
 
 
@@ -58,7 +61,9 @@ class Loader(yaml.SafeLoader):
         self.depth += 1  # goes down by calls, of which there cannot be many
         if self.depth > DEEPEST:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise ComposerError(None, None, f"more than {DEEPEST} lists and mappings are nested", mark)
+            raise ComposerError(
+                None, None, f"more than {DEEPEST} lists and mappings are nested", mark
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -67,7 +72,9 @@ class Loader(yaml.SafeLoader):
         if node.tag not in PLAIN:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             advice = "write it as text, a number, a list or KEY: VALUE lines"
-            raise ConstructorError(None, None, f"{kind} is not supported; {advice}", node.start_mark)
+            raise ConstructorError(
+                None, None, f"{kind} is not supported; {advice}", node.start_mark
+            )
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
@@ -75,7 +82,9 @@ class Loader(yaml.SafeLoader):
             return value
         except (ValueError, ArithmeticError, AttributeError, LookupError, TypeError):
             kind, shown = str(node.tag).rpartition(":")[2], brief(node.value)
-            raise ConstructorError(None, None, f"{shown} is not a valid {kind}", node.start_mark) from None
+            raise ConstructorError(
+                None, None, f"{shown} is not a valid {kind}", node.start_mark
+            ) from None
 
 
 def parsed(text: str) -> Any:
@@ -98,7 +107,10 @@ def refuse_growth(root: yaml.Node) -> None:
     def extent(node: yaml.Node) -> tuple[int, int]:
         """How many entries a node has with all copies, and how deep it is."""
         if id(node) not in sizes:
-            sizes[id(node)] = MOST + 1, 0  # until it is known, lest a node in itself be followed for ever
+            sizes[id(node)] = (
+                MOST + 1,
+                0,
+            )  # until it is known, lest a node in itself be followed for ever
             match node:
                 case yaml.MappingNode():
                     children = [part for pair in node.value for part in pair]
@@ -106,7 +118,11 @@ def refuse_growth(root: yaml.Node) -> None:
                     children = list(node.value)
                 case _:
                     children = []
-            own = 1 + (LETTER * len(node.value) if isinstance(node, yaml.ScalarNode) and "${" in node.value else 0)
+            own = 1 + (
+                LETTER * len(node.value)
+                if isinstance(node, yaml.ScalarNode) and "${" in node.value
+                else 0
+            )
             parts = [extent(child) for child in children]
             sizes[id(node)] = (
                 own + sum(part[0] for part in parts),
@@ -115,7 +131,9 @@ def refuse_growth(root: yaml.Node) -> None:
         entries, depth = sizes[id(node)]
         if entries > MOST or depth > DEEPEST:
             found = f"{MOST} entries" if entries > MOST else f"{DEEPEST} levels"
-            raise ComposerError(None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark)
+            raise ComposerError(
+                None, None, f"its anchors and ${{…}} make more than {found} of it", node.start_mark
+            )
         return entries, depth
 
     extent(root)
@@ -149,7 +167,9 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
     extent = Extent(tree)
     most = MOST_REFERENCES
     if len(extent.texts) > most or sum(extent(place)[0] for place in extent.texts) > most:
-        raise Mistake(f"the ${{…}} of this configuration stand for more than {most} entries; write some of them out")
+        raise Mistake(
+            f"the ${{…}} of this configuration stand for more than {most} entries; write some of them out"
+        )
 
 
 class Extent:
@@ -169,7 +189,10 @@ class Extent:
             else:
                 parts = [self((*place, key)) for key, _ in children(node)]
                 own = 1 + (len(node) // LONG if isinstance(node, str) else 0)
-                self.known[place] = own + sum(part[0] for part in parts), max((part[1] for part in parts), default=0)
+                self.known[place] = (
+                    own + sum(part[0] for part in parts),
+                    max((part[1] for part in parts), default=0),
+                )
         return self.known[place]
 
     def of_references(self, place: Place, text: str) -> tuple[int, int]:
@@ -179,15 +202,25 @@ class Extent:
         for reference in REFERENCE.finditer(text) if self.level <= DEEPEST else ():
             if reference[2] == "$":  # the key is made of another reference
                 targets += self.texts
-            words = REFERRED.findall(text, reference.end()) if reference[2] == ":" else [reference[1].strip()]
+            words = (
+                REFERRED.findall(text, reference.end())
+                if reference[2] == ":"
+                else [reference[1].strip()]
+            )
             targets += [self.target(place, word) for word in words]
         parts = [self(target) for target in targets if target is not None]
         entries = text.count("${") + len(text) // LONG + sum(part[0] for part in parts)
         below = 1 + max((part[1] for part in parts), default=0)
         if entries > MOST_REFERENCES or max(self.level, below) > DEEPEST:
             many = entries > MOST_REFERENCES
-            what = f"stand for more than {MOST_REFERENCES} entries" if many else f"lead on more than {DEEPEST} times"
-            raise Mistake(f"{'.'.join(place)}: its ${{…}} {what}; refer to fewer, or write them out")
+            what = (
+                f"stand for more than {MOST_REFERENCES} entries"
+                if many
+                else f"lead on more than {DEEPEST} times"
+            )
+            raise Mistake(
+                f"{'.'.join(place)}: its ${{…}} {what}; refer to fewer, or write them out"
+            )
         self.level -= 1
         return entries, below
 
@@ -217,8 +250,17 @@ def has_references(node: object) -> bool:
 def child(node: object, key: str) -> Any:
     """What lies there under a key, if anything."""
     if isinstance(node, Mapping):
-        return node.get(key) if key in node else next((node[other] for other in node if str(other) == key), None)
-    if isinstance(node, list | tuple) and key.isdecimal() and len(key) < LONG and int(key) < len(node):
+        return (
+            node.get(key)
+            if key in node
+            else next((node[other] for other in node if str(other) == key), None)
+        )
+    if (
+        isinstance(node, list | tuple)
+        and key.isdecimal()
+        and len(key) < LONG
+        and int(key) < len(node)
+    ):
         return node[int(key)]
     return None
 
@@ -297,6 +339,10 @@ def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(item, dict) and item:
             lines.append(f"{indent}{key}:\n{as_yaml(item, indent + '  ')}")
         else:
-            listed = str(yaml.safe_dump([item], default_flow_style=True, width=float("inf"), allow_unicode=True))
+            listed = str(
+                yaml.safe_dump(
+                    [item], default_flow_style=True, width=float("inf"), allow_unicode=True
+                )
+            )
             lines.append(f"{indent}{key}: {listed.strip()[1:-1]}\n")
     return "".join(lines)

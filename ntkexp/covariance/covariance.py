@@ -27,7 +27,9 @@ from ntkexp.mistake import Mistake
 
 ROUNDING = 16
 """Units of rounding within which a correlation counts as one, and a difference as none."""
-PORTION = 2**17  # numbers: what is done to a portion of examples, one step after the other, meets it in a cache
+PORTION = (
+    2**17
+)  # numbers: what is done to a portion of examples, one step after the other, meets it in a cache
 Variances = tuple[Float[Tensor, "_ ..."], ...]
 """Of a side at each nonlinear layer, in the order met, [example, *pixel], as many pixels as there are by then."""
 
@@ -91,11 +93,16 @@ class Distances:
     excess: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Distances:
-        return Distances(function(self.near), function(self.far), function(self.slack), function(self.excess))
+        return Distances(
+            function(self.near), function(self.far), function(self.slack), function(self.excess)
+        )
 
     def plus(self, other: Distances) -> Distances:
         return Distances(
-            self.near + other.near, self.far + other.far, self.slack + other.slack, self.excess + other.excess
+            self.near + other.near,
+            self.far + other.far,
+            self.slack + other.slack,
+            self.excess + other.excess,
         )
 
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
@@ -103,7 +110,9 @@ class Distances:
         unequal = unequal_roots(q1, q2, self.excess)
         rest = self.slack - unequal  # what biases and means over pixels make of it; never negative
         rest = torch.where(rest > ROUNDING * torch.finfo(rest.dtype).eps * self.slack, rest, 0.0)
-        return Distances((self.near + rest).clamp_min(0), (self.far + rest).clamp_min(0), unequal, self.excess)
+        return Distances(
+            (self.near + rest).clamp_min(0), (self.far + rest).clamp_min(0), unequal, self.excess
+        )
 
     @property
     def of_difference(self) -> Tensor:
@@ -145,17 +154,27 @@ class Covariance:
     right: Variances = ()
     same: bool = False  # row k and column k are one example
     met: int = 0
-    in_pairs: bool = False  # row k is paired with example k of the other side alone, and there is one column
-    carried: tuple[Tensor, Distances] | None = None  # distances, and the covariances to which they belong
+    in_pairs: bool = (
+        False  # row k is paired with example k of the other side alone, and there is one column
+    )
+    carried: tuple[Tensor, Distances] | None = (
+        None  # distances, and the covariances to which they belong
+    )
 
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
         """K of each input with itself: the mean over channels of x[p] x[q]."""
         few = split_portions(x, pairs.count * x.shape[1])
-        return cls(torch.cat([(pairs.spread(part) * pairs.at_second(part)).mean(1) for part in few]), None, pairs)
+        return cls(
+            torch.cat([(pairs.spread(part) * pairs.at_second(part)).mean(1) for part in few]),
+            None,
+            pairs,
+        )
 
     @classmethod
-    def between(cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool) -> Covariance:
+    def between(
+        cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
+    ) -> Covariance:
         """K of inputs [example, channel, *pixel]: the mean over channels of x₁[p] x₂[q]; nothing is learned yet."""
         if pairs.pixels:
             nngp = x1.new_zeros(())
@@ -185,7 +204,9 @@ class Covariance:
         alive = (q1 > 0) & (q2 > 0)
         root1, root2 = (torch.where(alive, q, 1.0).sqrt() for q in (q1, q2))
         s = torch.where(alive, (root2 / root1).sqrt(), 0.0)
-        gap = torch.where(alive, -excess / ((root2 * root1).sqrt() * (root1 + root2)), 0.0) * x2  # (s − 1/s)v
+        gap = (
+            torch.where(alive, -excess / ((root2 * root1).sqrt() * (root1 + root2)), 0.0) * x2
+        )  # (s − 1/s)v
         near, far = ((s * difference + gap).square(), (s * total - gap).square())
         unequal = unequal_roots(q1, q2, excess)
         return start.with_distances(Distances(mean(near), mean(far), mean(unequal), mean(excess)))
@@ -193,7 +214,9 @@ class Covariance:
     @property
     def distances(self) -> Distances | None:
         """The distances. A layer that makes other covariances, and does not give their distances, loses them."""
-        return self.carried[1] if self.carried is not None and self.carried[0] is self.nngp else None
+        return (
+            self.carried[1] if self.carried is not None and self.carried[0] is self.nngp else None
+        )
 
     def with_distances(self, distances: Distances | None) -> Covariance:
         """The same covariance with these distances."""
@@ -201,18 +224,28 @@ class Covariance:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
         """The same linear function of K and of Θ."""
-        found = replace(self, nngp=function(self.nngp), ntk=None if self.ntk is None else function(self.ntk))
-        return found.with_distances(None if self.distances is None else self.distances.map(function))
+        found = replace(
+            self, nngp=function(self.nngp), ntk=None if self.ntk is None else function(self.ntk)
+        )
+        return found.with_distances(
+            None if self.distances is None else self.distances.map(function)
+        )
 
     def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
         """A nonlinear layer: the covariance with that layer counted, and the variances that it needs at both ends."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
-            return replace(self, left=(*self.left, q)), PairEnd(q, pairs.spread), PairEnd(q, pairs.at_second)
+            return (
+                replace(self, left=(*self.left, q)),
+                PairEnd(q, pairs.spread),
+                PairEnd(q, pairs.at_second),
+            )
         first = PairEnd(self.left[self.met], lambda values: pairs.spread(values)[:, None])
         rows = 1 if self.in_pairs else 0
-        second = PairEnd(self.right[self.met], lambda values: pairs.at_second(values).unsqueeze(rows))
+        second = PairEnd(
+            self.right[self.met], lambda values: pairs.at_second(values).unsqueeze(rows)
+        )
         return replace(self, met=self.met + 1), first, second
 
     def where_same(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
@@ -235,7 +268,9 @@ class Covariance:
             return self
         # The only pair, or none where no later layer asks for variances: its sum is then zero.
         examples = self.nngp.dim() - 2 * len(self.pairs.pixels)
-        return replace(self.map(lambda values: values.flatten(examples).sum(examples)), pairs=Pairs((), ()))
+        return replace(
+            self.map(lambda values: values.flatten(examples).sum(examples)), pairs=Pairs((), ())
+        )
 
     def following(self, branch: Covariance) -> Covariance:
         """This covariance at the entry of a branch that comes after another one, `branch`, has met its variances."""
@@ -244,7 +279,8 @@ class Covariance:
     def plus(self, last: Covariance) -> Covariance:
         """The sum with the branch that came last, of independent signals, at the pairs that both have."""
         pairs = self.pairs.common(last.pairs)
-        one, two = (each.map(lambda v, own=each.pairs: own.restrict(v, pairs)) for each in (self, last))  # type: ignore[misc]
+        one = self.map(lambda v: self.pairs.restrict(v, pairs))
+        two = last.map(lambda v: last.pairs.restrict(v, pairs))
         ntk = None if one.ntk is None or two.ntk is None else one.ntk + two.ntk
         total = replace(last, nngp=one.nngp + two.nngp, ntk=ntk, pairs=pairs)
         if one.distances is None or two.distances is None:
@@ -252,7 +288,9 @@ class Covariance:
         return total.with_distances(one.distances.plus(two.distances))
 
 
-def split_portions(x: Float[Tensor, "example ..."], each: int) -> Sequence[Float[Tensor, "few ..."]]:
+def split_portions(
+    x: Float[Tensor, "example ..."], each: int
+) -> Sequence[Float[Tensor, "few ..."]]:
     """The examples, in chunks of a reasonable size.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]

@@ -155,11 +155,16 @@ def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: 
     return values / prod(windows)
 
 
-def window_sum(values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool) -> Tensor:
+def window_sum(
+    values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool
+) -> Tensor:
     """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
     n = pairs.pixels[axis]
     if circular:
-        return sum((values.roll(-shift, dim + 1) for shift in range(-reach, reach + 1) if shift), start=values)
+        return sum(
+            (values.roll(-shift, dim + 1) for shift in range(-reach, reach + 1) if shift),
+            start=values,
+        )
     total = values.clone()
     second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
     for shift in range(-min(reach, n - 1), min(reach, n - 1) + 1):
@@ -194,7 +199,9 @@ class AbstractPixelMap(ABC):
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """The coarse offsets that can be had from fine ones."""
         fine_offsets = set(offsets)
-        return tuple(shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets)
+        return tuple(
+            shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets
+        )
 
 
 @dataclass(frozen=True)
@@ -217,7 +224,9 @@ class Coarse(AbstractPixelMap):
     @classmethod
     def windows(cls, pixels: int, window: int) -> Coarse:
         """The windows that do not overlap; what does not fill one is left out."""
-        return cls(tuple(tuple(range(p * window, (p + 1) * window)) for p in range(pixels // window)))
+        return cls(
+            tuple(tuple(range(p * window, (p + 1) * window)) for p in range(pixels // window))
+        )
 
     @classmethod
     def every(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
@@ -276,30 +285,50 @@ class Taps(AbstractPixelMap):
     members: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def convolution(cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int) -> Taps:
+    def convolution(
+        cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int
+    ) -> Taps:
         """Pixel p after a convolution meets, by weight k, p · stride + k · dilation − padding."""
         count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
         rows = ([p * stride + k * dilation - padding for k in range(window)] for p in range(count))
-        return cls(tuple(tuple(place if 0 <= place < pixels else -1 for place in row) for row in rows))
+        return cls(
+            tuple(tuple(place if 0 <= place < pixels else -1 for place in row) for row in rows)
+        )
 
     @classmethod
     def transposed(
-        cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int, output_padding: int
+        cls,
+        pixels: int,
+        *,
+        window: int,
+        stride: int,
+        padding: int,
+        dilation: int,
+        output_padding: int,
     ) -> Taps:
         """Pixel p after a transposed convolution meets, by weight k, (p + padding − k · dilation)/stride."""
         rows = list[tuple[int, ...]]()
-        for p in range((pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding):
+        for p in range(
+            (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
+        ):
             places = (divmod(p + padding - k * dilation, stride) for k in range(window))
-            rows.append(tuple(place if rest == 0 and 0 <= place < pixels else -1 for place, rest in places))
+            rows.append(
+                tuple(place if rest == 0 and 0 <= place < pixels else -1 for place, rest in places)
+            )
         return cls(tuple(rows))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
         """The pairs of fine pixels that each weight meets, for every first pixel and one offset of the second."""
         count = len(self.members)
-        return [list(zip(own, self.members[(p + shift) % count], strict=True)) for p, own in enumerate(self.members)]
+        return [
+            list(zip(own, self.members[(p + shift) % count], strict=True))
+            for p, own in enumerate(self.members)
+        ]
 
     def fine(self, shift: int, pixels: int) -> set[int]:
-        return {(q - p) % pixels for row in self.matched(shift) for p, q in row if p >= 0 and q >= 0}
+        return {
+            (q - p) % pixels for row in self.matched(shift) for p, q in row if p >= 0 and q >= 0
+        }
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         # an offset whose pixels share no weight needs none, so that there may be none at all: keep one
@@ -328,11 +357,17 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     """
     after = pairs_after(taps, pairs)
     for axis, one in enumerate(taps):
-        dim = values.dim() - 2 * (len(taps) - axis)  # of the offsets of this axis; its pixels come after it
+        dim = values.dim() - 2 * (
+            len(taps) - axis
+        )  # of the offsets of this axis; its pixels come after it
         lead, rest = values.shape[:dim], values.shape[dim + 2 :]
         flat = values.flatten(dim, dim + 1)
-        flat = torch.cat([flat, flat.new_zeros(*lead, 1, *rest)], dim)  # what lies outside the image
-        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
+        flat = torch.cat(
+            [flat, flat.new_zeros(*lead, 1, *rest)], dim
+        )  # what lies outside the image
+        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(
+            values.device
+        )
         columns = tables.flatten(0, 1).t()
         total = flat.index_select(dim, columns[0])
         for column in columns[1:]:
@@ -343,7 +378,9 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
 
 def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Find the pairs before a map, of those wanted after it."""
-    offsets = (one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True))
+    offsets = (
+        one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True)
+    )
     return Pairs(tuple(pixels), tuple(offsets))
 
 
@@ -362,7 +399,9 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
     """Apply the map, axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        dim = values.dim() - 2 * (len(coarse) - axis)  # of the offsets of this axis; its pixels come after it
+        dim = values.dim() - 2 * (
+            len(coarse) - axis
+        )  # of the offsets of this axis; its pixels come after it
         lead, rest = values.shape[:dim], values.shape[dim + 2 :]
         if not after.offsets[axis]:  # nothing that is needed
             values = values.new_empty(*lead, 0, len(one.members), *rest)
@@ -370,7 +409,9 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         if one.trivial(pairs.pixels[axis]):
             continue
         # For every coarse offset and pixel, the places of the pairs that are averaged among those that are stored.
-        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(values.device)
+        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(
+            values.device
+        )
         flat, columns = values.flatten(dim, dim + 1), tables.flatten(0, 1).t()
         if len(columns) > columns.shape[1]:  # a few means over many
             picked = flat.index_select(dim, columns.t().flatten())
@@ -392,7 +433,9 @@ class Unresolved(Mistake):
     """The digits of a kernel between near neighbours cancel."""
 
 
-def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0) -> Float[Tensor, "..."]:
+def require_resolved(
+    layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0
+) -> Float[Tensor, "..."]:
     """The variances at which a layer's kernel is known in their precision; others are refused.
 
     Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
@@ -435,7 +478,20 @@ def require_resolved(layer: str, q: Float[Tensor, "..."], squared_frequency: flo
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
-KINDS = ("bend", "weigh", "copy", "add", "clear", "arc", "gate", "wave", "norm", "wrap", "series", "coarsen")
+KINDS = (
+    "bend",
+    "weigh",
+    "copy",
+    "add",
+    "clear",
+    "arc",
+    "gate",
+    "wave",
+    "norm",
+    "wrap",
+    "series",
+    "coarsen",
+)
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 """Those that leave zeros outside the image, whatever was there."""
 
@@ -450,7 +506,9 @@ class Operation:
     reach: tuple[int, int, int] = (0, 0, 0)
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     constants: tuple[float, ...] = ()  # at most three
-    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # q ↦ what is laid out, zero outside the image
+    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = (
+        None  # q ↦ what is laid out, zero outside the image
+    )
     met: int = 0  # how many that meet variances come before it
     coarse: tuple[Coarse, ...] = ()  # along each axis, deep, down and across
 

@@ -66,7 +66,9 @@ def require_file(path: Path) -> Path:
     if folder:
         raise Mistake(f"{quoted(path)} is a folder; name the file")
     if not exists:
-        raise Mistake(f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}")
+        raise Mistake(
+            f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}"
+        )
     refuse_special(path, quoted(path), LARGEST)
     return path
 
@@ -113,7 +115,9 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     # The deviation of equal numbers need not round to zero; their extremes are equal.
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
     if (varies & ~((deviation > 0) & deviation.isfinite())).any():
-        raise Mistake("some numbers are too large or too small for a variance in double precision; change their unit")
+        raise Mistake(
+            "some numbers are too large or too small for a variance in double precision; change their unit"
+        )
     return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
@@ -169,7 +173,9 @@ def share(count: int, number: int, phases: int) -> int:
     return count // phases + (number < count % phases)
 
 
-def phase_positions(phase: Int[Tensor, " example"] | None, phases: int, count: int) -> list[Int[Tensor, " chosen"]]:
+def phase_positions(
+    phase: Int[Tensor, " example"] | None, phases: int, count: int
+) -> list[Int[Tensor, " chosen"]]:
     """Where the examples of each phase are, of `count` in all.
 
     >>> [place.tolist() for place in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
@@ -218,11 +224,17 @@ class Examples:
     white: float = 1.0
     gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
     vocabulary: int = 0  # unless it is 0, inputs are tokens: whole numbers below it
-    one_hot: int = 0  # unless it is 0, inputs are tokens below it, encoded once it is known which are used
+    one_hot: int = (
+        0  # unless it is 0, inputs are tokens below it, encoded once it is known which are used
+    )
     as_given: bool = False  # their order and the unit of their targets are the source's own
-    phases: tuple[str, ...] = ()  # names of the phases in which they are learned; none if all are learned at once
+    phases: tuple[
+        str, ...
+    ] = ()  # names of the phases in which they are learned; none if all are learned at once
     phase: Int[Tensor, " example"] | None = None  # of these, the one of each example, in order
-    phase_classes: tuple[tuple[str, ...], ...] = ()  # what each calls its classes, where phases share the outputs
+    phase_classes: tuple[
+        tuple[str, ...], ...
+    ] = ()  # what each calls its classes, where phases share the outputs
 
     def refuse_infinite(self) -> None:
         """Numbers that are not numbers would spoil every kernel, silently."""
@@ -232,7 +244,9 @@ class Examples:
         for name, bad in (("input", ~fine), ("target", ~self.target.isfinite())):
             if bad.any():
                 first = int(bad.nonzero()[0, 0])
-                raise Mistake(f"the {name} of example {first} (counting from 0) is not finite; remove or repair it")
+                raise Mistake(
+                    f"the {name} of example {first} (counting from 0) is not finite; remove or repair it"
+                )
 
     def part(self, index: Int[Tensor, " chosen"]) -> Split:
         """The examples at these positions, in double precision, still as a person would look at them."""
@@ -253,7 +267,9 @@ class Split:
     inputs: Float[Tensor, "example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
     index: Int[Tensor, " example"]
-    phase: Int[Tensor, " example"] | None = None  # in which each is learned, where there are several, in order
+    phase: Int[Tensor, " example"] | None = (
+        None  # in which each is learned, where there are several, in order
+    )
 
 
 @dataclass(frozen=True)
@@ -301,10 +317,15 @@ class AbstractSource(Component):
             train, *others = (examples.part(index) for index in self.cut(examples, seed))
             if not examples.as_given:
                 refuse_leaks(train, others)
-                refuse_constant(train)  # before the noise, which would hide it, and after, lest it is the noise's doing
+                refuse_constant(
+                    train
+                )  # before the noise, which would hide it, and after, lest it is the noise's doing
                 noise = stream("noise", seed)
                 train = replace(
-                    train, target=add_label_noise(train.target, len(examples.classes), self.label_noise, noise)
+                    train,
+                    target=add_label_noise(
+                        train.target, len(examples.classes), self.label_noise, noise
+                    ),
                 )
                 refuse_constant(train)
             return self.standardised([train, *others], examples)
@@ -319,7 +340,10 @@ class AbstractSource(Component):
             order = group
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
-            train, probe = share(self.train, number, len(groups)), share(self.probe, number, len(groups))
+            train, probe = (
+                share(self.train, number, len(groups)),
+                share(self.probe, number, len(groups)),
+            )
             test = None if self.test is None else share(self.test, number, len(groups))
             # the first examples train, the next are probes, and the rest, or as many as are given, test
             end = train + probe + (test or 0)
@@ -342,10 +366,17 @@ class AbstractSource(Component):
         """Standardise the splits as the network gets them; every statistic is one of the first."""
         if examples.gaps:
             fill = column_means(splits[0].shown)
-            splits = [replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown)) for split in splits]
+            splits = [
+                replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown))
+                for split in splits
+            ]
         scale = scale_of(self.standardise, splits[0].shown)
-        rescale = scale_of("none" if examples.classes or examples.as_given else "each", splits[0].target)
-        train, probe, test = (replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits)
+        rescale = scale_of(
+            "none" if examples.classes or examples.as_given else "each", splits[0].target
+        )
+        train, probe, test = (
+            replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits
+        )
         return Data(
             train=train,
             probe=probe,

@@ -50,9 +50,18 @@ def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
     """Find the files with the training images and their labels, gzipped or not."""
     files = []
     for names in (IMAGES, LABELS):
-        file = next((folder / name for name in (*names, *(f"{n}.gz" for n in names)) if is_there(folder / name)), None)
+        file = next(
+            (
+                folder / name
+                for name in (*names, *(f"{n}.gz" for n in names))
+                if is_there(folder / name)
+            ),
+            None,
+        )
         if file is None:
-            raise NoData(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
+            raise NoData(
+                f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}"
+            )
         files.append(file)
     return files[0], files[1]
 
@@ -63,7 +72,9 @@ def read_idx_pictures(
     """Read images of one channel, with their labels."""
     shown, classes = read_idx(images, axes=3), read_idx(labels, axes=1)
     if len(shown) != len(classes):
-        raise Mistake(f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels")
+        raise Mistake(
+            f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels"
+        )
     return shown[:, None], classes
 
 
@@ -75,7 +86,9 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     except (EOFError, OSError, zlib.error) as error:
         raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
     if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
-        raise Mistake(f"{quoted(path)} is not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
+        raise Mistake(
+            f"{quoted(path)} is not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}"
+        )
     if raw[2] != BYTE or raw[3] != axes:
         raise Mistake(
             f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes ({BYTE:#04x}) with "
@@ -83,7 +96,9 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
         )
     shape, body = unpack(f">{axes}I", raw[4 : 4 + 4 * axes]), raw[4 + 4 * axes :]
     if len(body) != prod(shape) or not body:
-        raise Mistake(f"{quoted(path)} is cut short or damaged: {prod(shape)} bytes announced, {len(body)} found")
+        raise Mistake(
+            f"{quoted(path)} is cut short or damaged: {prod(shape)} bytes announced, {len(body)} found"
+        )
     return torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(shape)
 
 
@@ -105,13 +120,19 @@ CIFAR10_ADVICE = (
 def find_batches(folder: Path) -> tuple[Path, ...]:
     """Find the training batches in a folder; the binary ones, should both versions be there."""
     for ending in (".bin", ""):
-        paths = tuple(path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}"))
+        paths = tuple(
+            path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}")
+        )
         if paths:
             return paths
-    raise NoData(f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; {CIFAR10_ADVICE}")
+    raise NoData(
+        f"{quoted(folder)} is not a folder with data_batch_1 or data_batch_1.bin; {CIFAR10_ADVICE}"
+    )
 
 
-def read_batches(paths: tuple[Path, ...]) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
+def read_batches(
+    paths: tuple[Path, ...],
+) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
     """Read images and labels of all batches, one after the other."""
     together = torch.from_numpy(np.concatenate([read_records(path) for path in paths]))
     return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
@@ -137,7 +158,9 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
             f"{quoted(path)} is not a CIFAR-10 batch: it asks for {str(error)!r}, not for an array"
         ) from error
     except Exception as error:  # a damaged pickle can make its reader raise anything
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it is not a CIFAR-10 batch") from error
+        raise Mistake(
+            f"{quoted(path)} is cut short or damaged: it is not a CIFAR-10 batch"
+        ) from error
 
 
 # --- Pickles that hold nothing but plain values and arrays of bytes.
@@ -174,7 +197,9 @@ class Array:
         _, shape, kind, column_order, raw = state
         if kind.name != "u1":
             raise ValueError(f"an array of {kind.name}, not of bytes")
-        self.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if column_order else "C")
+        self.values = np.frombuffer(raw, np.uint8).reshape(
+            shape, order="F" if column_order else "C"
+        )
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
@@ -247,19 +272,30 @@ class AbstractImages(AbstractSource):
         chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
-            class_names = ", ".join(str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names))
-            raise Mistake(f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {class_names}")
+            class_names = ", ".join(
+                str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names)
+            )
+            raise Mistake(
+                f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {class_names}"
+            )
         if len(set(chosen)) < max(2, len(chosen)):
             raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
 
         pictures, labels = self.pictures()
         if int(labels.max()) >= len(self.names):
-            raise Mistake(f"there is a label {int(labels.max())}, and the labels go from 0 to {len(self.names) - 1}")
+            raise Mistake(
+                f"there is a label {int(labels.max())}, and the labels go from 0 to {len(self.names) - 1}"
+            )
         position = torch.full((len(self.names),), -1)
         position[list(chosen)] = torch.arange(len(chosen))
         encoded = position[labels.long()]
         of_chosen = encoded >= 0
-        return Examples(pictures[of_chosen], encoded[of_chosen], tuple(self.names[k] for k in chosen), self.white)
+        return Examples(
+            pictures[of_chosen],
+            encoded[of_chosen],
+            tuple(self.names[k] for k in chosen),
+            self.white,
+        )
 
 
 class Digits(AbstractImages):
@@ -285,7 +321,18 @@ def read_small_pictures(name: str) -> Pictures:
     return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
 
 
-CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+CLOTHES = (
+    "T-shirt",
+    "trousers",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 
 
 class Clothes(AbstractImages):
@@ -334,7 +381,8 @@ class MNIST(AbstractImages):
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 FASHION_MNIST_ADVICE = (
-    "install Debian's package dataset-fashion-mnist, or get the files from github.com/zalandoresearch/fashion-mnist"
+    "install Debian's package dataset-fashion-mnist, "
+    "or get the files from github.com/zalandoresearch/fashion-mnist"
 )
 
 
@@ -380,7 +428,9 @@ class CIFAR10(AbstractImages):
     def folder(self) -> Path:
         named = self.path or os.environ.get("CIFAR10")
         if not named:
-            raise NoData(f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}")
+            raise NoData(
+                f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}"
+            )
         return expand_home(Path(named))
 
     def files(self) -> tuple[Path, ...]:

@@ -123,7 +123,9 @@ class Text(AbstractTokens):
         # pieces of the text, of which there have to be enough
         size = self.context + 1
         whole = len(tokens) // size
-        windows: Tensor = torch.unique(tokens[: whole * size].view(whole, size), dim=0) if whole else tokens[:0]
+        windows: Tensor = (
+            torch.unique(tokens[: whole * size].view(whole, size), dim=0) if whole else tokens[:0]
+        )
         count = self.train + self.probe + (self.test or 0)
         if count > len(windows):
             raise Mistake(
@@ -168,7 +170,9 @@ class Sequence(AbstractSource):
 
     standardise: Standardise = "all"
     source: AbstractSource = Digits()
-    phases: tuple[AbstractSource | tuple[CountOrNone, ...], ...] = Field(((0, 1), (2, 3)), min_length=1)
+    phases: tuple[AbstractSource | tuple[CountOrNone, ...], ...] = Field(
+        ((0, 1), (2, 3)), min_length=1
+    )
     steps: tuple[Steps, ...] | None = None
     outputs: Literal["shared", "own"] = "shared"
 
@@ -203,12 +207,19 @@ class Sequence(AbstractSource):
         """What is learned in each phase: a source of its own, or some classes of the source of all."""
         sources = []
         for phase in self.phases:
-            if not isinstance(phase, AbstractSource) and "classes" not in type(self.source).model_fields:
+            if (
+                not isinstance(phase, AbstractSource)
+                and "classes" not in type(self.source).model_fields
+            ):
                 raise Mistake(
                     f"data.phases has {list(phase)}, and classes of data.source={self.source.option} cannot be chosen; "
                     "give a source in its place, such as {_target_: ntkexp.data.Teacher, seed: 1}"
                 )
-            own = phase if isinstance(phase, AbstractSource) else self.source.model_copy(update={"classes": phase})
+            own = (
+                phase
+                if isinstance(phase, AbstractSource)
+                else self.source.model_copy(update={"classes": phase})
+            )
             sources.append(own)
         return tuple(sources)
 
@@ -221,7 +232,9 @@ class Sequence(AbstractSource):
         count = len(self.phases)
         if self.steps is None:
             if steps < count:
-                raise Mistake(f"steps={steps}: there are {count} phases, each of which takes a step or more")
+                raise Mistake(
+                    f"steps={steps}: there are {count} phases, each of which takes a step or more"
+                )
             return tuple(share(steps, number, count) for number in range(count))
         if sum(self.steps) != steps:
             raise Mistake(
@@ -232,8 +245,14 @@ class Sequence(AbstractSource):
 
     def examples(self, generator: torch.Generator) -> Examples:
         sources = self.sources
-        parts = [examples_of_phase(source, generator, number) for number, source in enumerate(sources, start=1)]
-        called = [" ".join(part.classes) or source.option for source, part in zip(sources, parts, strict=True)]
+        parts = [
+            examples_of_phase(source, generator, number)
+            for number, source in enumerate(sources, start=1)
+        ]
+        called = [
+            " ".join(part.classes) or source.option
+            for source, part in zip(sources, parts, strict=True)
+        ]
         refuse_unlike(parts, self.outputs)
         if self.outputs == "shared":
             together = zip(*(part.classes for part in parts), strict=True)
@@ -241,10 +260,20 @@ class Sequence(AbstractSource):
             targets = [part.target for part in parts]
         else:  # every class has an output: its place among the names of all
             names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-            class_numbers = [torch.tensor([names.index(name) for name in part.classes]) for part in parts]
-            targets = [numbers[part.target.long()] for numbers, part in zip(class_numbers, parts, strict=True)]
-        bytes_ = all(part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts)
-        inputs = [part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white for part in parts]
+            class_numbers = [
+                torch.tensor([names.index(name) for name in part.classes]) for part in parts
+            ]
+            targets = [
+                numbers[part.target.long()]
+                for numbers, part in zip(class_numbers, parts, strict=True)
+            ]
+        bytes_ = all(
+            part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts
+        )
+        inputs = [
+            part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white
+            for part in parts
+        ]
         first = parts[0]
         return Examples(
             torch.cat(inputs),
@@ -255,8 +284,12 @@ class Sequence(AbstractSource):
             vocabulary=first.vocabulary,
             one_hot=first.one_hot,
             phases=distinct_names(called),
-            phase=torch.cat([torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]),
-            phase_classes=tuple(part.classes for part in parts) if names and self.outputs == "shared" else (),
+            phase=torch.cat(
+                [torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]
+            ),
+            phase_classes=tuple(part.classes for part in parts)
+            if names and self.outputs == "shared"
+            else (),
         )
 
 
@@ -278,7 +311,10 @@ def distinct_names(names: Several[str]) -> tuple[str, ...]:
     >>> distinct_names(["3 8", "1 7", "3 8"])
     ('3 8 (1)', '1 7', '3 8 (3)')
     """
-    return tuple(f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1))
+    return tuple(
+        f"{name} ({number})" if names.count(name) > 1 else name
+        for number, name in enumerate(names, start=1)
+    )
 
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
@@ -286,7 +322,13 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
 
     def layout(part: Examples) -> tuple[object, ...]:
         values = () if part.classes else tuple(part.target.shape[1:])
-        return (tuple(part.inputs.shape[1:]), part.vocabulary, part.one_hot, bool(part.classes), values)
+        return (
+            tuple(part.inputs.shape[1:]),
+            part.vocabulary,
+            part.one_hot,
+            bool(part.classes),
+            values,
+        )
 
     def in_words(part: Examples) -> str:
         kind = "classes" if part.classes else f"{part.target.shape[1]} values"
@@ -296,7 +338,9 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
     first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
         if part.as_given or first.as_given:
-            raise Mistake("data.phases: examples that are given in their own order cannot be put in a sequence")
+            raise Mistake(
+                "data.phases: examples that are given in their own order cannot be put in a sequence"
+            )
         if layout(part) != layout(first):
             raise Mistake(
                 f"data.phases: phase {number} has {in_words(part)}, and phase 1 {in_words(first)}; one network takes "

@@ -71,7 +71,9 @@ class Moons(AbstractSynthetic):
         upper = torch.stack([angle.cos(), angle.sin()], 1)
         lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
         noise = self.noise * torch.randn(self.size, 2, generator=generator, dtype=torch.float64)
-        return Examples(torch.where(labels[:, None] == 0, upper, lower) + noise, labels, ("upper", "lower"))
+        return Examples(
+            torch.where(labels[:, None] == 0, upper, lower) + noise, labels, ("upper", "lower")
+        )
 
 
 class Sphere(AbstractSynthetic):
@@ -94,8 +96,12 @@ class Sphere(AbstractSynthetic):
     degree: Depth = 2
 
     def examples(self, generator: torch.Generator) -> Examples:
-        directions = normalize(torch.randn(self.degree, self.dimension, generator=generator, dtype=torch.float64))
-        inputs = normalize(torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64))
+        directions = normalize(
+            torch.randn(self.degree, self.dimension, generator=generator, dtype=torch.float64)
+        )
+        inputs = normalize(
+            torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+        )
         along = sqrt(self.dimension) * inputs @ directions.t()
         target = sum(hermite(z, k)[k] for k, z in enumerate(along.unbind(1), start=1))
         return Examples(inputs, torch.as_tensor(target)[:, None])
@@ -126,16 +132,22 @@ class Parity(AbstractSynthetic):
 
     def examples(self, generator: torch.Generator) -> Examples:
         if self.order > self.dimension:
-            raise Mistake(f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}")
+            raise Mistake(
+                f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}"
+            )
         if self.inputs == "signs":
             inputs = distinct_corners(self.size, self.dimension, generator)
         else:
-            inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+            inputs = torch.randn(
+                self.size, self.dimension, generator=generator, dtype=torch.float64
+            )
         positive = inputs[:, : self.order].sign().prod(1) > 0
         return Examples(inputs, positive.long(), ("odd", "even"))
 
 
-def distinct_corners(count: int, dimension: int, generator: torch.Generator) -> Float[Tensor, "example dimension"]:
+def distinct_corners(
+    count: int, dimension: int, generator: torch.Generator
+) -> Float[Tensor, "example dimension"]:
     """Different corners of the cube, every set of them equally likely."""
     if count > 2**dimension:
         raise Mistake(
@@ -193,10 +205,14 @@ class Cued(AbstractSynthetic):
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        directions = torch.linalg.qr(torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)).Q
+        directions = torch.linalg.qr(
+            torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)
+        ).Q
         points = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
         cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(len(points), 2)
-        return Examples(torch.cat([points, cue], 1), points @ directions[:, self.task - 1 : self.task])
+        return Examples(
+            torch.cat([points, cue], 1), points @ directions[:, self.task - 1 : self.task]
+        )
 
 
 Whole = Annotated[int, Field(ge=-(10**6), le=10**6)]
@@ -242,7 +258,9 @@ class Integers(AbstractSource):
                 "change data.observed"
             )
         if self.label_noise:
-            raise Mistake("data.label_noise: the targets of integers are one value, so there is no share of a spread")
+            raise Mistake(
+                "data.label_noise: the targets of integers are one value, so there is no share of a spread"
+            )
         return self
 
     def examples(self, generator: torch.Generator) -> Examples:

@@ -36,7 +36,15 @@ from pydantic import Field
 from torch import Tensor
 
 from ntkexp.component import Count, CountOrNone
-from ntkexp.data.base import AbstractSource, Examples, UserPath, one_line, quoted, read_contents, require_file
+from ntkexp.data.base import (
+    AbstractSource,
+    Examples,
+    UserPath,
+    one_line,
+    quoted,
+    read_contents,
+    require_file,
+)
 from ntkexp.mistake import Mistake, nearest
 
 # --- A table as text: named columns, rows of cells, and where in its file each row stands.
@@ -51,7 +59,9 @@ class Grid:
     rows: list[list[str]]
     numbers: list[int]  # of the rows, as a person counts them
     unit: str  # what is counted: lines of a text, rows of a Parquet file
-    unlearned: Mapping[str, str] = field(default_factory=dict)  # columns of neither numbers nor texts, and their types
+    unlearned: Mapping[str, str] = field(
+        default_factory=dict
+    )  # columns of neither numbers nor texts, and their types
 
     def place(self, row: int, column: str) -> str:
         """The place of a cell in its file, and what it holds."""
@@ -78,14 +88,18 @@ class Grid:
             )
         if target not in self.columns:
             columns, hint = list_names(self.columns), one_line(nearest(target, self.columns))
-            raise Mistake(f"data.target={target!r}: {self.path.name!r} has no such column, only {columns}{hint}")
+            raise Mistake(
+                f"data.target={target!r}: {self.path.name!r} has no such column, only {columns}{hint}"
+            )
         if target in self.unlearned:
             raise Mistake(
                 f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "
                 "truth values can be learned, so write it as one of these"
             )
         if len(self.columns) == 1:
-            raise Mistake(f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it from")
+            raise Mistake(
+                f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it from"
+            )
 
 
 def list_names(names: Iterable[str], most: int = 12) -> str:
@@ -161,17 +175,23 @@ def read_comma(path: Path) -> Grid:
                 lines.append([cell.strip() for cell in cells])
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise Mistake(f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?") from error
+        raise Mistake(
+            f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?"
+        ) from error
     if not lines:
         raise Mistake(f"{quoted(path)} is empty")
     # a header of one column that holds a separator is of another dialect
     header = tuple(lines[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:
-            raise Mistake(f"{quoted(path)} separates its columns by {separator!r}; save it with commas")
+            raise Mistake(
+                f"{quoted(path)} separates its columns by {separator!r}; save it with commas"
+            )
     for number, cells in zip(numbers, lines, strict=True):
         if len(cells) != len(header):
-            raise Mistake(f"{quoted(path)}, line {number}: {len(cells)} cells, and the header has {len(header)}")
+            raise Mistake(
+                f"{quoted(path)}, line {number}: {len(cells)} cells, and the header has {len(header)}"
+            )
     return Grid(path, header, lines[1:], numbers[1:], "line")
 
 
@@ -179,10 +199,14 @@ def read_text(path: Path) -> str:
     """Read the file as text; a byte order mark is not a part of the first name."""
     raw = read_contents(path)
     if kind := foreign_format(raw):
-        raise Mistake(f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas")
+        raise Mistake(
+            f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas"
+        )
     if (position := raw.find(b"\0")) >= 0:
         line = raw.count(b"\n", 0, position) + 1
-        raise Mistake(f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8")
+        raise Mistake(
+            f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8"
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -200,15 +224,25 @@ def read_parquet(path: Path) -> Grid:
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise Mistake("reading Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
+        raise Mistake(
+            "reading Parquet needs pyarrow, which is not installed: pip install pyarrow"
+        ) from error
     try:
         table = parquet.ParquetFile(BytesIO(raw)).read()
         columns = [[cell_text(value) for value in column.to_pylist()] for column in table.columns]
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it is not a Parquet file that can be read") from error
+        raise Mistake(
+            f"{quoted(path)} is cut short or damaged: it is not a Parquet file that can be read"
+        ) from error
     rows = [list(row) for row in zip(*columns, strict=True)]
-    unlearned = {column.name: str(column.type) for column in table.schema if not is_learned(column.type, pyarrow.types)}
-    return Grid(path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned)
+    unlearned = {
+        column.name: str(column.type)
+        for column in table.schema
+        if not is_learned(column.type, pyarrow.types)
+    }
+    return Grid(
+        path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned
+    )
 
 
 def is_learned(kind: Any, types: Any) -> bool:
@@ -242,7 +276,9 @@ Missing = Literal["refuse", "drop", "mean"]
 def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
     """Put all columns but the target together, with NaN for a gap."""
     names = [name for name in grid.columns if name != target]
-    values = torch.tensor([[parse_number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64).t()
+    values = torch.tensor(
+        [[parse_number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64
+    ).t()
     empty = values.isnan().all(0)
     if empty.any():
         name = names[int(empty.nonzero()[0])]
@@ -253,7 +289,9 @@ def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
     return values.contiguous()
 
 
-def usable_rows(values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing) -> Bool[Tensor, " row"]:
+def usable_rows(
+    values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing
+) -> Bool[Tensor, " row"]:
     """The rows to keep: those without a gap, or all of them if gaps are to be filled."""
     gaps = values.isnan()
     if how == "refuse" and gaps.any():
@@ -265,7 +303,9 @@ def usable_rows(values: Float[Tensor, "row feature"], grid: Grid, target: str, h
         )
     keep = ~gaps.any(1) | (how == "mean")
     if not keep.any():
-        raise Mistake(f"data.missing=drop: every row of {grid.path.name!r} lacks a number; try data.missing=mean")
+        raise Mistake(
+            f"data.missing=drop: every row of {grid.path.name!r} lacks a number; try data.missing=mean"
+        )
     return keep
 
 
@@ -285,7 +325,9 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     cells = grid.cells(target)
     for row, cell in enumerate(cells):
         if is_missing(cell):
-            raise Mistake(f"{grid.place(row, target)}: the target is missing; remove the row, or give its target")
+            raise Mistake(
+                f"{grid.place(row, target)}: the target is missing; remove the row, or give its target"
+            )
     if all(cell.lower() in TRUTH for cell in cells):
         return number_labels([cell.lower() for cell in cells])
 
@@ -303,7 +345,9 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     rare = 2 * sum(numbers) < len(numbers)
     if not all(numbers):
         kinds = "a number, and most others are not" if rare else "no number, and most others are"
-        raise Mistake(f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row")
+        raise Mistake(
+            f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row"
+        )
     if all(value.is_integer() for value in values) and len(set(values)) <= MOST:
         return number_labels([int(value) for value in values])
     return torch.tensor(values, dtype=torch.float64)[:, None], ()
@@ -342,7 +386,10 @@ class Table(AbstractSource):
     (torch.Size([178, 13]), tensor([0., 1., 2.], dtype=torch.float64))
     """
 
-    readers: ClassVar[dict[str, Callable[[Path], Grid]]] = {".csv": read_comma, ".parquet": read_parquet}
+    readers: ClassVar[dict[str, Callable[[Path], Grid]]] = {
+        ".csv": read_comma,
+        ".parquet": read_parquet,
+    }
 
     path: UserPath
     target: str = Field(coerce_numbers_to_str=True)  # columns may be numbered
@@ -354,7 +401,9 @@ class Table(AbstractSource):
     def examples(self, generator: torch.Generator) -> Examples:
         ending = require_file(self.path).suffix.lower()
         if ending not in self.readers:
-            raise Mistake(f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}")
+            raise Mistake(
+                f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}"
+            )
         grid = self.readers[ending](self.path)
         grid.check(self.target)
         target, classes = read_targets(grid, self.target)

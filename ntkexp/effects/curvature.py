@@ -42,7 +42,11 @@ from ntkexp.stream import stream
 Found = TypeVar("Found", Tensor, tuple[Tensor, Tensor])
 
 
-def at_once(function: Callable[..., Found], *several: Num[Tensor, "several ..."], together: int | None = None) -> Found:
+def at_once(
+    function: Callable[..., Found],
+    *several: Num[Tensor, "several ..."],
+    together: int | None = None,
+) -> Found:
     """So many at a time, all by default; one by one where a module looks at numbers and decides by them.
 
     >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
@@ -50,7 +54,9 @@ def at_once(function: Callable[..., Found], *several: Num[Tensor, "several ..."]
             [-1.]])
     """
     try:
-        found: Found = vmap(function, chunk_size=together, randomness="same")(*several)  # of a known state
+        found: Found = vmap(function, chunk_size=together, randomness="same")(
+            *several
+        )  # of a known state
     except RuntimeError:  # an error of the function itself is reported below
         return one_by_one(function, *several)
     return found
@@ -64,10 +70,14 @@ def one_by_one(function: Callable[..., Found], *several: Num[Tensor, "several ..
     return of_its_kind
 
 
-def gradient(batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]) -> Float[Tensor, " weight"]:
+def gradient(
+    batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
+) -> Float[Tensor, " weight"]:
     """Σ κᵢ∇ℓᵢ."""
     with plain_kernels():
-        found: Tensor = grad(partial(summed, batches))(weights, torch.cat([batch.shares for batch in batches]))
+        found: Tensor = grad(partial(summed, batches))(
+            weights, torch.cat([batch.shares for batch in batches])
+        )
     return found
 
 
@@ -86,10 +96,14 @@ class RecordedGradient:
             return at_once(self.back, vectors, together=together)
 
 
-def recorded_gradient(batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]) -> RecordedGradient:
+def recorded_gradient(
+    batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
+) -> RecordedGradient:
     """Find Σ κᵢ∇ℓᵢ, and remember how; of no batches it is nothing, whatever the weights."""
     if not batches:
-        return RecordedGradient(torch.zeros_like(weights), lambda vector: (torch.zeros_like(vector), vector[:0]))
+        return RecordedGradient(
+            torch.zeros_like(weights), lambda vector: (torch.zeros_like(vector), vector[:0])
+        )
     shares = torch.cat([batch.shares for batch in batches])
     with plain_kernels():
         found = vjp(grad(partial(summed, batches)), weights, shares)
@@ -105,7 +119,9 @@ def scores(
     """γ·∇ℓ of every row, the batches one after another, without H γ."""
 
     def along(vector: Tensor) -> Tensor:
-        found: Tensor = jvp(lambda at: torch.cat([batch.losses(at) for batch in batches]), (weights,), (vector,))[1]
+        found: Tensor = jvp(
+            lambda at: torch.cat([batch.losses(at) for batch in batches]), (weights,), (vector,)
+        )[1]
         return found
 
     load_forward_mode()
@@ -192,7 +208,11 @@ class Clipping:
     @property
     def factor(self) -> float:
         """The c of this gradient."""
-        return 1.0 if self.norm is None else min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))
+        return (
+            1.0
+            if self.norm is None
+            else min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))
+        )
 
     def back(self, pulled: Float[Tensor, "vector weight"]) -> Float[Tensor, "vector weight"]:
         """Take what is pulled on the clipped gradient back to the gradient."""

@@ -68,7 +68,10 @@ class SweepPlan:
     @property
     def sentence(self) -> str:
         """What it costs, said before it begins."""
-        vectors, bytes_held = self.points * self.outputs, self.chunk * self.outputs * self.per_output
+        vectors, bytes_held = (
+            self.points * self.outputs,
+            self.chunk * self.outputs * self.per_output,
+        )
         return (
             f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 1 to 6 gradients of "
             f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"

@@ -35,7 +35,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, credit_of_rows, recorded_gradient, row_gradients
-from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.effects.trajectory import (
+    AbstractTrajectory,
+    Denominator,
+    TakenBatch,
+    TrainedStep,
+    Update,
+)
 from ntkexp.optimizer.base import GUARD
 
 # --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
@@ -60,7 +66,9 @@ class StateAdjoint:
     latest: Tensor | None = None
     largest: Tensor | None = None
 
-    def back(self, step: TrainedStep, taken: Float[Tensor, " weight"]) -> Float[Tensor, "vector weight"]:
+    def back(
+        self, step: TrainedStep, taken: Float[Tensor, " weight"]
+    ) -> Float[Tensor, "vector weight"]:
         """Take one step back, which took this gradient in; what is pulled on that."""
         pulled = torch.zeros_like(self.weights)
         for update in step.updates:
@@ -91,7 +99,11 @@ class StateAdjoint:
         return pulled
 
     def through_denominator(
-        self, by: Denominator, place: slice, moved: Float[Tensor, "vector part"], p: Float[Tensor, " part"]
+        self,
+        by: Denominator,
+        place: slice,
+        moved: Float[Tensor, "vector part"],
+        p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
         """Take what a step was divided by back: what that pulls on p."""
         if self.latest is None:
@@ -117,7 +129,12 @@ class StateAdjoint:
     @property
     def state(self) -> dict[str, Tensor]:
         """The rows, for a checkpoint."""
-        rows = {"weights": self.weights, "memory": self.memory, "latest": self.latest, "largest": self.largest}
+        rows = {
+            "weights": self.weights,
+            "memory": self.memory,
+            "latest": self.latest,
+            "largest": self.largest,
+        }
         return {name: row for name, row in rows.items() if row is not None}
 
 
@@ -131,48 +148,66 @@ class AbstractMean(ABC):
     """A convention."""
 
     @abstractmethod
-    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+    def shares(
+        self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
+    ) -> Float[Tensor, "group row"]:
         """κ of each row, when the rows have these weights."""
 
     @abstractmethod
-    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def slopes(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         """∂/∂wᵢ of γ·g for every row of a batch, given γ·∇ℓᵢ."""
 
     @abstractmethod
-    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def removals(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         """What γ·g changes by when an example leaves, for every row of a batch: those of an example add up to it."""
 
 
 class FixedMean(AbstractMean):
     """The others keep their shares."""
 
-    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+    def shares(
+        self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
+    ) -> Float[Tensor, "group row"]:
         return batch.shares * weights
 
-    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def slopes(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         return along * batch.shares
 
-    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def removals(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         return -self.slopes(along, batch)
 
 
 class RenormalisedMean(AbstractMean):
     """The other examples share the weight that is left; an example that is alone leaves nothing to share."""
 
-    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+    def shares(
+        self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
+    ) -> Float[Tensor, "group row"]:
         weighted = batch.shares * weights
         if not batch.is_mean:
             return weighted
         left = (weighted * batch.counts).sum(-1, keepdim=True)
         return torch.where(left != 0, weighted * batch.counted.sum() / left, 0.0)
 
-    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def slopes(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         if not batch.is_mean:
             return along * batch.shares
         mean = along @ batch.shares / batch.counted.sum()
         return (along - mean[:, None] * batch.counts) * batch.shares
 
-    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def removals(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         alone = -along * batch.shares
         if not batch.is_mean:
             return alone
@@ -191,13 +226,19 @@ class Infinitesimal(AbstractMean):
 
     mean: AbstractMean
 
-    def shares(self, batch: TakenBatch, weights: Float[Tensor, "#group row"]) -> Float[Tensor, "group row"]:
+    def shares(
+        self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
+    ) -> Float[Tensor, "group row"]:
         return self.mean.shares(batch, weights)
 
-    def slopes(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def slopes(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         return self.mean.slopes(along, batch)
 
-    def removals(self, along: Float[Tensor, "vector row"], batch: TakenBatch) -> Float[Tensor, "vector row"]:
+    def removals(
+        self, along: Float[Tensor, "vector row"], batch: TakenBatch
+    ) -> Float[Tensor, "vector row"]:
         return -self.mean.slopes(along, batch)
 
 
@@ -238,14 +279,22 @@ class Change:
     def felt(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
         """What it does to every output, as far as the adjoint of the state after the step tells."""
         found = adjoint.weights[:, self.place] @ self.weights.T
-        beside = ((adjoint.memory, self.memory), (adjoint.latest, self.latest), (adjoint.largest, self.largest))
+        beside = (
+            (adjoint.memory, self.memory),
+            (adjoint.latest, self.latest),
+            (adjoint.largest, self.largest),
+        )
         for rows, change in beside:
-            if rows is not None and change is not None:  # None: nothing depends on it yet, or there is none
+            if (
+                rows is not None and change is not None
+            ):  # None: nothing depends on it yet, or there is none
                 found += rows[:, self.place] @ change.T
         return found
 
 
-def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean) -> list[Change]:
+def changes_without(
+    step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean
+) -> list[Change]:
     """What becomes of all that a step moves, update by update.
 
     `gradient` is what the step took in, before it was clipped.
@@ -257,11 +306,15 @@ def changes_without(step: TrainedStep, gradient: Float[Tensor, " weight"], mean:
     found = []
     for update in step.updates:
         decay = update.linear.coupled * step.weights[update.place]
-        found.append(change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay))
+        found.append(
+            change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay)
+        )
     return found
 
 
-def gradients_without(step: TrainedStep, mean: AbstractMean) -> tuple[Tensor, Float[Tensor, "left weight"]]:
+def gradients_without(
+    step: TrainedStep, mean: AbstractMean
+) -> tuple[Tensor, Float[Tensor, "left weight"]]:
     """The examples of a step, each once, and its gradient without each of them."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
@@ -271,16 +324,23 @@ def gradients_without(step: TrainedStep, mean: AbstractMean) -> tuple[Tensor, Fl
     return examples, total
 
 
-def clipped(gradient: Float[Tensor, "left weight"], norm: float | None) -> Float[Tensor, "left weight"]:
+def clipped(
+    gradient: Float[Tensor, "left weight"], norm: float | None
+) -> Float[Tensor, "left weight"]:
     """Each gradient, shortened if it is longer than that."""
     if norm is None:
         return gradient
-    factors: Tensor = (norm / (torch.linalg.vector_norm(gradient, dim=1, keepdim=True) + GUARD)).clamp(max=1.0)
+    factors: Tensor = (
+        norm / (torch.linalg.vector_norm(gradient, dim=1, keepdim=True) + GUARD)
+    ).clamp(max=1.0)
     return gradient * factors
 
 
 def change_of(
-    examples: Int[Tensor, " left"], update: Update, p: Float[Tensor, " part"], left: Float[Tensor, "left part"]
+    examples: Int[Tensor, " left"],
+    update: Update,
+    p: Float[Tensor, " part"],
+    left: Float[Tensor, "left part"],
 ) -> Change:
     """What an update does differently that takes in `left` in place of p."""
     change, linear, by = left - p, update.linear, update.denominator
@@ -295,7 +355,9 @@ def change_of(
         moved = -linear.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
         latest = u - by.latest.sqrt()
         largest = None if by.largest is None else t - by.largest.sqrt()
-    return Change(examples, update.place, moved - linear.ahead * change, -remembered, latest, largest)
+    return Change(
+        examples, update.place, moved - linear.ahead * change, -remembered, latest, largest
+    )
 
 
 def divided(by: Denominator, t: Tensor) -> Tensor:
@@ -340,14 +402,21 @@ class AdjointSweep:
         """Take one step back."""
         step = self.trajectory.step(index)
         recorded = recorded_gradient(step.batches, step.weights)
-        clipping = Clipping(recorded.gradient if step.heard is None else recorded.gradient * step.heard, step.clip_norm)
+        clipping = Clipping(
+            recorded.gradient if step.heard is None else recorded.gradient * step.heard,
+            step.clip_norm,
+        )
         taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)
         without = changes_without(step, clipping.gradient, self.mean) if exact else []
         lengths = [len(batch.examples) for batch in step.batches]
-        divides = any(update.denominator is not None for update in step.updates) and bool(step.batches)
+        divides = any(update.denominator is not None for update in step.updates) and bool(
+            step.batches
+        )
         credited = None
         if divides:
-            credited = credit_of_rows(step.batches, step.weights, recorded.gradient, self.trajectory.flat)
+            credited = credit_of_rows(
+                step.batches, step.weights, recorded.gradient, self.trajectory.flat
+            )
         parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
             # exactly: a·(θ⁻ⁱ − θ) and the like, of the adjoint after the step
@@ -360,7 +429,9 @@ class AdjointSweep:
             adjoint.weights += curved
             # to the first order: γ·(g⁻ⁱ − g)
             if not self.one_step:
-                for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
+                for rows, batch in zip(
+                    torch.split(along, lengths, dim=1), step.batches, strict=True
+                ):
                     effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
         self.sizes.append(sum(map(size, self.adjoints)))
 
@@ -368,7 +439,12 @@ class AdjointSweep:
     def state(self) -> dict[str, Any]:
         """All that a checkpoint needs."""
         adjoints = [adjoint.state for adjoint in self.adjoints]
-        return {"left": self.left, "sizes": self.sizes, "effects": self.effects, "adjoints": adjoints}
+        return {
+            "left": self.left,
+            "sizes": self.sizes,
+            "effects": self.effects,
+            "adjoints": adjoints,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand where the checkpoint stood."""
@@ -376,7 +452,8 @@ class AdjointSweep:
         self.effects = state["effects"].to(self.effects.device)
         device = self.effects.device
         self.adjoints = [
-            StateAdjoint(**{name: row.to(device) for name, row in each.items()}) for each in state["adjoints"]
+            StateAdjoint(**{name: row.to(device) for name, row in each.items()})
+            for each in state["adjoints"]
         ]
 
 
@@ -389,7 +466,10 @@ def sweep_from(
     one_step: bool = False,
 ) -> AdjointSweep:
     """The reverse pass before its first step, from ∂F/∂θ_T; `together` outputs at once, by default all."""
-    adjoints = [StateAdjoint(weights=part.clone()) for part in torch.split(end, together or max(1, len(end)))]
+    adjoints = [
+        StateAdjoint(weights=part.clone())
+        for part in torch.split(end, together or max(1, len(end)))
+    ]
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
@@ -410,13 +490,17 @@ class ChunkedSweep:
     """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
 
     training: AbstractTrajectory
-    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of all outputs of some points
+    end_gradients: Callable[
+        [slice], Float[Tensor, "vector weight"]
+    ]  # ∂F/∂θ_T of all outputs of some points
     chunk: int  # points
     together: int  # outputs that take a step back together
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ from the end on, over the chunks that are done
+    sizes: Float[Tensor, " moment"] | None = (
+        None  # Σ‖a‖ from the end on, over the chunks that are done
+    )
     done: int = 0
     sweep: AdjointSweep | None = None
     saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way

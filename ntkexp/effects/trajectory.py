@@ -46,7 +46,10 @@ class FlatWeights:
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
         """Put them one after another; several networks' weights at once, if they have axes in front."""
         several = {name: weights[name].dim() - len(shape) for name, shape in self.shapes.items()}
-        return torch.cat([weights[name].reshape(*weights[name].shape[:n], -1) for name, n in several.items()], dim=-1)
+        return torch.cat(
+            [weights[name].reshape(*weights[name].shape[:n], -1) for name, n in several.items()],
+            dim=-1,
+        )
 
     def weights(self, vector: Float[Tensor, "*several weight"]) -> Weights:
         """Views of the vector, by name.
@@ -59,7 +62,8 @@ class FlatWeights:
         # at once, as what comes back to a slice would be a whole vector for every name
         parts = torch.split(vector, [shape.numel() for shape in self.shapes.values()], dim=-1)
         return {
-            name: part.view(*several, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+            name: part.view(*several, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
 
@@ -87,10 +91,16 @@ class TakenBatch:
 
     examples: Int[Tensor, " row"]  # the place of each among all examples of the training
     shares: Float[Tensor, " row"]  # κ as it was: 1/|B| in a mean
-    losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]  # ℓᵢ(θ), differentiable twice
+    losses: Callable[
+        [Float[Tensor, " weight"]], Float[Tensor, " row"]
+    ]  # ℓᵢ(θ), differentiable twice
     is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
-    per_weight: Float[Tensor, " row"] | None = None  # κ by the weight of its example, where these are not all 1
-    counts: Float[Tensor, " row"] | float = 1.0  # what each share counts in the mean: class weights, tokens
+    per_weight: Float[Tensor, " row"] | None = (
+        None  # κ by the weight of its example, where these are not all 1
+    )
+    counts: Float[Tensor, " row"] | float = (
+        1.0  # what each share counts in the mean: class weights, tokens
+    )
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
@@ -119,7 +129,9 @@ class Denominator:
     latest_before: Tensor
     largest: Tensor | None = None  # t², where it is not u²
     largest_before: Tensor | None = None
-    passed: Tensor | None = None  # how much of a change of u is one of t, where that is not 1[u > t′]
+    passed: Tensor | None = (
+        None  # how much of a change of u is one of t, where that is not 1[u > t′]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +152,9 @@ class TrainedStep:
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without one stay as they are
     clip_norm: float | None = None
-    heard: Float[Tensor, " weight"] | None = None  # 0 for weights whose gradient was not used, 1 for others
+    heard: Float[Tensor, " weight"] | None = (
+        None  # 0 for weights whose gradient was not used, 1 for others
+    )
 
 
 class AbstractTrajectory(ABC):

@@ -228,7 +228,9 @@ def choose(given: str, workers: int | None) -> AbstractEngine:
     if kind not in HOMES:
         raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
     try:
-        open_engine: Callable[[str, int | None], AbstractEngine] = import_module(HOMES[kind]).open_engine
+        open_engine: Callable[[str, int | None], AbstractEngine] = import_module(
+            HOMES[kind]
+        ).open_engine
     except ModuleNotFoundError as error:
         lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
         raise WrongEngine(lacking) from None
@@ -258,7 +260,9 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
             how, reason = task.job.carry_out(task.name, task.threads, hear), ""
         except (Exception, KeyboardInterrupt) as error:
             how, reason = ending_of(error)
-    texts += [warning_in_words(each.message, each.category, each.filename, each.lineno) for each in caught]
+    texts += [
+        warning_in_words(each.message, each.category, each.filename, each.lineno) for each in caught
+    ]
     return Ended(task.name, how, reason, tuple(texts))
 
 

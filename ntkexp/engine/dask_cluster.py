@@ -33,7 +33,9 @@ from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
 TIMEOUT, GRACE = 10.0, 30.0
-SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
+SPELLING = (
+    "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
+)
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 """On a worker: the processes of each command, so that they can be interrupted."""
@@ -64,7 +66,9 @@ class DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
         key = f"{task.name}-{uuid4().hex[:8]}"  # what is tried again is another task
-        future: Future[Ended] = self.inner.submit(carry_out, task.name, pickle.dumps(task), self.token, key=key)
+        future: Future[Ended] = self.inner.submit(
+            carry_out, task.name, pickle.dumps(task), self.token, key=key
+        )
         self.futures.add(future)
         future.add_done_callback(self.futures.discard)
         return future
@@ -90,7 +94,9 @@ def open_engine(where: str, workers: int | None) -> Dask:
     threads = sum(client.nthreads().values())
     if not threads:
         client.close()
-        raise WrongEngine(f"dask:{where}: this cluster has no workers; start one with `dask worker {address}`")
+        raise WrongEngine(
+            f"dask:{where}: this cluster has no workers; start one with `dask worker {address}`"
+        )
     return Dask(client, min(workers or threads, threads))
 
 
@@ -99,16 +105,29 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(f"dask names no cluster; {SPELLING}")
     by_file = address.endswith(".json")
     if by_file and not Path(address).is_file():
-        raise WrongEngine(f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one")
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said in one line
+        raise WrongEngine(
+            f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
+        )
+    logging.getLogger("distributed").setLevel(
+        logging.CRITICAL
+    )  # what goes wrong is said in one line
     try:
-        scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
+        scheduler = (
+            json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
+        )
         with ThreadPoolExecutor(1) as apart:  # a notebook's thread has a loop running already
             apart.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
-    except (OSError, ValueError, KeyError, MemoryError) as error:  # MemoryError: what other servers say is a huge size
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        MemoryError,
+    ) as error:  # MemoryError: what other servers say is a huge size
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise WrongEngine(f"dask:{address} does not answer within {timeout:g} s ({reason}); {SPELLING}") from None
+        raise WrongEngine(
+            f"dask:{address} does not answer within {timeout:g} s ({reason}); {SPELLING}"
+        ) from None
 
 
 async def greet(address: str, timeout: float) -> None:
@@ -120,7 +139,11 @@ async def greet(address: str, timeout: float) -> None:
 def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     """On a worker: carry a task out in a process of its own, with this worker's share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
-    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    limits = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     limits[SAFE_PATH] = "1"  # also for the processes that the child starts
     with blocked(signal.SIGINT):  # until the process can tell how it ended
         process = subprocess.Popen(

@@ -38,7 +38,9 @@ FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
 GRACE = 30.0  # seconds that a job has to keep what it has
-REPEAT = 1.0  # seconds after which an interrupt is sent again, in case a process was not ready for it
+REPEAT = (
+    1.0  # seconds after which an interrupt is sent again, in case a process was not ready for it
+)
 
 
 def cores() -> int:
@@ -64,7 +66,11 @@ class Local(AbstractEngine):
 
     def limit_threads(self) -> None:
         threads = str(self.threads)
-        os.environ |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+        os.environ |= {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
 
     def executor(self, tell: Tell) -> LocalExecutor:
         return LocalExecutor(self.count, self.threads, tell)
@@ -78,7 +84,9 @@ class LocalExecutor(Executor):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Any]] = []
-        self.lock = threading.Lock()  # multiprocessing looks at all processes whenever it starts one
+        self.lock = (
+            threading.Lock()
+        )  # multiprocessing looks at all processes whenever it starts one
 
     def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
         start_server(type(task.job).__module__, *task.job.loads)
@@ -109,7 +117,9 @@ class LocalExecutor(Executor):
         if isinstance(event, Ended):
             return event
         if code == -signal.SIGKILL:
-            raise Lost("its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)")
+            raise Lost(
+                "its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)"
+            )
         raise Lost(f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -22,13 +22,25 @@ from typing import Any
 import submitit
 from submitit.helpers import DelayedSubmission
 
-from ntkexp.engine.base import SAFE_PATH, AbstractEngine, Ended, Lost, Task, Tell, WrongEngine, safe_path, work
+from ntkexp.engine.base import (
+    SAFE_PATH,
+    AbstractEngine,
+    Ended,
+    Lost,
+    Task,
+    Tell,
+    WrongEngine,
+    safe_path,
+    work,
+)
 from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
 
 JOBS, PAUSE, GRACE = 100, 1.0, 60.0
-REQUEUES = 1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
+REQUEUES = (
+    1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
+)
 NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
@@ -84,7 +96,9 @@ class SlurmExecutor(Executor):
     def submitted(self, task: Task) -> Any:
         threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
         make_folder(folder)
-        executor = submitit.AutoExecutor(folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
+        executor = submitit.AutoExecutor(
+            folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES
+        )
         executor.update_parameters(
             **self.parameters,
             name=task.name,
@@ -108,8 +122,12 @@ class SlurmExecutor(Executor):
                         future.set_result(job.result())
                         continue
                     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                    future.set_exception(Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}"))
-                except Exception as error:  # of the queue's own commands: it would be lost otherwise
+                    future.set_exception(
+                        Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}")
+                    )
+                except (
+                    Exception
+                ) as error:  # of the queue's own commands: it would be lost otherwise
                     self.jobs.pop(future, None)
                     future.set_exception(error)
             if self.over.wait(PAUSE):
@@ -144,14 +162,20 @@ def open_engine(where: str, workers: int | None) -> Slurm:
             continue
         if key not in NAMES:
             hint = nearest(key, NAMES)
-            raise WrongEngine(f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}")
+            raise WrongEngine(
+                f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}"
+            )
         name, kind = NAMES[key]
         try:
             given[name] = kind(value)
         except ValueError:
-            raise WrongEngine(f"slurm:{where}: {key}={value} is not a number; write, for example, {key}=2") from None
+            raise WrongEngine(
+                f"slurm:{where}: {key}={value} is not a number; write, for example, {key}=2"
+            ) from None
     if cluster not in {"slurm", "local"}:
-        raise WrongEngine(f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}")
+        raise WrongEngine(
+            f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}"
+        )
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
     return Slurm(cluster, USUAL | given, workers or JOBS)

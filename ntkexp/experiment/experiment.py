@@ -57,7 +57,9 @@ class Experiment(Component):
     def draw(self) -> Data:
         """The data, if there is memory for it."""
         room = self.memory_gb or USUAL  # data are drawn by the processor, wherever they go
-        with MemoryLimit(room, "the data", "data.train, data.probe, data.test or the size of an example"):
+        with MemoryLimit(
+            room, "the data", "data.train, data.probe, data.test or the size of an example"
+        ):
             return self.data.split(self.seed)
 
     @field_validator("device")
@@ -89,7 +91,9 @@ class Experiment(Component):
     def refuse_absent_precision(self) -> Self:
         """Refuse numbers that a kind of device does not have."""
         if self.device.partition(":")[0] == "mps" and self.dtype == "float64":
-            raise Mistake(f"device={self.device}: it has no float64 numbers; add dtype=float32, or use device=cpu")
+            raise Mistake(
+                f"device={self.device}: it has no float64 numbers; add dtype=float32, or use device=cpu"
+            )
         return self
 
     @model_validator(mode="after")
@@ -164,7 +168,11 @@ class Experiment(Component):
                 "path.kernels=all"
             )
         if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):
-            what = "carries past gradients from step to step" if self.optimizer.remembers else "follows a curve"
+            what = (
+                "carries past gradients from step to step"
+                if self.optimizer.remembers
+                else "follows a curve"
+            )
             raise Mistake(
                 f"kernel.sketch={self.kernel.sketch}: optimizer={self.optimizer.option} {what}, so no sketch of a step "
                 "keeps the sum of its parts; leave out kernel.sketch, or use optimizer=gd or sgd"

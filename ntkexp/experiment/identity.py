@@ -30,7 +30,9 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
 
 def identity(experiment: Experiment) -> str:
     """Find the identity of an experiment: 64 hexadecimal digits."""
-    fields = {name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES}
+    fields = {
+        name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES
+    }
     if experiment.kernel == Kernel():
         del fields["kernel"]  # runs were identified before there was a choice
     if experiment.path.keeps_kernels:
@@ -43,7 +45,9 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["effects"], fields["path"]["mean"]
     contents = [digest(file) for file in files_of(experiment)]
     whole = {"experiment": fields, "files": contents, "results_version": results_version}
-    return sha256(json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+    return sha256(
+        json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def folder_name(experiment: Experiment) -> str:
@@ -82,7 +86,9 @@ def digest(file: Path) -> str:
         state = file.stat()
         return contents(file, (state.st_ino, state.st_size, state.st_mtime_ns))
     except OSError as error:
-        raise Mistake(f"{file} belongs to the experiment and cannot be read: {error.strerror}") from None
+        raise Mistake(
+            f"{file} belongs to the experiment and cannot be read: {error.strerror}"
+        ) from None
 
 
 @cache  # a thousand runs of a sweep share their data

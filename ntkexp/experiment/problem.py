@@ -62,17 +62,23 @@ def draw_problem(experiment: Experiment) -> Problem:
             places[name] = slice(at, at + len(target))
         at += len(target)
     if not places:
-        raise Mistake(f"path.probes=[{','.join(probes)}]: the data has no points there; raise data.probe, or add train")
+        raise Mistake(
+            f"path.probes=[{','.join(probes)}]: the data has no points there; raise data.probe, or add train"
+        )
     # where the examples of each phase lie among those of their split: they stand together
     phases = {}
-    for name, place in ({"train": slice(0, len(data.train.inputs))} | places).items() if data.phases else ():
+    for name, place in (
+        ({"train": slice(0, len(data.train.inputs))} | places).items() if data.phases else ()
+    ):
         counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
         ends = list(accumulate(counts, initial=place.start))
         phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
 
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     targets = torch.cat(parts)
-    module = draw_network(experiment, data, targets.shape[1], copies_of_drawn(kind["dtype"].itemsize))
+    module = draw_network(
+        experiment, data, targets.shape[1], copies_of_drawn(kind["dtype"].itemsize)
+    )
     return Problem(
         data=data,
         inputs=torch.cat([getattr(data, name).inputs for name in splits]).to(**kind),
@@ -84,11 +90,18 @@ def draw_problem(experiment: Experiment) -> Problem:
     )
 
 
-def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float = 1.0) -> ScaledOutput:
+def draw_network(
+    experiment: Experiment, data: Data, outputs: int, copies: float = 1.0
+) -> ScaledOutput:
     """The module with weights drawn from the experiment's seed, if memory holds `copies` copies of them."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
-    with MemoryLimit(experiment.room_gb, "the network", "model.width, model.depth or the size of an example", copies):
+    with MemoryLimit(
+        experiment.room_gb,
+        "the network",
+        "model.width, model.depth or the size of an example",
+        copies,
+    ):
         module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
@@ -102,7 +115,10 @@ def draw_network(experiment: Experiment, data: Data, outputs: int, copies: float
 
 
 MOST = 2 * 10**9  # half a minute on two cores
-COPIES, SHARE = 4, 0.25  # numbers held at once for each pair of points, and what they may take of the memory
+COPIES, SHARE = (
+    4,
+    0.25,
+)  # numbers held at once for each pair of points, and what they may take of the memory
 
 
 def limit_kernels(
@@ -112,7 +128,9 @@ def limit_kernels(
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("it is not asked for")
     try:
-        network = experiment.model.limit(experiment.init, LearningTask(tuple(inputs.shape[1:]), 1, vocabulary))
+        network = experiment.model.limit(
+            experiment.init, LearningTask(tuple(inputs.shape[1:]), 1, vocabulary)
+        )
     except Mistake as mistake:
         return DoesNotApply(str(mistake))
     pairs = train * (train + 1) // 2 + (len(inputs) - train) * train
@@ -145,7 +163,10 @@ def infinite_kernels(
     blocks += [BlockSlices(others, learned, same=False)] if len(inputs) > train else []
     threads, scale = torch.get_num_threads(), experiment.init.alpha**2
     found = [
-        compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads) for block in blocks
+        compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads)
+        for block in blocks
     ]
-    start, tangent = (torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk"))
+    start, tangent = (
+        torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk")
+    )
     return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))

@@ -110,7 +110,9 @@ class LoopAgain(AbstractRetraining):
     def whole(self) -> Float[Tensor, "point out"]:
         return self.at(self.whole_end)
 
-    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
+    def ends(
+        self, weights: Float[Tensor, "training example"]
+    ) -> Iterator[Float[Tensor, " weight"]]:
         """One training after another, but the one with all examples, which is known."""
         names = list(self.trace.examples)
         announced = Announced("ntkexp: training without examples", len(weights), self.progress)
@@ -140,7 +142,11 @@ class LoopAgain(AbstractRetraining):
         """Refuse another loop than the one that was followed."""
         ours, theirs = self.trace.steps, found.steps
         begun, beginning = ours.start(0), theirs.start(0)
-        wrong = sorted(name for name in begun if name not in beginning or not same(begun[name], beginning[name]))
+        wrong = sorted(
+            name
+            for name in begun
+            if name not in beginning or not same(begun[name], beginning[name])
+        )
         if wrong or len(begun) != len(beginning):
             what = f"'{wrong[0]}' differs" if wrong else "it trains more parameters"
             raise Mistake(
@@ -153,7 +159,9 @@ class LoopAgain(AbstractRetraining):
                 f"than this one of {len(theirs)}; let the function seed the order of its batches"
             )
 
-    def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+    def doubts(
+        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+    ) -> list[str]:
         """None: a loop that ends elsewhere when nothing is changed is refused."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         missed = float((repeated - self.at(self.flat.vector(self.trace.steps.end))).norm())

@@ -53,7 +53,11 @@ class ParameterGroups:
         >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
         [['weight']]
         """
-        present = [id(part) for group in optimizer.param_groups for part in (group, *filter(moves, group["params"]))]
+        present = [
+            id(part)
+            for group in optimizer.param_groups
+            for part in (group, *filter(moves, group["params"]))
+        ]
         known = self.known.get(id(optimizer))
         if known is None or known[0] != present:
             for weight in (each for group in optimizer.param_groups for each in group["params"]):
@@ -64,7 +68,10 @@ class ParameterGroups:
                         "model; follow the module that holds all of them"
                     )
             groups: list[Group] = [
-                (group, {self.names[id(weight)]: weight for weight in filter(moves, group["params"])})
+                (
+                    group,
+                    {self.names[id(weight)]: weight for weight in filter(moves, group["params"])},
+                )
                 for group in optimizer.param_groups
             ]
             for name, weight in (each for _, members in groups for each in members.items()):
@@ -75,7 +82,9 @@ class ParameterGroups:
     def refuse_copies(self, weight: Tensor) -> None:
         """Refuse an optimizer that moves a copy of a short parameter in longer numbers, which is copied back."""
         for name, parameter in self.model.named_parameters():
-            if is_short(parameter) and torch.equal(weight.detach().to(parameter), parameter.detach()):
+            if is_short(parameter) and torch.equal(
+                weight.detach().to(parameter), parameter.detach()
+            ):
                 raise Mistake(
                     f"the optimizer moves a copy of '{name}' in longer numbers, from which the parameter is copied; "
                     "no such step is followed: let the model hold the long weights, and train it under autocast"
@@ -83,7 +92,11 @@ class ParameterGroups:
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
         """The parameters of one optimizer."""
-        return {name: weight for _, members in self.groups(optimizer) for name, weight in members.items()}
+        return {
+            name: weight
+            for _, members in self.groups(optimizer)
+            for name, weight in members.items()
+        }
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of all."""
@@ -112,7 +125,9 @@ def refuse_short(name: str, weight: Tensor) -> None:
     """
     if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
-        raise Mistake(f"'{name}' is in {kind}, too coarse for any proof; train float32 under autocast")
+        raise Mistake(
+            f"'{name}' is in {kind}, too coarse for any proof; train float32 under autocast"
+        )
 
 
 # --- What lies inside the wrappers that libraries put around models and optimizers.
@@ -122,7 +137,9 @@ SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
 """Classes that need not be imported, which takes a while, to be recognised."""
 
 
-def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+def unwrapped_optimizers(
+    given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> list[torch.optim.Optimizer]:
     """One optimizer, or several, without what is around them; a wrapper that moves weights itself is noticed later.
 
     >>> from types import SimpleNamespace
@@ -131,11 +148,15 @@ def unwrapped_optimizers(given: torch.optim.Optimizer | Sequence[torch.optim.Opt
     True
     """
     found = [given] if not isinstance(given, Sequence) else list(given)
-    inner = [getattr(each, "optimizer", None) for each in found]  # as accelerate and Lightning wrap them
+    inner = [
+        getattr(each, "optimizer", None) for each in found
+    ]  # as accelerate and Lightning wrap them
     if not any(isinstance(each, torch.optim.Optimizer) for each in inner):
         return found
     pairs = zip(found, inner, strict=True)
-    return unwrapped_optimizers([one if isinstance(one, torch.optim.Optimizer) else each for each, one in pairs])
+    return unwrapped_optimizers(
+        [one if isinstance(one, torch.optim.Optimizer) else each for each, one in pairs]
+    )
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
@@ -150,7 +171,10 @@ def runs_as_it_is(model: nn.Module) -> bool:
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
     """
-    compiled = any(hasattr(each, "_orig_mod") or each._compiled_call_impl is not None for each in model.modules())
+    compiled = any(
+        hasattr(each, "_orig_mod") or each._compiled_call_impl is not None
+        for each in model.modules()
+    )
     return not compiled and all(weight.device.type == "cpu" for weight in model.parameters())
 
 
@@ -162,7 +186,9 @@ def called_model(model: nn.Module) -> nn.Module:
     ntkexp.mistake.Mistake: the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel
     """
     if isinstance(model, DataParallel):
-        raise Mistake("the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel")
+        raise Mistake(
+            "the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel"
+        )
     for name, layer in model.named_modules():
         if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
             where = f"layer '{name}'" if name else "the model"
@@ -215,15 +241,23 @@ def refuse_unusable(
     ntkexp.mistake.Mistake: there is no optimizer to follow; give the loop's, or a list of them
     """
     if not isinstance(model, nn.Module):
-        raise Mistake(f"the model is a {type(model).__name__}; give the torch.nn.Module that the loop calls")
+        raise Mistake(
+            f"the model is a {type(model).__name__}; give the torch.nn.Module that the loop calls"
+        )
     if not optimizers:
         raise Mistake("there is no optimizer to follow; give the loop's, or a list of them")
-    if strange := [type(each).__name__ for each in optimizers if not isinstance(each, torch.optim.Optimizer)]:
-        raise Mistake(f"the optimizer is a {strange[0]}; give a torch.optim.Optimizer, or a list of them")
+    if strange := [
+        type(each).__name__ for each in optimizers if not isinstance(each, torch.optim.Optimizer)
+    ]:
+        raise Mistake(
+            f"the optimizer is a {strange[0]}; give a torch.optim.Optimizer, or a list of them"
+        )
     if len({id(each) for each in optimizers}) < len(optimizers):
         raise Mistake("an optimizer is in the list twice; give each once")
     if not (ids is None or isinstance(ids, str) or callable(ids)):
-        raise Mistake(f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names")
+        raise Mistake(
+            f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names"
+        )
     if not (loss is None or callable(loss)):
         raise Mistake(f"loss= is a {type(loss).__name__}; give a function of outputs and call")
     if not (log is None or callable(log)):
@@ -236,10 +270,16 @@ def refuse_unusable(
             "query"
         )
     if not (to is None or isinstance(to, str | Path)) or "\0" in str(to):
-        raise Mistake(f"to={in_short(to)} is a {type(to).__name__} that names no folder; give the path of one")
+        raise Mistake(
+            f"to={in_short(to)} is a {type(to).__name__} that names no folder; give the path of one"
+        )
     checked_number("memory_gb", memory_gb, most=MOST, above=True)
-    if not isinstance(rules, list | tuple) or not all(isinstance(each, AbstractOptimizerRule) for each in rules):
-        raise Mistake("rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule")
+    if not isinstance(rules, list | tuple) or not all(
+        isinstance(each, AbstractOptimizerRule) for each in rules
+    ):
+        raise Mistake(
+            "rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule"
+        )
     if every is not None:
         checked_count("every", every, 1)
 
@@ -253,7 +293,10 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
     ntkexp.mistake.Mistake: queries=: they are empty; give inputs at which the model is to be explained
     """
     each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
-    if any(isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided) for leaf in each):
+    if any(
+        isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided)
+        for leaf in each
+    ):
         raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
     if not examples(inputs := map_tensors(torch.clone, as_inputs(queries))):
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
@@ -264,17 +307,31 @@ def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None
             answer = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # the model's own
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # the model's own
         with beginning_at(generator_states(module)), left_alone(module):
             advice = f"; {BATCH_AXIS}" if batch_axis_missing(function, weights, inputs) else ""
-        raise Mistake(f"queries=: the model cannot be called with them: {first_line(error)}{advice}") from error
+        raise Mistake(
+            f"queries=: the model cannot be called with them: {first_line(error)}{advice}"
+        ) from error
     if not answer.dim():
         raise Mistake(ONE_NUMBER)
     return inputs
 
 
 def measured_queries(
-    measure: Measure, queries: Inputs, sizes: tuple[int, ...], ids: Ids, module: nn.Module, output: str | int | None
+    measure: Measure,
+    queries: Inputs,
+    sizes: tuple[int, ...],
+    ids: Ids,
+    module: nn.Module,
+    output: str | int | None,
 ) -> MeasuredQueries:
     """The measure of these queries, which a module in evaluation has answered."""
     found = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
@@ -296,7 +353,11 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
     """
-    weights = {name: weight.detach() for name, weight in called.module.named_parameters() if name in trained}
+    weights = {
+        name: weight.detach()
+        for name, weight in called.module.named_parameters()
+        if name in trained
+    }
     if not weights:
         return
     reader = Reader(without_casts(called.outputs), frozenset(weights))
@@ -314,4 +375,6 @@ def common_submodule(names: Sequence[str]) -> str:
     ('net', '')
     """
     paths = [name.split(".")[:-1] for name in names]
-    return ".".join(takewhile(bool, (step[0] * (len(set(step)) == 1) for step in zip(*paths, strict=False))))
+    return ".".join(
+        takewhile(bool, (step[0] * (len(set(step)) == 1) for step in zip(*paths, strict=False)))
+    )

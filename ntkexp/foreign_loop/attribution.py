@@ -81,7 +81,11 @@ class LoopComponents:
     by_step: Float[Tensor, "component probe out step"]
 
     def add(
-        self, step: int, rows: Int[Tensor, " row"], shares: Sequence[ComponentShare], coupling: Sequence[Tensor]
+        self,
+        step: int,
+        rows: Int[Tensor, " row"],
+        shares: Sequence[ComponentShare],
+        coupling: Sequence[Tensor],
     ) -> None:
         """Add a step, with the place of the example of each of its rows."""
         for k, (share, between) in enumerate(zip(shares, coupling, strict=True)):
@@ -112,9 +116,13 @@ class LoopSums:
 
     parts: Float[Tensor, "probe out example"]
     decay: Float[Tensor, "probe out"]
-    rounding: Float[Tensor, "probe out"]  # the effect of rounded gradients, also by casts, on the outputs
+    rounding: Float[
+        Tensor, "probe out"
+    ]  # the effect of rounded gradients, also by casts, on the outputs
     statistics: Float[Tensor, "probe out"]  # what running statistics did, which calls moved
-    coupling: Float[Tensor, "probe out"]  # what examples did to one another through statistics taken for constant
+    coupling: Float[
+        Tensor, "probe out"
+    ]  # what examples did to one another through statistics taken for constant
     by_step: Float[Tensor, "probe out step"]
     proofs: Float[Tensor, "proof step"]
     halves: Halves | None
@@ -160,7 +168,10 @@ class LoopSums:
     def arrays(self, *, cast: bool, batch_norm: BatchNormMode | None, some: bool) -> NamedArrays:
         """Return the sums over all steps of a loop, or over `some`. `coupling` is there only if it is not credited to
         examples."""
-        proofs = {name: (("step",), each) for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)}
+        proofs = {
+            name: (("step",), each)
+            for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)
+        }
         found: NamedArrays = {
             "contribution": (("probe", "out", "example"), self.parts),
             "decay": (("probe", "out"), self.decay),
@@ -171,9 +182,14 @@ class LoopSums:
             **proofs,
         }
         if some:
-            found |= {name: (("probe", "out"), getattr(self, name)) for name in ("carried", "other_steps")}
+            found |= {
+                name: (("probe", "out"), getattr(self, name)) for name in ("carried", "other_steps")
+            }
         if self.halves is not None:
-            found["half_by"] = (("probe", "out", "example"), self.halves.by([1.0] * self.by_step.shape[2]))
+            found["half_by"] = (
+                ("probe", "out", "example"),
+                self.halves.by([1.0] * self.by_step.shape[2]),
+            )
         if self.by_component is not None:
             found |= self.by_component.arrays()
         if self.by_position is not None:
@@ -209,8 +225,12 @@ class StepCost:
         """Bytes of U of each output, of what is recorded and differentiated at the queries and the examples, and of
         gradients that are multiplied out a part at a time."""
         points, outputs = self.tape.outputs.shape
-        recorded = self.tape.bytes_per_example * (points * (3 + 2 * outputs) + self.rows * (2 + outputs))
-        numbers = self.adjoints * self.outputs * self.parameters + min(MULTIPLIED_OUT, self.rows * self.parameters)
+        recorded = self.tape.bytes_per_example * (
+            points * (3 + 2 * outputs) + self.rows * (2 + outputs)
+        )
+        numbers = self.adjoints * self.outputs * self.parameters + min(
+            MULTIPLIED_OUT, self.rows * self.parameters
+        )
         numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
         return numbers * self.tape.outputs.element_size() + recorded
 
@@ -240,7 +260,10 @@ def sums_at_zero(
     numbers = outputs.numel() * examples
     parts_gb = numbers * (size + long.itemsize) / 1e9  # formed in a step, and the sum
     halves_gb = 2 * STRETCHES * numbers * size / 1e9
-    needed = parts_gb + (outputs.numel() * steps * long.itemsize + (0.0 if cost is None else cost.products)) / 1e9
+    needed = (
+        parts_gb
+        + (outputs.numel() * steps * long.itemsize + (0.0 if cost is None else cost.products)) / 1e9
+    )
     by, fewer = "", "give fewer queries"
     if components is not None:
         needed *= 1 + len(components)
@@ -254,7 +277,11 @@ def sums_at_zero(
     with_halves = STRETCHES * outputs.numel() * examples <= MASSES
     if with_halves and needed + halves_gb > memory_gb:
         with_halves = False
-        LOG.warning("ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g", needed + halves_gb, memory_gb)
+        LOG.warning(
+            "ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g",
+            needed + halves_gb,
+            memory_gb,
+        )
     totals = torch.zeros_like(outputs, dtype=long)
     parts = totals.new_zeros(*outputs.shape, examples)
     by_component, by_position = None, None
@@ -265,7 +292,9 @@ def sums_at_zero(
             LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
         shape = (len(components), *outputs.shape)
         axes = ((examples,), (), (), (), (steps,))
-        by_component = LoopComponents(components, *(totals.new_zeros(*shape, *each) for each in axes))
+        by_component = LoopComponents(
+            components, *(totals.new_zeros(*shape, *each) for each in axes)
+        )
     return LoopSums(
         parts=parts,
         decay=totals.clone(),
@@ -274,7 +303,9 @@ def sums_at_zero(
         coupling=totals.clone(),
         by_step=totals.new_zeros(*outputs.shape, steps),
         proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples)) if with_halves else None,
+        halves=halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples))
+        if with_halves
+        else None,
         carried=totals.clone(),
         other_steps=totals.clone(),
         closing=ClosingSums.at_zero(outputs, long),
@@ -306,10 +337,14 @@ class Backwards:
     steps: Sequence[int]  # their numbers
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
-    divided: set[str] = field(default_factory=set)  # parameters that a step so far divided by past gradients
+    divided: set[str] = field(
+        default_factory=set
+    )  # parameters that a step so far divided by past gradients
     announced: bool = False  # what batches take that norms couple
 
-    def over(self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]) -> None:
+    def over(
+        self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
+    ) -> None:
         """Go back over all steps, to where the loop began; the calls of each are `explained` afterwards."""
         began = steps.count
         for step, later in steps.backwards():
@@ -327,9 +362,14 @@ class Backwards:
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Take one step back."""
         # Jᵀℓ′ of every example, at the weights at which it was called, and their sum
-        begun = [step.start if call.at == step.index else steps.start(call.at) for call in step.calls]
+        begun = [
+            step.start if call.at == step.index else steps.start(call.at) for call in step.calls
+        ]
         try:
-            calls = [self.calls.pulled(call, weights) for call, weights in zip(step.calls, begun, strict=True)]
+            calls = [
+                self.calls.pulled(call, weights)
+                for call, weights in zip(step.calls, begun, strict=True)
+            ]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
         self.announce(calls, steps)
@@ -349,12 +389,20 @@ class Backwards:
         beside = dict[str, Tensor]()
         if cast or self.divided:
             known = found | {name: part * found[name] for name, part in credited.items()}
-            beside = {name: step.gradient[name] - factors[name] * known[name] for name in step.heard}
-        nothing = {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside} if beside else {}
+            beside = {
+                name: step.gradient[name] - factors[name] * known[name] for name in step.heard
+            }
+        nothing = (
+            {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside}
+            if beside
+            else {}
+        )
 
         # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries, with the running
         # statistics B from before the step; f(θ₊, B₊) − f(θ₊, B) is what these did
-        before, after = (numbers_of(steps.statistics(index)) for index in (step.index, step.index + 1))
+        before, after = (
+            numbers_of(steps.statistics(index)) for index in (step.index, step.index + 1)
+        )
         tape, moved = self.reader.record(step.start | before, self.queries), self.later
         if any(not torch.equal(each, after[name]) for name, each in before.items()):
             moved = self.reader.record(end | before, self.queries)
@@ -363,7 +411,9 @@ class Backwards:
             difference={name: end[name] - weight for name, weight in step.start.items()},
             linear=step.linear,
             right=Chain(
-                [each.features for each in calls] + coupled_row(calls) + rows_of_positions(calls, self.calls.room)
+                [each.features for each in calls]
+                + coupled_row(calls)
+                + rows_of_positions(calls, self.calls.room)
             ),
             factor=factors,
             beside=nothing | beside,
@@ -379,7 +429,9 @@ class Backwards:
 
         # what examples' own gradients lack of that of a batch which norms coupled: rounding, or what these did
         whole = ComponentShare(taken.kernel, taken.decay, taken.beside)
-        (own, lacks), *of_components = (self.told_apart(share, step, calls) for share in (whole, *taken.shares))
+        (own, lacks), *of_components = (
+            self.told_apart(share, step, calls) for share in (whole, *taken.shares)
+        )
         parts, rounding = own.kernel.squeeze(3).neg(), own.beside
         for each in calls:
             if isinstance(each.features, TermGradients) and each.whole is not None:
@@ -400,13 +452,22 @@ class Backwards:
         )
         places = [self.places[name] for call in step.calls for name in call.names]
         rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-        shares, coupling = [share for share, _ in of_components], [between for _, between in of_components]
+        shares, coupling = (
+            [share for share, _ in of_components],
+            [between for _, between in of_components],
+        )
         place = self.steps.index(step.index)
-        self.added.add(place, rows, parts, taken.decay, rounding, statistics, lacks, proofs, shares, coupling)
+        self.added.add(
+            place, rows, parts, taken.decay, rounding, statistics, lacks, proofs, shares, coupling
+        )
         if self.added.by_position is not None:
             each_rows = torch.split(rows, [len(call.names) for call in step.calls])
-            read = [(each.by_position, places) for each, places in zip(calls, each_rows, strict=True)]
-            self.added.by_position.add([(one, places) for one, places in read if one is not None], by_position)
+            read = [
+                (each.by_position, places) for each, places in zip(calls, each_rows, strict=True)
+            ]
+            self.added.by_position.add(
+                [(one, places) for one, places in read if one is not None], by_position
+            )
 
     def find_cancelling(
         self,
@@ -437,7 +498,11 @@ class Backwards:
         self.later, self.sum = tape, BackwardSum(components=self.sum.components)
 
     def prove(
-        self, step: FollowedStep, begun: Sequence[Weights], found: Weights, replayed: Sequence[Replayed]
+        self,
+        step: FollowedStep,
+        begun: Sequence[Weights],
+        found: Weights,
+        replayed: Sequence[Replayed],
     ) -> tuple[Mapping[str, float], float]:
         """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter, and
         the calls gave what their replays give. The factors, and how far the gradients differ, relative to their size.
@@ -446,23 +511,34 @@ class Backwards:
         """
         called = self.calls.called
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
-            nothing, outputs = {name: torch.zeros_like(step.start[name]) for name in step.heard}, list[Tensor]()
+            nothing, outputs = (
+                {name: torch.zeros_like(step.start[name]) for name in step.heard},
+                list[Tensor](),
+            )
             found = nothing | called.gradient(step.calls, begun, outputs.append)
             replayed = [
-                replace(each, outputs=given.to(each.outputs), cast_eps=called.room(call.how, exact=step.exact))
+                replace(
+                    each,
+                    outputs=given.to(each.outputs),
+                    cast_eps=called.room(call.how, exact=step.exact),
+                )
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
         consumed = {name: step.gradient[name] for name in step.heard}
         room = called.room_of(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
-        factors, missed = factors_between(found, consumed, step.index, facts_of(step.calls), room, noise)
+        factors, missed = factors_between(
+            found, consumed, step.index, facts_of(step.calls), room, noise
+        )
         for call, each in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (other := each.other(call.signed)):
                 raise Mistake(
                     f"step {step.index}: the model gave other outputs when the loop called it than it does now at the "
                     f"same weights, off by {other:.2g} of them; {CHANGED}"
                 )
-        factors = self.multiplied.take(step.index, factors, found, consumed, bound_of(consumed, room))
+        factors = self.multiplied.take(
+            step.index, factors, found, consumed, bound_of(consumed, room)
+        )
         return dict.fromkeys(step.start, 0.0) | factors, missed
 
     def told_apart(
@@ -473,7 +549,11 @@ class Backwards:
         nothing = torch.zeros_like(share.beside)
         if all(each.whole is None for each in calls):
             return share, nothing
-        coupled = [each.whole is not None for each, call in zip(calls, step.calls, strict=True) for _ in call.names]
+        coupled = [
+            each.whole is not None
+            for each, call in zip(calls, step.calls, strict=True)
+            for _ in call.names
+        ]
         own, whole = share.kernel[:, :, :-1], share.kernel[:, :, -1]
         lacks = (own[:, :, torch.tensor(coupled, device=own.device)].sum(2) - whole).squeeze(2)
         if self.calls.batch_norm == "exact":
@@ -482,7 +562,10 @@ class Backwards:
 
     def announce(self, calls: Sequence[CallGradients], steps: AbstractSteps) -> None:
         """Say once what it takes to go through batches that norms couple, if it takes long."""
-        seconds = max((each.seconds for each in calls if isinstance(each.features, TermGradients)), default=None)
+        seconds = max(
+            (each.seconds for each in calls if isinstance(each.features, TermGradients)),
+            default=None,
+        )
         if seconds is None or self.announced:
             return
         self.announced, passes = True, sum(1 for _ in steps.names())
@@ -519,15 +602,24 @@ def credit_of_examples(
         return {}
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
     sizes = {
-        name: size * abs(factors[name]) for name, size in term_sizes(jacobians, step.start).items() if name in gradient
+        name: size * abs(factors[name])
+        for name, size in term_sizes(jacobians, step.start).items()
+        if name in gradient
     }
 
     # two sums of the same terms, of the loop and of the replay, also show how much of a gradient is known
     other = {} if cast else {name: factors[name] * found[name] for name in gradient}
     for call in calls:
-        if other and call.whole is not None and isinstance(call.features, TermGradients) and call.can_be_reread:
+        if (
+            other
+            and call.whole is not None
+            and isinstance(call.features, TermGradients)
+            and call.can_be_reread
+        ):
             for name in gradient.keys() & call.whole.keys():
-                other[name] = other[name] + factors[name] * (call.features.total[name] - call.whole[name])
+                other[name] = other[name] + factors[name] * (
+                    call.features.total[name] - call.whole[name]
+                )
     return credit(gradient, sizes, other)
 
 
@@ -551,7 +643,9 @@ def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
     if not wholes:
         return []
     rows = {name: sum((whole[name] for whole in wholes[1:]), wholes[0][name]) for name in wholes[0]}
-    return [[Jacobian(tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items()), 1, 1)]]
+    return [
+        [Jacobian(tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items()), 1, 1)]
+    ]
 
 
 def rows_of_positions(calls: Sequence[CallGradients], room: float) -> list[Sequence[Jacobian]]:
@@ -574,7 +668,9 @@ def apart_from_positions(
     )
     own = taken.kernel.shape[2] - more
     shares = [share._replace(kernel=share.kernel[:, :, :own]) for share in taken.shares]
-    return taken._replace(kernel=taken.kernel[:, :, :own], shares=shares), taken.kernel[:, :, own:].squeeze(3)
+    return taken._replace(kernel=taken.kernel[:, :, :own], shares=shares), taken.kernel[
+        :, :, own:
+    ].squeeze(3)
 
 
 def share_of(part: Tensor, whole: Tensor) -> float:
@@ -593,5 +689,7 @@ def relative(part: Weights, whole: Weights) -> float:
     >>> relative({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative({}, {})
     (0.25, 0.0)
     """
-    above, below = (sum(float(each.square().sum()) for each in parts.values()) for parts in (part, whole))
+    above, below = (
+        sum(float(each.square().sum()) for each in parts.values()) for parts in (part, whole)
+    )
     return (above / below) ** 0.5 if above else 0.0

@@ -77,7 +77,9 @@ class RunningStatistics:
     at_step: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.latest = self.at_step = {name: buffer.clone() for name, buffer in running_statistics(self.model).items()}
+        self.latest = self.at_step = {
+            name: buffer.clone() for name, buffer in running_statistics(self.model).items()
+        }
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
         """A call begins, which has to find what the latest one left, if it may move that or be differentiated."""
@@ -86,7 +88,9 @@ class RunningStatistics:
                 f"step {step}: a BatchNorm layer was exchanged, or came or went, since following began; follow from "
                 "there on"
             )
-        trains = bool(self.latest) and any(layer.training for layer in batch_norms(self.model).values())
+        trains = bool(self.latest) and any(
+            layer.training for layer in batch_norms(self.model).values()
+        )
         if trains and not self.moves:
             self.refuse_kinds(step)
             self.moves = True
@@ -98,8 +102,13 @@ class RunningStatistics:
         if not self.moves:
             return None
         before = self.latest
-        if any(not torch.equal(buffer, before[name]) for name, buffer in running_statistics(self.model).items()):
-            self.latest = {name: buffer.clone() for name, buffer in running_statistics(self.model).items()}
+        if any(
+            not torch.equal(buffer, before[name])
+            for name, buffer in running_statistics(self.model).items()
+        ):
+            self.latest = {
+                name: buffer.clone() for name, buffer in running_statistics(self.model).items()
+            }
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
@@ -170,7 +179,9 @@ def couples(module: nn.Module) -> bool:
     >>> couples(nn.BatchNorm1d(2)), couples(nn.BatchNorm1d(2).eval())
     (True, False)
     """
-    return any(layer.training or layer.running_mean is None for layer in batch_norms(module).values())
+    return any(
+        layer.training or layer.running_mean is None for layer in batch_norms(module).values()
+    )
 
 
 def numbers_of(statistics: Weights) -> Weights:
@@ -260,7 +271,9 @@ class TermGradients(Sequence[Jacobian]):
         for row, example in enumerate(chosen):
             cotangents[row, example] = self.came[example]
         rows = [found.flatten(1) for found in self.backward(cotangents)]
-        blocks = tuple(Rows(found[:, None], name) for name, found in zip(self.leaves, rows, strict=True))
+        blocks = tuple(
+            Rows(found[:, None], name) for name, found in zip(self.leaves, rows, strict=True)
+        )
         found = Jacobian(blocks, len(chosen), 1)
         if place == self.summed:
             for name, part in found.total(self.leaves).items():
@@ -272,7 +285,10 @@ class TermGradients(Sequence[Jacobian]):
 
     def refuse_other_sum(self, whole: Weights, step: int) -> None:
         """Refuse gradients of terms that do not add up to that of the batch."""
-        ours, theirs = (torch.cat([each[name].detach().flatten() for name in whole]) for each in (self.total, whole))
+        ours, theirs = (
+            torch.cat([each[name].detach().flatten() for name in whole])
+            for each in (self.total, whole)
+        )
         missed, eps = float((ours - theirs).norm()), torch.finfo(theirs.dtype).eps
         if not missed <= AGREES * eps * float(theirs.norm()):
             size = sum(float(self.came[k].norm()) for k in range(len(self.came)))
@@ -288,7 +304,12 @@ class TermGradients(Sequence[Jacobian]):
 
         def gradients(cotangent: Tensor, *, batched: bool) -> tuple[Tensor, ...]:
             return torch.autograd.grad(
-                self.outputs, leaves, cotangent, retain_graph=True, materialize_grads=True, is_grads_batched=batched
+                self.outputs,
+                leaves,
+                cotangent,
+                retain_graph=True,
+                materialize_grads=True,
+                is_grads_batched=batched,
             )
 
         if len(cotangents) > 1:
@@ -306,7 +327,9 @@ def differentiated(
 ) -> tuple[Tensor, Weights, int]:
     """The outputs of a function with autograd's graph, the leaves of the weights that are trained, and the bytes that
     the graph holds."""
-    leaves = {name: weight.detach().requires_grad_(name in trained) for name, weight in weights.items()}
+    leaves = {
+        name: weight.detach().requires_grad_(name in trained) for name, weight in weights.items()
+    }
     held = 0
 
     def pack(tensor: Tensor) -> Tensor:
@@ -314,7 +337,11 @@ def differentiated(
         held += tensor.nbytes
         return tensor
 
-    with torch.enable_grad(), plain_kernels(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        torch.enable_grad(),
+        plain_kernels(),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         outputs = function(leaves, inputs)
     return outputs, {name: leaf for name, leaf in leaves.items() if name in trained}, held
 
@@ -396,7 +423,9 @@ def batch_norm_sentence(found: xr.Dataset) -> str:
         ours = float((found[name] ** 2).sum() ** 0.5)
         return short(ours / moved if moved else ours)
 
-    said = f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
+    said = (
+        f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
+    )
     if "coupling" in found:
         said += (
             f", and examples did {share('coupling')} of it to one another through batch statistics (`coupling`), which "

@@ -57,7 +57,11 @@ def has_generator(device: torch.device) -> bool:
 
 def generator_state(place: str) -> Tensor:
     """The state of the generator of a device."""
-    state: Tensor = torch.get_rng_state() if place == CPU else torch.get_device_module(place).get_rng_state(place)
+    state: Tensor = (
+        torch.get_rng_state()
+        if place == CPU
+        else torch.get_device_module(place).get_rng_state(place)
+    )
     return state
 
 
@@ -71,7 +75,9 @@ def device_generators() -> list[str]:
         return []
     module = torch.get_device_module(accelerator)
     is_used = getattr(module, "is_initialized", lambda: True)()
-    return [f"{accelerator.type}:{index}" for index in range(module.device_count())] if is_used else []
+    return (
+        [f"{accelerator.type}:{index}" for index in range(module.device_count())] if is_used else []
+    )
 
 
 @contextmanager
@@ -134,7 +140,11 @@ class Autocast:
 
     def again(self) -> AbstractContextManager[object]:
         """Such a context, unless the model enters it by itself."""
-        return torch.autocast(self.device, self.dtype, cache_enabled=self.cached) if self.whole else nullcontext()
+        return (
+            torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
+            if self.whole
+            else nullcontext()
+        )
 
 
 # --- The kernels that torch may choose among: others cast otherwise, so a call is replayed by its own.
@@ -142,7 +152,10 @@ class Autocast:
 
 KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
     "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    "mem_efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "mem_efficient": (
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
     "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
@@ -197,7 +210,10 @@ class LayerModes:
     @classmethod
     def of(cls, module: nn.Module) -> LayerModes:
         trains = module.training
-        return cls(trains, frozenset(name for name, each in module.named_modules() if each.training != trains))
+        return cls(
+            trains,
+            frozenset(name for name, each in module.named_modules() if each.training != trains),
+        )
 
     def give(self, module: nn.Module) -> None:
         """Put a module in them."""
@@ -221,7 +237,10 @@ class Circumstances:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Draw and cast as then; modes are the module's affair, and kernels those of the way back too."""
-        with beginning_at(self.states), nullcontext() if self.autocast is None else self.autocast.again():
+        with (
+            beginning_at(self.states),
+            nullcontext() if self.autocast is None else self.autocast.again(),
+        ):
             yield
 
     @property
@@ -259,8 +278,12 @@ class ModelCall:
     signed: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()
     statistics: tuple[Weights, Weights] | None = None
-    sums_of_loss: tuple[Tensor, Tensor] | None = None  # of the losses, and of what counts in their mean, for a log
-    other_outputs: list[str] = field(default_factory=list)  # of the model, to which gradients came in the first step
+    sums_of_loss: tuple[Tensor, Tensor] | None = (
+        None  # of the losses, and of what counts in their mean, for a log
+    )
+    other_outputs: list[str] = field(
+        default_factory=list
+    )  # of the model, to which gradients came in the first step
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -281,11 +304,17 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     {'x': tensor([1., 1.]), 'items': 3}
     """
     if args and kwargs:
-        raise Mistake("the model is called with inputs by position and by name at once; call it with one kind")
+        raise Mistake(
+            "the model is called with inputs by position and by name at once; call it with one kind"
+        )
     only = kwargs or (args[0] if len(args) == 1 else args)
     if not isinstance(only, Tensor | tuple | dict):
-        raise Mistake(f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name")
-    found: Inputs = tree_map(lambda leaf: leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf, only)
+        raise Mistake(
+            f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name"
+        )
+    found: Inputs = tree_map(
+        lambda leaf: leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf, only
+    )
     return found
 
 

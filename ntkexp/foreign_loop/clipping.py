@@ -74,14 +74,21 @@ def factors_between(
     bound = bound_of(consumed, room)
 
     # one factor for all parameters, or else one for each
-    factor, missed = factor_of_parts([(found[name].flatten(), part.flatten()) for name, part in consumed.items()])
+    factor, missed = factor_of_parts(
+        [(found[name].flatten(), part.flatten()) for name, part in consumed.items()]
+    )
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
     moved = noise()
-    for near in (near_power_of_two(factor, missed), 1.0):  # of a gradient that is all rounding no factor is known
+    for near in (
+        near_power_of_two(factor, missed),
+        1.0,
+    ):  # of a gradient that is all rounding no factor is known
         if cancels(found, consumed, near, bound, moved):
             return dict.fromkeys(consumed, near), missed
-    each = {name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed}
+    each = {
+        name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed
+    }
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
@@ -145,7 +152,10 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
 
 def bound_of(consumed: Weights, room: float) -> float:
     """How far rounding may take a gradient, relative to it, and casts that have this room."""
-    return max(AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0), OF_CASTS * room)
+    return max(
+        AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
+        OF_CASTS * room,
+    )
 
 
 # --- Whether scales and clipping explain the factors of a loop.
@@ -203,7 +213,12 @@ class Factors:
     seen: list[Multiplied] = field(default_factory=list)
 
     def take(
-        self, step: int, factors: Mapping[str, float], found: Weights, consumed: Weights, bound: float
+        self,
+        step: int,
+        factors: Mapping[str, float],
+        found: Weights,
+        consumed: Weights,
+        bound: float,
     ) -> dict[str, float]:
         """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
         # groups of parameters with one factor; a parameter of a single number, whose factor may be any, goes with the
@@ -215,10 +230,16 @@ class Factors:
             groups.append(list(factors))
         else:
             singles = [name for name in factors if numbers[name] < 2]
-            groups += clusters({name: factor for name, factor in factors.items() if numbers[name] > 1}, SAME * bound)
+            groups += clusters(
+                {name: factor for name, factor in factors.items() if numbers[name] > 1},
+                SAME * bound,
+            )
             room = bound * sqrt(sum(float(consumed[name].square().sum()) for name in factors))
             for name in singles:
-                fits = [float((chosen[group[0]] * found[name] - consumed[name]).norm()) for group in groups]
+                fits = [
+                    float((chosen[group[0]] * found[name] - consumed[name]).norm())
+                    for group in groups
+                ]
                 if groups and min(fits) <= room:
                     group = groups[fits.index(min(fits))]
                     chosen[name] = chosen[group[0]]
@@ -230,7 +251,9 @@ class Factors:
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else PARTS):
-                squares = array("d", read_numbers([consumed[name].square().sum() for name in group]))
+                squares = array(
+                    "d", read_numbers([consumed[name].square().sum() for name in group])
+                )
                 self.seen.append(Multiplied(step, tuple(group), factor, squares, single, bound))
         return chosen
 
@@ -240,7 +263,9 @@ class Factors:
         ordered = sorted(self.seen, key=lambda each: each.norm)
         norms = [each.norm for each in ordered]
         clipped = set[Multiplied]()
-        for each, alike_ones in zip(ordered, shared(ordered, norms, lambda each: each.room), strict=True):
+        for each, alike_ones in zip(
+            ordered, shared(ordered, norms, lambda each: each.room), strict=True
+        ):
             others = [other for other in alike_ones if other is not each]
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
@@ -253,7 +278,10 @@ class Factors:
             each
             for each in left
             if not is_sum(each, known)
-            and not (0 < each.factor < 1 and any(alike(each.mantissa, m, SAME * each.bound) for m in scales))
+            and not (
+                0 < each.factor < 1
+                and any(alike(each.mantissa, m, SAME * each.bound) for m in scales)
+            )
         ]
 
         # what is clipped at one step alone is known by its direction
@@ -261,7 +289,11 @@ class Factors:
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
             if each.single or not once:
-                more = f" and {counted(len(each.names) - 1, 'parameter')} more" if each.names[1:] else ""
+                more = (
+                    f" and {counted(len(each.names) - 1, 'parameter')} more"
+                    if each.names[1:]
+                    else ""
+                )
                 what = (
                     "one number, whose factor is that of no group it could be clipped with"
                     if each.single
@@ -276,21 +308,31 @@ class Factors:
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
     """Those whose factor is, but for a power of two, that of other steps; of one number, of almost all others."""
     for single, fair in ((False, FAIR), (True, 1 - FAIR)):
-        ordered = sorted((each for each in several if each.single == single), key=lambda each: each.mantissa)
+        ordered = sorted(
+            (each for each in several if each.single == single), key=lambda each: each.mantissa
+        )
         mantissas = [each.mantissa for each in ordered]
-        for each, ends in zip(ordered, shared(ordered, mantissas, lambda each: SAME * each.bound, fair), strict=True):
+        for each, ends in zip(
+            ordered, shared(ordered, mantissas, lambda each: SAME * each.bound, fair), strict=True
+        ):
             if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
                 yield each
 
 
 def shared(
-    ordered: Sequence[Multiplied], values: Sequence[float], room: Callable[[Multiplied], float], fair: float = FAIR
+    ordered: Sequence[Multiplied],
+    values: Sequence[float],
+    room: Callable[[Multiplied], float],
+    fair: float = FAIR,
 ) -> Iterator[tuple[Multiplied, ...]]:
     """For each, the first and the last of those with its value, if these are a fair share of all that are of the same
     parameter: by chance any number has a few that are near to it."""
     times = Counter(name for each in ordered for name in each.names)
     for each, value in zip(ordered, values, strict=True):
-        first, last = bisect_left(values, value - room(each)), bisect_right(values, value + room(each))
+        first, last = (
+            bisect_left(values, value - room(each)),
+            bisect_right(values, value + room(each)),
+        )
         enough = last - first >= max(2.0, fair * min(times[name] for name in each.names))
         yield (ordered[first], ordered[last - 1]) if enough else ()
 
@@ -319,7 +361,9 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
         part = left.only(names)
         if len(part.names) == len(names) and abs(part.norm - norm) <= part.room:
             left = left.only(name for name in left.names if name not in names)
-    return not left.names or (left is not each and any(abs(left.norm - norm) <= left.room for norm in known.values()))
+    return not left.names or (
+        left is not each and any(abs(left.norm - norm) <= left.room for norm in known.values())
+    )
 
 
 def alike(one: float, other: float, room: float) -> bool:
@@ -336,4 +380,6 @@ def is_scale(factor: float, bound: float, most: int = PARTS) -> bool:
     if factor <= 0:
         return factor == 0
     parts = range(1, int(min(most, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
-    return any(2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts))
+    return any(
+        2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts)
+    )

@@ -125,9 +125,14 @@ class ClosingSums:
         """Return eps θ ⊙ ±1, with signs that are drawn once."""
         for name, weight in weights.items():
             if name not in self.signs:
-                drawn = torch.randint(0, 2, weight.shape, generator=stream("signs", weight.numel()), dtype=torch.int8)
+                drawn = torch.randint(
+                    0, 2, weight.shape, generator=stream("signs", weight.numel()), dtype=torch.int8
+                )
                 self.signs[name] = (2 * drawn - 1).to(weight.device)
-        return {name: weight * self.signs[name] * torch.finfo(weight.dtype).eps for name, weight in weights.items()}
+        return {
+            name: weight * self.signs[name] * torch.finfo(weight.dtype).eps
+            for name, weight in weights.items()
+        }
 
     def cancels_most(self, parts: Float[Tensor, "probe out row"]) -> bool:
         """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
@@ -148,7 +153,9 @@ class ClosingSums:
         masses = {}
         for name in names:
             one = adjoint.of([name])
-            masses[name] = float(products(one, (each.of([name]) for each in right), like).abs().sum())
+            masses[name] = float(
+                products(one, (each.of([name]) for each in right), like).abs().sum()
+            )
         largest = max(masses, key=lambda name: masses[name])
         self.parameter = largest if 2 * masses[largest] > sum(masses.values()) else ""
 

@@ -62,7 +62,9 @@ class FollowedSweep:
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
             # a sweep that goes on has some steps behind it, which tell nothing of how long the others take
-            announced = announced or Announced("ntkexp: the sweep for effects", 1 + whole - done, self.progress)
+            announced = announced or Announced(
+                "ntkexp: the sweep for effects", 1 + whole - done, self.progress
+            )
             announced.step()
             if time.monotonic() - kept_at >= SECONDS:
                 self.keep()
@@ -110,7 +112,9 @@ def sweep_over(
             if trace.measured is not None:  # which is asked of all queries at once
                 found: Tensor = jacrev(lambda weights: asked(weights)[points].flatten())(end)
                 return found
-            queries = (part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop))
+            queries = (
+                part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop)
+            )
             return torch.cat([jacrev(partial(outputs, query=query))(end) for query in queries])
 
     sweep = ChunkedSweep(
@@ -154,7 +158,10 @@ def loop_effects(
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
-    loop, probe = None if again is None else LoopAgain(again, trace, mean, progress), range(plan.points)
+    loop, probe = (
+        None if again is None else LoopAgain(again, trace, mean, progress),
+        range(plan.points),
+    )
     if loop is not None and effects is True and OUTPUTS * plan.train <= plan.points * plan.outputs:
         LOG.warning("ntkexp: %s", plan.spared())
         for index in reversed(range(training.length)):
@@ -199,7 +206,9 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
     return trace.loss
 
 
-def plan_of(trace: LoopProblem, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool) -> SweepPlan:
+def plan_of(
+    trace: LoopProblem, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool
+) -> SweepPlan:
     """What the sweep takes, if all steps are like the last."""
     rows = sum(len(call.names) for call in last.calls)
     weights = trace.steps.end.values()
@@ -231,4 +240,6 @@ def adjoints(settings: Mapping[str, object]) -> int:
 
 def eps_of(step: FollowedStep) -> float | None:
     """The least ε by which an optimizer divides, if one does."""
-    return min((float(each["eps"]) for each in step.settings.values() if "betas" in each), default=None)
+    return min(
+        (float(each["eps"]) for each in step.settings.values() if "betas" in each), default=None
+    )

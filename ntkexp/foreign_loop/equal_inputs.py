@@ -76,7 +76,9 @@ class RepeatedInputs:
         usual = sum(times <= least + 1 for times in self.used.values())
         if len(self.used) < FEWEST or usual < USUAL * len(self.used):
             return set()
-        return {name for name, times in self.used.items() if times > least + 1 and times >= 2 * least}
+        return {
+            name for name, times in self.used.items() if times > least + 1 and times >= 2 * least
+        }
 
     def relabelled(self) -> set[str]:
         """Return the digests whose rows raise several classes; none if many do, as soft labels make them."""
@@ -90,7 +92,9 @@ class RepeatedInputs:
         signs = {
             "with different ∂L/∂f (other labels?)": labels,
             "several times in one call (or drawn twice?)": self.together - labels,
-            "used twice as often as the others (or drawn more often?)": self.often() - self.together - labels,
+            "used twice as often as the others (or drawn more often?)": self.often()
+            - self.together
+            - labels,
         }
         parts = [
             f"{counted(len(names), 'example')} {sign}: {several(sorted(names))}"
@@ -100,7 +104,9 @@ class RepeatedInputs:
         if not parts:
             return {}
         advice = "name rows by ids='dataset' or a function, ids=…, to tell them apart"
-        return {EQUAL_INPUTS: f"rows with equal inputs count as one example ({'; '.join(parts)}); {advice}"}
+        return {
+            EQUAL_INPUTS: f"rows with equal inputs count as one example ({'; '.join(parts)}); {advice}"
+        }
 
 
 def classes_of(call: ModelCall) -> list[int]:

@@ -56,10 +56,15 @@ class CallReaders:
         if self.positions is None:
             return found
         return replace(
-            found, by_position=PositionGradients(reader, tape, came.reshape(call.shape), self.positions.axis)
+            found,
+            by_position=PositionGradients(
+                reader, tape, came.reshape(call.shape), self.positions.axis
+            ),
         )
 
-    def recorded(self, call: ModelCall, function: Function, weights: Weights) -> tuple[Reader, Tape]:
+    def recorded(
+        self, call: ModelCall, function: Function, weights: Weights
+    ) -> tuple[Reader, Tape]:
         """A call on a tape, and the reader of it: each of its examples depends on no other."""
         modes = call.how.modes
         if modes not in self.readers:
@@ -67,14 +72,18 @@ class CallReaders:
         reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
         return reader, reader.record(weights, call.inputs)
 
-    def pulled_through_batch(self, call: ModelCall, function: Function, weights: Weights) -> CallGradients:
+    def pulled_through_batch(
+        self, call: ModelCall, function: Function, weights: Weights
+    ) -> CallGradients:
         """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
         which also show whether anything else couples examples."""
         assert call.gradient is not None
         outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
         came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
         begun, keep = time.monotonic(), self.batch_norm == "exact"
-        found = torch.autograd.grad(outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True)
+        found = torch.autograd.grad(
+            outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True
+        )
         seconds = time.monotonic() - begun
         whole, rows = dict(zip(leaves, found, strict=True)), outputs.detach()
         features: Sequence[Jacobian] = ()
@@ -85,7 +94,9 @@ class CallReaders:
         if self.batch_norm == "exact":
             features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
-        return CallGradients(features, Replayed(function, weights, call.inputs, rows), whole, seconds)
+        return CallGradients(
+            features, Replayed(function, weights, call.inputs, rows), whole, seconds
+        )
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,9 @@ class CallGradients:
     def total(self, weights: Weights) -> Weights:
         """The gradient of the call."""
         if self.whole is not None:
-            return {name: self.whole.get(name, torch.zeros_like(weight)) for name, weight in weights.items()}
+            return {
+                name: self.whole.get(name, torch.zeros_like(weight))
+                for name, weight in weights.items()
+            }
         (features,) = self.features
         return features.total(weights)

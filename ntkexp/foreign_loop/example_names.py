@@ -62,7 +62,9 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
     """
     columns = [tensor.detach().cpu()[:, None].flatten(1).contiguous() for tensor in tensors(inputs)]
     rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
-    return tuple(sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:DIGITS] for row in rows)
+    return tuple(
+        sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:DIGITS] for row in rows
+    )
 
 
 def is_digest(name: str) -> bool:
@@ -92,10 +94,14 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     else:
         found = ids(SeenCall.of(inputs))
     if not isinstance(found, Tensor | Sequence):
-        raise Mistake(f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call")
+        raise Mistake(
+            f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call"
+        )
     names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
     if len(names) != (count := examples(inputs)):
-        raise Mistake(f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each")
+        raise Mistake(
+            f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each"
+        )
     return names
 
 
@@ -159,18 +165,26 @@ class RecordedLoading:
         if len(found) == 1 and len({id(batch.dataset) for batch in known}) == 1:
             return [str(index) for index in next(iter(found))]
 
-        reason = self.reason if not self.batches else "the model is not called with rows of a batch as they were loaded"
+        reason = (
+            self.reason
+            if not self.batches
+            else "the model is not called with rows of a batch as they were loaded"
+        )
         if len(found) > 1:
             reason = "rows of several places hold what the model is called with"
         elif known and len({id(batch.dataset) for batch in known}) > 1:
             reason = "DataLoaders read several Datasets that hold the same"
-        raise Mistake(f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…")
+        raise Mistake(
+            f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…"
+        )
 
     def record(self, iterator: Any, batch: object) -> None:
         """Record a batch that was loaded, unless its rows have no known indices."""
         requested = vars(iterator).get(REQUESTED)
         indices = requested.popleft() if requested else None
-        known = isinstance(indices, list | tuple) and all(isinstance(each, int | Tensor) for each in indices)
+        known = isinstance(indices, list | tuple) and all(
+            isinstance(each, int | Tensor) for each in indices
+        )
         if isinstance(iterator._dataset, IterableDataset):
             self.reason = "the DataLoader reads an IterableDataset, which has no indices"
         elif indices is None:
@@ -182,7 +196,9 @@ class RecordedLoading:
         elif not getattr(iterator, "_in_order", True):
             self.reason = "the DataLoader gives batches in another order than it asks for them (in_order=False)"
         else:
-            leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()]
+            leaves = [
+                each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()
+            ]
             columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
             self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
 
@@ -199,7 +215,9 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         found = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([found])
-        elif REQUESTED in vars(iterator):  # other workers were asked for batches that were not recorded
+        elif REQUESTED in vars(
+            iterator
+        ):  # other workers were asked for batches that were not recorded
             vars(iterator)[REQUESTED].append(found)
         return found
 

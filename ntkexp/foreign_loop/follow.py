@@ -31,7 +31,13 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
-from ntkexp.foreign_loop.outside import FrozenTensors, memory_kept, named_tensors, release_memory, same_values
+from ntkexp.foreign_loop.outside import (
+    FrozenTensors,
+    memory_kept,
+    named_tensors,
+    release_memory,
+    same_values,
+)
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
 from ntkexp.foreign_loop.step_log import LogStep, StepLog
@@ -138,12 +144,28 @@ def follow(
     with memory_kept(module.parameters()):
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, output)
-        measured = None if measure is None else measured_queries(measure, inputs, sizes, ids, module, output)
+        measured = (
+            None
+            if measure is None
+            else measured_queries(measure, inputs, sizes, ids, module, output)
+        )
 
         # Where steps are stored, and what is refused of the model itself.
         processes, altered = current_processes(), altered_loop()
         store = choose_store(
-            to, processes, altered, inner, optimizers, known, inputs, output, every, memory_gb, measured, by, chosen
+            to,
+            processes,
+            altered,
+            inner,
+            optimizers,
+            known,
+            inputs,
+            output,
+            every,
+            memory_gb,
+            measured,
+            by,
+            chosen,
         )
         # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
         same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
@@ -160,8 +182,12 @@ def follow(
                 ids if loading is None else loading.names,
                 store,
                 FrozenTensors(inner, module),
-                None if altered is None else replace(altered.weighing, loss=loss or altered.weighing.loss),
-                FirstStepProof(called, inputs) if altered is None and processes.world == 1 else None,
+                None
+                if altered is None
+                else replace(altered.weighing, loss=loss or altered.weighing.loss),
+                FirstStepProof(called, inputs)
+                if altered is None and processes.world == 1
+                else None,
                 None if log is None or altered is not None else StepLog(log, optimizers, loss),
             )
             whole = False
@@ -169,12 +195,25 @@ def follow(
                 watch.begin()
                 followed, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
                 trace = Trace(
-                    followed, module, output, inputs, loss, store.folder, rank, memory_gb, by, measured=measured
+                    followed,
+                    module,
+                    output,
+                    inputs,
+                    loss,
+                    store.folder,
+                    rank,
+                    memory_gb,
+                    by,
+                    measured=measured,
                 )
                 trace.batch_norm = batch_norm
                 if altered is not None:
                     altered.traces.append(trace)
-                with nullcontext() if rank or altered is not None else evaluated_at_ends(trace, inner, watch):
+                with (
+                    nullcontext()
+                    if rank or altered is not None
+                    else evaluated_at_ends(trace, inner, watch)
+                ):
                     yield trace
                 whole = True
             finally:
@@ -196,14 +235,18 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
 
     # f_0, which a trace that is gone on with holds
-    known = outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
+    known = (
+        outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
+    )
     write(asked() if known is None else known.start)
     yield
     watch.catch_up()
 
     # f_T, unless the loop left other values in its tensors after the last step, which no step explains
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
-    if all(same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last):
+    if all(
+        same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
+    ):
         write(trace.ends.start, asked(), watch.store.count)
 
 
@@ -245,7 +288,11 @@ def choose_store(
         return ChosenStore(known, output, every, memory_gb, chosen)
     place = to if altered is None else altered.place
     if place is None:
-        return MemoryStore(known, output, every, memory_gb) if altered is None else EndpointStore(known)
+        return (
+            MemoryStore(known, output, every, memory_gb)
+            if altered is None
+            else EndpointStore(known)
+        )
     followed: dict[str, Json] = {  # decides whether two traces can be one
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -256,11 +303,16 @@ def choose_store(
     }
     moved = moved_names(model, optimizers)
     still = {name: part for name, part in model.state_dict().items() if name not in moved}
-    start = {"queries": queries, "output": output, "still": still} | ({} if by is None else {"by": by})
+    start = {"queries": queries, "output": output, "still": still} | (
+        {} if by is None else {"by": by}
+    )
     if measured is not None:
         followed |= {"measure": measured.described, "calls": list(measured.calls.sizes)}
         start["calls"] = measured.calls.content
-    config: dict[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}  # where the network was read
+    config: dict[str, Json] = {
+        "follow": followed,
+        "path": {"probes": ["probe"]},
+    }  # where the network was read
     files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
     return DiskStore(files, processes, config, start, known, output, every, memory_gb)
 
@@ -291,5 +343,7 @@ class FollowSession:
     def trace(self) -> Trace:
         """What was seen."""
         if self.begun is None:
-            raise Mistake("no training has begun; give the callback to the Trainer and train, then ask for .trace")
+            raise Mistake(
+                "no training has begun; give the callback to the Trainer and train, then ask for .trace"
+            )
         return self.begun

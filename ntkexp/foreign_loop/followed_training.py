@@ -33,7 +33,14 @@ from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.foreign_loop.user_loss import SPREAD, CallLoss, CallShare, ExampleLoss, Weighing, cancelled
+from ntkexp.foreign_loop.user_loss import (
+    SPREAD,
+    CallLoss,
+    CallShare,
+    ExampleLoss,
+    Weighing,
+    cancelled,
+)
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
@@ -97,13 +104,19 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         if rows is not None:
             for name, part in memory.items():
                 rows[step.index, :, flat.places[name]] = part.cpu().numpy()
-    return None if rows is None else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
+    return (
+        None
+        if rows is None
+        else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
+    )
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """The parts of a parameter after a step, [part, weight]."""
     coupled = step.linear[name].coupled
-    p = (step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]).reshape(-1)
+    p = (
+        step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]
+    ).reshape(-1)
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
     first, second = step.settings[name]["betas"]
     latest = second * latest + (1 - second) * p * p
@@ -165,7 +178,11 @@ class MeanTaken:
         """Those of the means that the shares of a call agree with."""
         assert self.first is not None
         means, room = means_of(share), share.room + self.first[1].room
-        agreed = {name: mean for name, mean in means.items() if same_scale(mean, self.means.get(name, mean), room)}
+        agreed = {
+            name: mean
+            for name, mean in means.items()
+            if same_scale(mean, self.means.get(name, mean), room)
+        }
         if share.counts is not None and "examples" in agreed and "counts" not in agreed:
             raise Mistake(
                 f"step {step}: shares are those of a mean in which each example counts once, as at step "
@@ -178,14 +195,20 @@ class MeanTaken:
         """Refuse shares of a call that are of no mean over it, unless it is said what its examples count."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
-            raise Mistake(f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}")
-        known = {name: mean for name, mean in agreed.items() if not self.means or name in self.means}
+            raise Mistake(
+                f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}"
+            )
+        known = {
+            name: mean for name, mean in agreed.items() if not self.means or name in self.means
+        }
         if share.counts is None and not known:
             raise Mistake(
                 f"step {step}: shares of examples are not those of a mean over the examples of a call, as they would "
                 f"be by step {self.first[0]}; {COUNTS}"
             )
-        if share.counts is None and not any(is_plain(mean, 2 * share.room) for mean in known.values()):
+        if share.counts is None and not any(
+            is_plain(mean, 2 * share.room) for mean in known.values()
+        ):
             raise Mistake(
                 f"step {step}: the shares of {share.examples} examples of a call add up to "
                 f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a loss with a "
@@ -206,7 +229,10 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
     """Refuse calls that count differently, and whose examples have the same share; and one whose share is its loss."""
-    sizes = [float(share.examples if share.counts is None else share.counts.sum()) for share in (one, other)]
+    sizes = [
+        float(share.examples if share.counts is None else share.counts.sum())
+        for share in (one, other)
+    ]
     room = one.room + other.room
     alike = isclose(one.factor, other.factor, rel_tol=room) and not isclose(*sizes, rel_tol=room)
     whole = one.counts is None and isclose(one.factor, 1.0, rel_tol=room)
@@ -236,7 +262,8 @@ def is_plain(mean: float, room: float) -> bool:
     """
     parts = range(1, int(min(PLAIN, max(1.0, 0.01 / room))) + 1, 2)
     return any(
-        is_power_of_two(abs(mean) * each, 2 * room) or is_power_of_two(abs(mean) / each, 2 * room) for each in parts
+        is_power_of_two(abs(mean) * each, 2 * room) or is_power_of_two(abs(mean) / each, 2 * room)
+        for each in parts
     )
 
 
@@ -310,7 +337,9 @@ class FollowedTraining(AbstractTrajectory):
         found = self.clipped(followed, step)
         if self.weighing.mean == "renormalised":
             each = zip(found.batches, step.batches, (share for _, share in both), strict=True)
-            self.taken.hold(index, [consumed_share(share, after, before) for after, before, share in each])
+            self.taken.hold(
+                index, [consumed_share(share, after, before) for after, before, share in each]
+            )
         return found
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
@@ -321,7 +350,11 @@ class FollowedTraining(AbstractTrajectory):
                 "effects do not know; zero gradients at every step"
             )
         if self.called.is_cast(call.how):
-            frozen = "with frozen weights in short numbers" if call.how.autocast is None else "under autocast"
+            frozen = (
+                "with frozen weights in short numbers"
+                if call.how.autocast is None
+                else "under autocast"
+            )
             raise Mistake(
                 f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
                 "without, or leave effects out"
@@ -342,7 +375,10 @@ class FollowedTraining(AbstractTrajectory):
 
     def update(self, step: FollowedStep, name: str) -> Update:
         """How a parameter took the gradient in."""
-        linear, denominator = step.of(name), None if self.memory is None else self.memory.denominator(step, name)
+        linear, denominator = (
+            step.of(name),
+            None if self.memory is None else self.memory.denominator(step, name),
+        )
         if isinstance(linear.scale, Tensor):
             linear = replace(linear, scale=linear.scale.reshape(-1))
         return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
@@ -350,7 +386,9 @@ class FollowedTraining(AbstractTrajectory):
     def heard(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """1 for weights whose gradients were consumed, 0 for others."""
         heard = set(step.heard)
-        return self.flat.vector({n: torch.full_like(w, float(n in heard)) for n, w in step.start.items()})
+        return self.flat.vector(
+            {n: torch.full_like(w, float(n in heard)) for n, w in step.start.items()}
+        )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
         """The step with what its gradient was multiplied with."""
@@ -375,7 +413,10 @@ class FollowedTraining(AbstractTrajectory):
     ) -> tuple[float, float]:
         """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
         rounding may take either."""
-        (factor, missed), rounding = factor_between(found, consumed), ROUNDS * torch.finfo(self.end.dtype).eps
+        (factor, missed), rounding = (
+            factor_between(found, consumed),
+            ROUNDS * torch.finfo(self.end.dtype).eps,
+        )
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
             rounding += SPREAD * cancelled(multiplied)
         if not missed <= rounding:
@@ -389,7 +430,9 @@ class FollowedTraining(AbstractTrajectory):
         """The norm to which the gradient was clipped, if that is what happened."""
         multiplied = f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of two"
         if not 0 < factor < 1:
-            raise Mistake(f"{multiplied} and does not clip; effects know only clipping and the scale of a GradScaler")
+            raise Mistake(
+                f"{multiplied} and does not clip; effects know only clipping and the scale of a GradScaler"
+            )
         norm = factor * (size + GUARD)
         if self.norm is not None and not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(

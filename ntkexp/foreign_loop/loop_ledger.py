@@ -49,24 +49,34 @@ def loop_without(
     try:
         with TemporaryDirectory(dir=place, prefix="again-") as folder:
             progress.say(f"carrying the loop out again without {len(group)} of its examples")
-            pair, first = trained_twice(files, again, Weighing(mean=mean), group, Path(folder) / "trace")
+            pair, first = trained_twice(
+                files, again, Weighing(mean=mean), group, Path(folder) / "trace"
+            )
             # as many queries together as there is memory for what their outputs feel
             flat = pair.first.flat
             each = [partial(outputs_at, first, flat, k) for k in points]
             outs = len(each[0](pair.first.end))
             chunk = max(1, AT_ONCE // (outs * flat.size))
-            outputs = [OutputsAt(each[begun : begun + chunk]) for begun in range(0, len(each), chunk)]
+            outputs = [
+                OutputsAt(each[begun : begun + chunk]) for begun in range(0, len(each), chunk)
+            ]
             found = split_change(pair, outputs, progress).closed()
     finally:
         progress.stop()
-    return removal_of(found, group, points, range(outs), repeated=0.0)  # what was followed is the training as it was
+    return removal_of(
+        found, group, points, range(outs), repeated=0.0
+    )  # what was followed is the training as it was
 
 
-def outputs_at(trace: Trace, flat: FlatWeights, place: int, weights: Float[Tensor, " weight"]) -> Float[Tensor, " out"]:
+def outputs_at(
+    trace: Trace, flat: FlatWeights, place: int, weights: Float[Tensor, " weight"]
+) -> Float[Tensor, " out"]:
     """The outputs at a query, one after another; a measure is asked of all queries at once."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[place]
-    return trace.function(flat.weights(weights), part(trace.queries, slice(place, place + 1))).reshape(-1)
+    return trace.function(
+        flat.weights(weights), part(trace.queries, slice(place, place + 1))
+    ).reshape(-1)
 
 
 def trained_twice(
@@ -76,13 +86,17 @@ def trained_twice(
     names = example_names_in(files)
     without = replace(weighing, weights={names[k]: 0.0 for k in group})
     second = trained_again(again, without, place)
-    first = load_trace(files, copied(second.module), second.measure, [each.rule for each in second.steps.known])
+    first = load_trace(
+        files, copied(second.module), second.measure, [each.rule for each in second.steps.known]
+    )
     first.refuse_outside()
     first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)
     loss, numbered = loss_of(second), first.examples
     trainings = [
-        FollowedTraining(steps=each.steps, called=each.called, loss=loss, names=numbered, weighing=weighed)
+        FollowedTraining(
+            steps=each.steps, called=each.called, loss=loss, names=numbered, weighing=weighed
+        )
         for each, weighed in ((first, weighing), (second, without))
     ]
     pair = TrainingPair(

@@ -103,7 +103,10 @@ class MeasuredQueries:
         outputs = outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
         if len(self.calls.sizes) == 1:
             return self.of_call(outputs, inputs, self.calls.ids)[1]
-        each = [self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])[1] for where in self.calls]
+        each = [
+            self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])[1]
+            for where in self.calls
+        ]
         return torch.cat(each)
 
     def of_call(
@@ -142,12 +145,15 @@ class MeasuredQueries:
         try:
             with torch.no_grad():
                 each = [
-                    self.of_call(outputs[where], part(queries, where), self.calls.ids[where]) for where in self.calls
+                    self.of_call(outputs[where], part(queries, where), self.calls.ids[where])
+                    for where in self.calls
                 ]
         except Mistake:
             raise
         except Exception as error:  # the user's own
-            raise failure("measure", "the outputs of a call of the queries,", outputs, error) from error
+            raise failure(
+                "measure", "the outputs of a call of the queries,", outputs, error
+            ) from error
         first, _ = each[0]
         for where, (names, found) in zip(self.calls, each, strict=True):
             if list(names) != list(first):
@@ -242,7 +248,9 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
             "queries=: the DataLoader shuffles, or gives a part, so that it is not known which query is which; give "
             "one with shuffle=False"
         )
-    with beginning_at({"cpu": torch.get_rng_state()}):  # a loader draws a seed, and the loop is to draw what it would
+    with beginning_at(
+        {"cpu": torch.get_rng_state()}
+    ):  # a loader draws a seed, and the loop is to draw what it would
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
@@ -320,7 +328,9 @@ def described(measure: Measure) -> str:
                 seen.update(part.co_code + repr(part.co_names).encode())
                 take(part.co_consts)
             case FunctionType():
-                cells = [each.cell_contents for each in part.__closure__ or () if each != CellType()]
+                cells = [
+                    each.cell_contents for each in part.__closure__ or () if each != CellType()
+                ]
                 take([part.__code__, part.__defaults__, cells])
             case MethodType():
                 take(part.__func__)

@@ -78,7 +78,9 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
         count = found.shape[-1]
         key = (count, found.dtype, found.device)
         if key not in NUMBERS:
-            NUMBERS[key] = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64).to(found)
+            NUMBERS[key] = torch.randn(
+                count, generator=stream("outputs", count), dtype=torch.float64
+            ).to(found)
         return found.reshape(len(found), -1, count) @ NUMBERS[key]
 
 
@@ -113,7 +115,9 @@ class Replayed:
         size, *gaps = read_numbers(norms)
         missed = gaps[0] if gaps and isfinite(gaps[0]) else float("inf")
         eps = torch.finfo(self.outputs.dtype).eps
-        if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= self.noise(eps):
+        if missed <= max(AGREES * eps, OF_CASTS * self.cast_eps) * size or missed <= self.noise(
+            eps
+        ):
             return 0.0
         return missed / size if size else missed
 
@@ -123,11 +127,19 @@ class Replayed:
         Under casts the same kernels cast alike, and there is little room for more.
         """
         noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
-        near = {name: noisy(weight) for name, weight in self.weights.items()}, map_tensors(noisy, self.inputs)
+        near = (
+            {name: noisy(weight) for name, weight in self.weights.items()},
+            map_tensors(noisy, self.inputs),
+        )
         with torch.no_grad(), plain_kernels():
-            here, there = (columns(self.function, *at) for at in ((self.weights, self.inputs), near))
+            here, there = (
+                columns(self.function, *at) for at in ((self.weights, self.inputs), near)
+            )
             again = [columns(self.function, self.weights, self.inputs) for _ in range(REPEATS)]
-        moved, by_itself = float((there - here).norm()), max(float((each - here).norm()) for each in again)
+        moved, by_itself = (
+            float((there - here).norm()),
+            max(float((each - here).norm()) for each in again),
+        )
         times = NOISE_OF_CASTS if self.cast_eps else OF_NOISE
         return times * moved if isfinite(moved) and by_itself <= moved / OF_NOISE else 0.0
 
@@ -147,7 +159,14 @@ class OutputsAtEnds:
     end: Tensor | None = None
     steps: int = -1
 
-    def hold(self, began: Sequence[Replayed], ended: Sequence[Replayed], steps: int, *, measured: bool = False) -> None:
+    def hold(
+        self,
+        began: Sequence[Replayed],
+        ended: Sequence[Replayed],
+        steps: int,
+        *,
+        measured: bool = False,
+    ) -> None:
         """Refuse outputs at the queries, or a measure of them, that are none of those that the model may have given."""
         perhaps = "is measure= the one that was followed? Or " if measured else ""
         for when, signed, found in (("began", self.start, began), ("ended", self.end, ended)):
@@ -161,7 +180,10 @@ class OutputsAtEnds:
 
 
 def evaluate_at_queries(
-    model: nn.Module, output: str | int | None, queries: Inputs, measured: MeasuredQueries | None = None
+    model: nn.Module,
+    output: str | int | None,
+    queries: Inputs,
+    measured: MeasuredQueries | None = None,
 ) -> Tensor | None:
     """The signature of what a model gives now in evaluation, or of a measure of it; the model is left as it was, and so
     are generators. A model with short frozen weights may need autocast to take them."""
@@ -170,18 +192,31 @@ def evaluate_at_queries(
     off = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
     ways = (off,) if short is None else (off, torch.autocast(kind, short))
     compiled = any(getattr(layer, "_compiled_call_impl", None) for layer in model.modules())
-    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()  # to compile for it takes minutes
+    eager = (
+        torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    )  # to compile for it takes minutes
     for casts in ways:
         found = list[Tensor]()
         try:
             states = generator_states(model)
-            with torch.no_grad(), casts, eager, plain_kernels(), beginning_at(states), left_alone(model):
+            with (
+                torch.no_grad(),
+                casts,
+                eager,
+                plain_kernels(),
+                beginning_at(states),
+                left_alone(model),
+            ):
                 model.eval()
                 for some in chunks(map_tensors(lambda tensor: tensor.to(device), queries)):
                     placed, named = arguments(some)
                     given = choose_output(model(*placed, **named), output)
                     found.append(signature(given) if measured is None else given)
-            return torch.cat(found) if measured is None else signature(measured.values(torch.cat(found), queries))
+            return (
+                torch.cat(found)
+                if measured is None
+                else signature(measured.values(torch.cat(found), queries))
+            )
         except Exception as error:  # the model's own, and no reason to lose a training
             if casts is ways[-1]:
                 LOG.warning(
@@ -243,7 +278,9 @@ class CalledModule:
     casts: Autocast | None = None
     same_kernels: bool = False
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
-    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # short tensors in longer numbers
+    long: dict[tuple[int, torch.dtype], Tensor] = field(
+        default_factory=dict
+    )  # short tensors in longer numbers
     measured: MeasuredQueries | None = None  # what is asked of its outputs at the queries
 
     @cached_property
@@ -273,7 +310,9 @@ class CalledModule:
             return without_casts(function) if cast else function
 
         def longer(weights: Weights, inputs: Inputs) -> Tensor:
-            kind = next((weight.dtype for weight in weights.values() if not is_short(weight)), torch.float32)
+            kind = next(
+                (weight.dtype for weight in weights.values() if not is_short(weight)), torch.float32
+            )
             function = without_casts(function_from(self.twin(modes, kind), self.output))
             weights = {name: lengthened(weight, kind) for name, weight in weights.items()}
             return function(weights, map_tensors(lambda tensor: lengthened(tensor, kind), inputs))
@@ -292,7 +331,10 @@ class CalledModule:
         """The names of what is asked. A measure by itself couples no queries, nor does the module by itself; so less is
         checked of both together, which takes as long as many calls of all queries."""
         assert self.measured is not None
-        weights, queries = {name: tape[slot].detach() for slot, name in tape.weights.items()}, tape.given
+        weights, queries = (
+            {name: tape[slot].detach() for slot, name in tape.weights.items()},
+            tape.given,
+        )
         with torch.no_grad(), plain_kernels():
             outputs = self.outputs(weights, queries)
         names = self.measured.out_names(outputs, queries)
@@ -342,7 +384,9 @@ class CalledModule:
         function = self.without_casts(how.modes, how.autocast is not None)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
-            statistics = {name: each.clone() for name, each in before.items() if name not in weights}
+            statistics = {
+                name: each.clone() for name, each in before.items() if name not in weights
+            }
             with beginning_at(how.states):
                 return function({**weights, **statistics}, inputs)
 
@@ -386,17 +430,26 @@ class CalledModule:
         near = list[ModelCall]()
         for call in calls:
             assert call.gradient is not None
-            near.append(replace(call, inputs=map_tensors(noisy, call.inputs), gradient=noisy(call.gradient)))
-        moved = {id(weights): {name: noisy(weight) for name, weight in weights.items()} for weights in begun}
+            near.append(
+                replace(call, inputs=map_tensors(noisy, call.inputs), gradient=noisy(call.gradient))
+            )
+        moved = {
+            id(weights): {name: noisy(weight) for name, weight in weights.items()}
+            for weights in begun
+        }
         here = self.gradient(calls, begun)
         again = [self.gradient(calls, begun) for _ in range(REPEATS)]
-        if any(not torch.equal(other[name], part) for other in again for name, part in here.items()):
+        if any(
+            not torch.equal(other[name], part) for other in again for name, part in here.items()
+        ):
             return {}
         there = self.gradient(near, [moved[id(weights)] for weights in begun])
         return {name: there[name] - part for name, part in here.items()}
 
     def pull_back(
-        self, calls: Sequence[ModelCall], given: Callable[[Float[Tensor, "example ..."]], object] | None
+        self,
+        calls: Sequence[ModelCall],
+        given: Callable[[Float[Tensor, "example ..."]], object] | None,
     ) -> None:
         """Replay calls at the present weights, and add the gradients of one pass back through all of them.
 
@@ -431,7 +484,9 @@ class CalledModule:
         if kind is None and modes == LayerModes.of(self.module):
             return self.module
         if (modes, kind) not in self.twins:
-            shared = {id(each): each for each in chain(self.module.parameters(), self.module.buffers())}
+            shared = {
+                id(each): each for each in chain(self.module.parameters(), self.module.buffers())
+            }
             for each in list(shared.values()):
                 if kind is not None and is_short(each):
                     if (id(each), kind) not in self.long:
@@ -460,7 +515,9 @@ def shortest(module: nn.Module) -> torch.dtype | None:
     >>> shortest(nn.Linear(1, 1)), shortest(nn.Linear(1, 1).half())
     (None, torch.float16)
     """
-    kinds = {tensor.dtype for tensor in chain(module.parameters(), module.buffers()) if is_short(tensor)}
+    kinds = {
+        tensor.dtype for tensor in chain(module.parameters(), module.buffers()) if is_short(tensor)
+    }
     return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=None)
 
 
@@ -473,7 +530,9 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
     for place, call in enumerate(calls):
         if together:
             last = calls[together[-1]]
-            same_pass = call.backward == last.backward and call.backward >= 0 and call.statistics is None
+            same_pass = (
+                call.backward == last.backward and call.backward >= 0 and call.statistics is None
+            )
             same_weights = begun[place] is begun[together[-1]]
             if not (same_pass and same_weights and call.how.forbidden == last.how.forbidden):
                 yield together

@@ -55,7 +55,9 @@ class FrozenTensors:
     checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.checked.update((name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items())
+        self.checked.update(
+            (name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items()
+        )
 
     def refuse_writes(self, step: int, moved: Container[str]) -> None:
         """Refuse what was written to and is not what it was, beside what is moved; that has to be where it was.
@@ -112,14 +114,22 @@ class FrozenTensors:
             return {
                 key: value
                 for key, value in vars(module).items()
-                if isinstance(value, bool | int | float | str) and key != "training" and not key.startswith("_")
+                if isinstance(value, bool | int | float | str)
+                and key != "training"
+                and not key.startswith("_")
             }
 
         modules = dict(self.model.named_modules())
         for name, module in self.copy.named_modules():
             held = settings(modules.get(name, module))
-            before = settings(module) | {key: getattr(module, key) for key in held if hasattr(type(module), key)}
-            yield from (f"{name}.{key}".lstrip(".") for key, value in before.items() if held.get(key) != value)
+            before = settings(module) | {
+                key: getattr(module, key) for key in held if hasattr(type(module), key)
+            }
+            yield from (
+                f"{name}.{key}".lstrip(".")
+                for key, value in before.items()
+                if held.get(key) != value
+            )
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
@@ -159,14 +169,18 @@ class LatestWeights:
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
     spare: Weights = field(default_factory=dict)
-    strangers: dict[str, str] = field(default_factory=dict)  # optimizers that moved weights and are not followed
+    strangers: dict[str, str] = field(
+        default_factory=dict
+    )  # optimizers that moved weights and are not followed
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy some weights as they are now."""
         copies, now = list[Tensor](), list[Tensor]()
         for name, weight in weights.items():
             spare, value = self.spare.pop(name, None), weight.detach()
-            self.weights[name] = spare if spare is not None and alike(spare, value) else torch.empty_like(value)
+            self.weights[name] = (
+                spare if spare is not None and alike(spare, value) else torch.empty_like(value)
+            )
             self.writes[name] = weight._version
             copies.append(self.weights[name])
             now.append(value)
@@ -174,9 +188,13 @@ class LatestWeights:
 
     def release(self, before: Weights) -> None:
         """Copies older than the latest are no longer read."""
-        self.spare |= {name: weight for name, weight in before.items() if weight is not self.weights[name]}
+        self.spare |= {
+            name: weight for name, weight in before.items() if weight is not self.weights[name]
+        }
 
-    def refuse_writes(self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False) -> None:
+    def refuse_writes(
+        self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
+    ) -> None:
         """Refuse weights that were written to, and are not what they were; or those that are not, by whatever way."""
         looked_at = dict[str, Tensor]()
         for name, weight in members:
@@ -184,7 +202,9 @@ class LatestWeights:
                 raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
             if weight._version != self.writes[name] or closely:
                 looked_at[name] = weight
-        same = same_bits([(weight.detach(), self.weights[name]) for name, weight in looked_at.items()])
+        same = same_bits(
+            [(weight.detach(), self.weights[name]) for name, weight in looked_at.items()]
+        )
         for (name, weight), is_same in zip(looked_at.items(), same, strict=True):
             if not is_same:
                 if name in self.strangers:
@@ -232,7 +252,9 @@ LARGE = 1e8  # bytes of weights
 KEPT = 2**28  # bytes of an allocation that stays with the process
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt; where glibc's own rule takes them at most:
 USUAL = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
-KEEPING: list[int] = []  # what the process keeps now: a loop that is repeated inside an attribution changes nothing
+KEEPING: list[
+    int
+] = []  # what the process keeps now: a loop that is repeated inside an attribution changes nothing
 
 
 @contextmanager
@@ -287,16 +309,22 @@ class Outside:
         """What these tensors change in the outputs at some queries: f(as the loop left it) − f(after the last step)."""
         after = copied(called.module)
         for name, tensor in named_tensors(after).items():
-            tensor.data = self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
+            tensor.data = (
+                self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
+            )
         left = CalledModule(after, called.output, casts, measured=called.measured).function
-        weights = {name: tensor.detach() for name, tensor in after.named_parameters() if name in end}
+        weights = {
+            name: tensor.detach() for name, tensor in after.named_parameters() if name in end
+        }
         with torch.no_grad():
             return columns(left, weights, queries) - columns(called.function, end, queries)
 
     @property
     def named(self) -> str:
         """What changed, in words."""
-        return f"'{self.names[0]}'" + (f", and {len(self.names) - 1} more," if self.names[1:] else "")
+        return f"'{self.names[0]}'" + (
+            f", and {len(self.names) - 1} more," if self.names[1:] else ""
+        )
 
 
 def outside_sentence(found: xr.Dataset) -> str:

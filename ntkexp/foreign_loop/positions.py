@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from ntkexp.kernel.record.tape import Tape
 
 AXES = 3
-CANCELS, MOST = 64, 0.01  # eps, and at most that share: softmax and its gradient, rounded, over a vocabulary
+CANCELS, MOST = (
+    64,
+    0.01,
+)  # eps, and at most that share: softmax and its gradient, rounded, over a vocabulary
 
 
 # --- Which axis of the outputs is that of the positions.
@@ -53,7 +56,9 @@ class Positions:
     rows: int
 
 
-def positions_of(steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]) -> Positions:
+def positions_of(
+    steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
+) -> Positions:
     """Those of the calls of all steps, before any of these is explained."""
     found, shape, longest, rows = set[int](), list[int](), {1: 0, 2: 0}, {1: 0, 2: 0}
     for calls in steps:
@@ -67,9 +72,16 @@ def positions_of(steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelC
             found |= {axis for axis in (by_loss(call), by_inputs(call)) if axis is not None}
             shape = shape or list(call.shape)
             longest = {axis: max(most, call.shape[axis]) for axis, most in longest.items()}
-        rows = {axis: max(most, sum(c.shape[0] * c.shape[axis] for c in calls)) for axis, most in rows.items()}
+        rows = {
+            axis: max(most, sum(c.shape[0] * c.shape[axis] for c in calls))
+            for axis, most in rows.items()
+        }
     if len(found) != 1:
-        which = "the loss and the lengths of texts disagree" if found else "neither the loss nor the texts tell"
+        which = (
+            "the loss and the lengths of texts disagree"
+            if found
+            else "neither the loss nor the texts tell"
+        )
         raise Mistake(
             f"positions=True: one axis of outputs of shape {shape} is of positions and one of classes, and {which} "
             "which; call the model with texts [example, position], and let the loss take softmax over classes"
@@ -87,7 +99,9 @@ def refuse_no_positions(call: ModelCall) -> None:
 be [example, position, class] or [example, class, position]
     """
     if not call.shape:
-        raise Mistake("positions=True: the trace is an older one, without the shapes of outputs; follow the loop again")
+        raise Mistake(
+            "positions=True: the trace is an older one, without the shapes of outputs; follow the loop again"
+        )
     if len(call.shape) != AXES:
         raise Mistake(
             f"step {call.at}: positions=True: the loop's calls give outputs of shape {list(call.shape)}; their axes "
@@ -119,7 +133,11 @@ def by_loss(call: ModelCall) -> int | None:
 
 def by_inputs(call: ModelCall) -> int | None:
     """The axis of positions if it alone is as long as the texts, [example, position], that went in."""
-    lengths = {each.shape[1] for each in tensors(call.inputs) if each.dim() == 2 and not each.is_floating_point()}
+    lengths = {
+        each.shape[1]
+        for each in tensors(call.inputs)
+        if each.dim() == 2 and not each.is_floating_point()
+    }
     found = [axis for axis in (1, 2) if call.shape[axis] in lengths]
     return found[0] if len(found) == 1 else None
 
@@ -167,11 +185,17 @@ class LoopPositions:
 
     @classmethod
     def at_zero(
-        cls, positions: Positions, parts: Float[Tensor, "probe out example"], room_gb: float, memory_gb: float
+        cls,
+        positions: Positions,
+        parts: Float[Tensor, "probe out example"],
+        room_gb: float,
+        memory_gb: float,
     ) -> LoopPositions:
         """Nothing added yet; what does not fit beside the other sums is refused."""
         outputs, examples = prod(parts.shape[:2]), parts.shape[2]
-        numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and a step of it
+        numbers = outputs * (
+            examples * positions.longest + positions.rows
+        )  # the sum, and a step of it
         needed = numbers * parts.element_size() / 1e9
         if needed > room_gb:
             raise Mistake(

@@ -105,7 +105,11 @@ class AbstractOptimizerRule(ABC):
 
     @abstractmethod
     def step(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None = None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None = None,
     ) -> LinearStep:
         """The step that was taken with a parameter of this state after it. A tensor may be formed in `room`."""
 
@@ -114,7 +118,11 @@ class AbstractOptimizerRule(ABC):
         return None
 
     def watched(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         """The step as the proof in the loop needs it, where that takes less than the map itself."""
         return self.step(group, state, taken, room)
@@ -174,7 +182,10 @@ class Signatures:
             if wide <= PIECE:
                 torch.mv(rows, drawn, out=found[:parts])
             else:  # rounding grows with the length of a sum: a long one is added up of pieces, in double precision
-                pieces = (torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE]) for at in range(0, wide, PIECE))
+                pieces = (
+                    torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE])
+                    for at in range(0, wide, PIECE)
+                )
                 found[:parts] = sum(piece.double() for piece in pieces)
             if rest:
                 found[parts] = flat[wide * parts :] @ self.drawn(rest, flat)
@@ -184,7 +195,9 @@ class Signatures:
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
-            self.numbers[key] = torch.randn(count, generator=generator, dtype=torch.float64).to(like)
+            self.numbers[key] = torch.randn(count, generator=generator, dtype=torch.float64).to(
+                like
+            )
         return self.numbers[key]
 
 
@@ -264,8 +277,12 @@ class RuleProof:
         missed = [0.0] * len(waiting)
         asked = {place: next(each) for place, each in enumerate(waiting)}
         while asked:
-            read = iter(to_host([tensor for tensors in asked.values() for tensor in tensors.values()]))
-            answers = {place: {key: in_doubles(next(read)) for key in asked[place]} for place in asked}
+            read = iter(
+                to_host([tensor for tensors in asked.values() for tensor in tensors.values()])
+            )
+            answers = {
+                place: {key: in_doubles(next(read)) for key in asked[place]} for place in asked
+            }
             asked = {}
             for place, answer in answers.items():
                 try:
@@ -311,12 +328,19 @@ class RuleProof:
     ) -> Held:
         """Ask for signatures, and compare them with the rule."""
         read = yield asked
-        pulled, after, before, known = read["pulled"], read["after"], self.weights[name], self.memory.get(name)
+        pulled, after, before, known = (
+            read["pulled"],
+            read["after"],
+            self.weights[name],
+            self.memory.get(name),
+        )
         if not np.isfinite(after).all():
             raise Mistake(
                 f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
             )
-        rounds = (ROUNDING + sqrt(min(weight.numel() / PARTS, PIECE)) / LONG) * torch.finfo(weight.dtype).eps
+        rounds = (ROUNDING + sqrt(min(weight.numel() / PARTS, PIECE)) / LONG) * torch.finfo(
+            weight.dtype
+        ).eps
 
         # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
         pulled = pulled + step.coupled * before if step.coupled else pulled
@@ -332,7 +356,11 @@ class RuleProof:
         moves = step.moves_in_numbers
         if moves is not None:
             left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
-        explained = moves is not None and step.rest is None and size(left - moves[0] * memory) <= rounds * whole
+        explained = (
+            moves is not None
+            and step.rest is None
+            and size(left - moves[0] * memory) <= rounds * whole
+        )
         if momentum is not None and not explained:
             if "memory" not in read:
                 read |= yield {"memory": self.read(momentum)}

@@ -47,7 +47,15 @@ from ntkexp.records.contributions import (
     write_leave_out,
 )
 from ntkexp.records.data import OUT_NAME, write_data
-from ntkexp.records.folder import BEGUN, CONFIG, PROVENANCE, RunFolder, command, package_version, results_version
+from ntkexp.records.folder import (
+    BEGUN,
+    CONFIG,
+    PROVENANCE,
+    RunFolder,
+    command,
+    package_version,
+    results_version,
+)
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.own_files import remove_store
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, rounding_floor, write_results
@@ -69,7 +77,10 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """From the numbers of tokens to their text."""
 
 MOST = 500e6  # bytes of examples that are kept once more, to be looked at
-PREFERRED = ("input_ids", "pixel_values")  # what models of Hugging Face call what a person would look at
+PREFERRED = (
+    "input_ids",
+    "pixel_values",
+)  # what models of Hugging Face call what a person would look at
 
 
 @dataclass
@@ -92,7 +103,11 @@ class Gallery:
     def of(self, names: Sequence[str]) -> NDArray[Any]:
         """The rows of some examples; empty ones, if there was no room for all."""
         found = [self.rows[name] for name in names if name in self.rows]
-        return stacked(found) if len(found) == len(names) and self.room > 0 else np.zeros((len(names), 0))
+        return (
+            stacked(found)
+            if len(found) == len(names) and self.room > 0
+            else np.zeros((len(names), 0))
+        )
 
 
 def shown(inputs: Inputs) -> NDArray[Any]:
@@ -102,7 +117,9 @@ def shown(inputs: Inputs) -> NDArray[Any]:
     array([[4, 7]])
     """
     named = inputs if isinstance(inputs, Mapping) else {}
-    found = next((named[key] for key in PREFERRED if isinstance(named.get(key), Tensor)), tensors(inputs)[0])
+    found = next(
+        (named[key] for key in PREFERRED if isinstance(named.get(key), Tensor)), tensors(inputs)[0]
+    )
     assert isinstance(found, Tensor)
     number = found.detach().cpu()
     return np.asarray((number.double() if number.dtype == torch.bfloat16 else number).numpy())
@@ -125,7 +142,9 @@ def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     """The text of rows of tokens."""
-    return np.array([decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str)
+    return np.array(
+        [decode([int(token) for token in row if token >= 0]) for row in rows], dtype=str
+    )
 
 
 def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
@@ -145,13 +164,24 @@ class ShownExamples:
     known: Mapping[tuple[str, int], Example]
 
     @classmethod
-    def of(cls, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None) -> ShownExamples:
+    def of(
+        cls, found: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
+    ) -> ShownExamples:
         """Keep the first queries, and the examples that did most to them."""
 
         def named(place: int, name: str, row: NDArray[Any]) -> Example:
-            return named_example(place, name, row.copy(), None if decode is None else str(texts(row[None], decode)[0]))
+            return named_example(
+                place,
+                name,
+                row.copy(),
+                None if decode is None else str(texts(row[None], decode)[0]),
+            )
 
-        known, points, names = dict[tuple[str, int], Example](), shown(queries), found["example"].to_numpy().tolist()
+        known, points, names = (
+            dict[tuple[str, int], Example](),
+            shown(queries),
+            found["example"].to_numpy().tolist(),
+        )
         for top in top_examples_of(found):
             known["probe", top.point] = named(top.point, f"query {top.point}", points[top.point])
             for place in top.places:
@@ -166,7 +196,15 @@ class ShownExamples:
 # --- The files of the run.
 
 
-WRITTEN = (CONFIG, "data.npz", "metrics.csv", "results.csv", "predictions.zarr", KERNELS, "contributions.zarr")
+WRITTEN = (
+    CONFIG,
+    "data.npz",
+    "metrics.csv",
+    "results.csv",
+    "predictions.zarr",
+    KERNELS,
+    "contributions.zarr",
+)
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
 CASTS = "casts_error"  # of the gradient, where the loop had autocast
 
@@ -204,7 +242,9 @@ def write_run(
             outside=found[OUTSIDE].to_numpy() if OUTSIDE in found else None,
             statistics=found[STATISTICS].to_numpy() if STATISTICS in found else None,
             coupling=found[COUPLING].to_numpy() if COUPLING in found else None,
-            rounding=found[ROUNDING].to_numpy() if rounding_sentence(found) or casts_sentence(found) else None,
+            rounding=found[ROUNDING].to_numpy()
+            if rounding_sentence(found) or casts_sentence(found)
+            else None,
             by_step=ByStep(found["by_step"].to_numpy(), range(found.sizes["step"] + 1)),
             half_by=found["half_by"].to_numpy() if "half_by" in found else None,
             by_component=shares_of_components(found) if BY_COMPONENT in found else None,
@@ -212,7 +252,9 @@ def write_run(
         )
         write_contributions(path / "contributions.zarr", {"secant": secant}, names, range(outputs))
         if "effect" in found:
-            add_effect(path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs)
+            add_effect(
+                path / "contributions.zarr", found["effect"].to_numpy(), found["effect"].attrs
+            )
         remove_store(path / STORE)
         if check is not None:
             write_leave_out(path / STORE, check)
@@ -224,13 +266,17 @@ def write_run(
             pictures = folder.write_pictures(dict(paint(path)))
         checked = [] if check is None else [STORE]
         written = [*WRITTEN, *checked, *pictures]
-        folder.finish(written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps)
+        folder.finish(
+            written, PROVENANCE, identity=of, outcome=outcome, diverged=False, steps=steps
+        )
         (path / BEGUN).unlink()
 
 
 def shares_of_components(found: xr.Dataset) -> ByComponent:
     """What was told apart by component."""
-    parts = (found[name].to_numpy() for name in (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP))
+    parts = (
+        found[name].to_numpy() for name in (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP)
+    )
     return ByComponent(found[COMPONENT].to_numpy().tolist(), *parts)
 
 
@@ -245,7 +291,9 @@ def identity_of(files: TraceFolder) -> str:
     return found.digest.hex()
 
 
-def secant_result(start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float, outside: str) -> Result:
+def secant_result(
+    start: NDArray[Any], end: NDArray[Any], made: NDArray[Any], cast: float, outside: str
+) -> Result:
     """How the sum meets the network at the queries; it misses what casts did, and rounding, and what was done outside
     of all steps, which the note says."""
     moved, missed = float(np.linalg.norm(end - start)), float(np.linalg.norm(made - end))
@@ -290,11 +338,19 @@ def examples(
         ("train", names, gallery.of(names)),
         ("probe", [f"query {k}" for k in range(found.sizes["probe"])], shown(queries)),
     ):
-        arrays |= {f"{split}_index": np.arange(len(called)), f"{split}_name": np.array(called, dtype=str)}
+        arrays |= {
+            f"{split}_index": np.arange(len(called)),
+            f"{split}_name": np.array(called, dtype=str),
+        }
         arrays[f"{split}_shown"] = rows
         if decode is not None:
             arrays[f"{split}_text"] = texts(rows, decode)
-            if split == "train" and BY_POSITION in found and rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer):
+            if (
+                split == "train"
+                and BY_POSITION in found
+                and rows.ndim == 2
+                and np.issubdtype(rows.dtype, np.integer)
+            ):
                 arrays["train_tokens"] = token_texts(rows, decode)
     return arrays
 

@@ -31,10 +31,18 @@ class FollowedStep:
     linear: Mapping[str, LinearStep]
     silent: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
-    rule_error: float  # proof (b): how far the weights are from where the rule leads, relative to them
-    statistics: tuple[Weights, Weights] | None = None  # the running ones after the step before, and after this one
-    remembered: Weights = field(default_factory=dict)  # m before the first of some steps, of others before them
-    exact: bool = True  # whether `start` has the loop's own bits: a replay may have rounded otherwise
+    rule_error: (
+        float  # proof (b): how far the weights are from where the rule leads, relative to them
+    )
+    statistics: tuple[Weights, Weights] | None = (
+        None  # the running ones after the step before, and after this one
+    )
+    remembered: Weights = field(
+        default_factory=dict
+    )  # m before the first of some steps, of others before them
+    exact: bool = (
+        True  # whether `start` has the loop's own bits: a replay may have rounded otherwise
+    )
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """This step and one of another optimizer that took in the same gradients, as one."""
@@ -63,7 +71,9 @@ class FollowedStep:
 class AbstractSteps(ABC):
     """The steps of a loop, which can be gone through in both directions."""
 
-    same_kernels: bool = False  # whether they were taken by the kernels that we have, for all that is known
+    same_kernels: bool = (
+        False  # whether they were taken by the kernels that we have, for all that is known
+    )
     known: Sequence[KnownOptimizer] = ()  # the optimizers that took them, and their rules
 
     def refresh(self) -> None:
@@ -158,7 +168,9 @@ class AbstractStore(ABC):
         raise ValueError("every step is stored")
 
     @abstractmethod
-    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
         """Following begins at these weights, which may be written to later; parameters go by their names."""
 
     @abstractmethod
@@ -231,9 +243,13 @@ class EndpointStore(AbstractStore):
     def count(self) -> int:
         return len(self.steps)
 
-    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
         self.steps.known = self.known
-        self.steps.first = self.steps.latest = {name: weight.clone() for name, weight in weights.items()}
+        self.steps.first = self.steps.latest = {
+            name: weight.clone() for name, weight in weights.items()
+        }
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:

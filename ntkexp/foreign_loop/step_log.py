@@ -45,7 +45,9 @@ class StepLog:
         if self.loss is None:
             return None
         with torch.no_grad():
-            losses, counts = losses_of(self.loss, outputs.detach(), SeenCall.of(call.inputs, call.names))
+            losses, counts = losses_of(
+                self.loss, outputs.detach(), SeenCall.of(call.inputs, call.names)
+            )
             counts = torch.ones_like(losses) if counts is None else counts
             return losses.double().sum(), counts.double().sum()
 
@@ -55,7 +57,10 @@ class StepLog:
             self.flush()
             self.index = index
         # ‖·‖² adds up over the optimizers of a step
-        squares = {"gradient_norm": squared_norm(step.gradient.values()), "weight_norm": squared_norm(after.values())}
+        squares = {
+            "gradient_norm": squared_norm(step.gradient.values()),
+            "weight_norm": squared_norm(after.values()),
+        }
         for name, square in squares.items():
             self.numbers[name] = (self.numbers.get(name, 0.0) ** 2 + square) ** 0.5
         self.numbers["rule_error"] = max(self.numbers.get("rule_error", 0.0), step.rule_error)
@@ -65,8 +70,17 @@ class StepLog:
         sums = [call.sums_of_loss for call in step.calls if call.sums_of_loss is not None]
         if sums and (counted := float(sum(counts for _, counts in sums))):
             self.numbers["loss"] = float(sum(losses for losses, _ in sums)) / counted
-        rates = [float(group["lr"]) for each in self.optimizers for group in each.param_groups if "lr" in group]
-        names = ["learning_rate"] if len(rates) == 1 else [f"learning_rate.{k}" for k in range(len(rates))]
+        rates = [
+            float(group["lr"])
+            for each in self.optimizers
+            for group in each.param_groups
+            if "lr" in group
+        ]
+        names = (
+            ["learning_rate"]
+            if len(rates) == 1
+            else [f"learning_rate.{k}" for k in range(len(rates))]
+        )
         self.numbers |= dict(zip(names, rates, strict=True))
         if len(self.optimizers) == 1:
             self.flush()
@@ -85,4 +99,8 @@ def squared_norm(tensors: Iterable[Tensor]) -> float:
     169.0
     """
     norms = [torch.linalg.vector_norm(tensor.detach()) for tensor in tensors]
-    return float(torch.stack([norm.to(norms[0].device).double() for norm in norms]).square().sum()) if norms else 0.0
+    return (
+        float(torch.stack([norm.to(norms[0].device).double() for norm in norms]).square().sum())
+        if norms
+        else 0.0
+    )

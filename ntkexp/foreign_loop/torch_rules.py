@@ -25,14 +25,22 @@ class AbstractTorchRule(AbstractOptimizerRule):
     """The entry of the state that holds m."""
 
     def step(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None = None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None = None,
     ) -> LinearStep:
         found = self.downwards(group, state, taken, room)
         return found.reversed() if group.get("maximize") else found
 
     @abstractmethod
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         """The step down the gradient."""
 
@@ -54,9 +62,17 @@ class SGDRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
-        size, momentum, decay = float(group["lr"]), float(group["momentum"]), float(group["weight_decay"])
+        size, momentum, decay = (
+            float(group["lr"]),
+            float(group["momentum"]),
+            float(group["weight_decay"]),
+        )
         if not momentum:
             return LinearStep(size, coupled=decay)
         carry, intake = (momentum, 1 - float(group["dampening"])) if taken.times else (0.0, 1.0)
@@ -78,15 +94,28 @@ class AdamRule(AbstractTorchRule):
     remembers = "exp_avg"  # none of a parameter that never got a gradient
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
-        rate, decay, (first, second) = float(group["lr"]), float(group["weight_decay"]), group["betas"]
+        rate, decay, (first, second) = (
+            float(group["lr"]),
+            float(group["weight_decay"]),
+            group["betas"],
+        )
         count = float(state["step"])
         decouples, lost = bool(group["decoupled_weight_decay"]), rate * decay
-        if isinstance(group["lr"], Tensor) and not group["fused"]:  # which is divided in its own precision
+        if (
+            isinstance(group["lr"], Tensor) and not group["fused"]
+        ):  # which is divided in its own precision
             lost = 1 - float(1 - group["lr"] * decay)
             rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
-        square, root = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"], sqrt(1 - second**count)
+        square, root = (
+            state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"],
+            sqrt(1 - second**count),
+        )
         return LinearStep(
             scale=rate * root / (1 - first**count),
             carry=float(first),
@@ -108,7 +137,11 @@ class RMSpropRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         square = state["square_avg"]
         if group["centered"]:
@@ -116,7 +149,9 @@ class RMSpropRule(AbstractTorchRule):
         below = torch.sqrt(square, out=room).add_(group["eps"])
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         if group["momentum"] > 0:
-            return LinearStep(rate, carry=float(group["momentum"]), intake=below.reciprocal(), coupled=decay)
+            return LinearStep(
+                rate, carry=float(group["momentum"]), intake=below.reciprocal(), coupled=decay
+            )
         return LinearStep(rate, coupled=decay, below=below)
 
 
@@ -126,7 +161,11 @@ class AdagradRule(AbstractTorchRule):
     kinds = (torch.optim.Adagrad,)
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
         below = torch.sqrt(state["sum"], out=room).add_(group["eps"])
@@ -143,7 +182,11 @@ class AdadeltaRule(AbstractTorchRule):
     needs = ("acc_delta",)
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         square, eps = state["square_avg"], group["eps"]
         moved = taken.state.get("acc_delta", torch.zeros_like(square))
@@ -158,7 +201,11 @@ class AdamaxRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         first = float(group["betas"][0])
         return LinearStep(
@@ -180,10 +227,17 @@ class NAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         rate, (first, second), count = float(group["lr"]), group["betas"], float(state["step"])
-        now, ahead = (first * (1 - 0.5 * 0.96 ** (each * group["momentum_decay"])) for each in (count, count + 1))
+        now, ahead = (
+            first * (1 - 0.5 * 0.96 ** (each * group["momentum_decay"]))
+            for each in (count, count + 1)
+        )
         product = float(state["mu_product"])
         return LinearStep(
             scale=rate * ahead / (1 - product * ahead),
@@ -192,7 +246,9 @@ class NAdamRule(AbstractTorchRule):
             intake=1 - float(first),
             coupled=decay_of(group)[0],
             lost=decay_of(group)[1],
-            below=torch.div(state["exp_avg_sq"], 1 - second**count, out=room).sqrt_().add_(group["eps"]),
+            below=torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
+            .sqrt_()
+            .add_(group["eps"]),
         )
 
 
@@ -208,7 +264,11 @@ class RAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         (first, second), count = group["betas"], float(state["step"])
         longest, unbiased = 2 / (1 - second) - 1, 1 - second**count
@@ -241,7 +301,11 @@ class ASGDRule(AbstractTorchRule):
     needs = ("eta",)
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
         rate = float(taken.state.get("eta", first))
@@ -259,7 +323,11 @@ class AdafactorRule(AbstractTorchRule):
     kinds = (torch.optim.Adafactor,)
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         rate, count, (least, smallest) = float(group["lr"]), float(state["step"]), group["eps"]
         least = torch.finfo(taken.weight.dtype).eps if least is None else least
@@ -267,7 +335,9 @@ class AdafactorRule(AbstractTorchRule):
             square = state["variance"]
         else:
             rows = state["row_var"]
-            square = (rows @ state["col_var"]).div_(rows.mean(dim=-2, keepdim=True).clamp_(min=least))
+            square = (rows @ state["col_var"]).div_(
+                rows.mean(dim=-2, keepdim=True).clamp_(min=least)
+            )
         below = square.clamp(min=least * least).sqrt_()
         size = max(smallest, rms(taken.weight)) * min(rate, 1 / sqrt(count))
         clipped = max(1.0, rms(taken.gradient / below) / group["d"])
@@ -290,7 +360,11 @@ class RpropRule(AbstractTorchRule):
     kinds = (torch.optim.Rprop,)
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         size = state["prev"].abs()
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
@@ -317,14 +391,20 @@ class MuonRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         update = self.update(group, state, taken)
         (rows, columns), momentum = update.shape, float(group["momentum"])
         matrix = torch.eye(min(rows, columns), dtype=update.dtype, device=update.device)
         first, *factors = newton_schulz(update, group)
         for factor in factors[:-1]:
-            matrix = torch.addmm(matrix, factor.to(matrix), matrix, beta=group["ns_coefficients"][0])
+            matrix = torch.addmm(
+                matrix, factor.to(matrix), matrix, beta=group["ns_coefficients"][0]
+            )
         size = adjusted_rate(group, rows, columns)
         ahead = size * (1 - momentum) if group["nesterov"] else 0.0
         return replace(
@@ -336,7 +416,11 @@ class MuonRule(AbstractTorchRule):
         )
 
     def watched(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput, room: Tensor | None
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        taken: StepInput,
+        room: Tensor | None,
     ) -> LinearStep:
         """The step as it was rounded, without L."""
         update, momentum = self.update(group, state, taken), float(group["momentum"])
@@ -349,13 +433,17 @@ class MuonRule(AbstractTorchRule):
             rest=made.to(update.dtype) * adjusted_rate(group, *update.shape),
         )
 
-    def update(self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput) -> Tensor:
+    def update(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput
+    ) -> Tensor:
         """u."""
         memory: Tensor = state["momentum_buffer"]
         return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
 
 
-def newton_schulz(update: Float[Tensor, "row column"], group: Mapping[str, Any]) -> Iterator[Tensor]:
+def newton_schulz(
+    update: Float[Tensor, "row column"], group: Mapping[str, Any]
+) -> Iterator[Tensor]:
     """What u is divided by; the bA + cA² of each iteration; and X in the end, all in bfloat16, as PyTorch has them."""
     a, b, c = group["ns_coefficients"]
     tall = len(update) > update.shape[1]
@@ -412,12 +500,22 @@ class KnownOptimizer:
         >>> KnownOptimizer(RULES[0], torch.optim.SGD).name
         'SGD'
         """
-        return self.kind.__name__ if self.rule in RULES else f"{self.kind.__name__} by {type(self.rule).__name__}"
+        return (
+            self.kind.__name__
+            if self.rule in RULES
+            else f"{self.kind.__name__} by {type(self.rule).__name__}"
+        )
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """An optimizer of these groups, with what its class has no default for from the first of them."""
-        needed = [name for name, each in signature(self.kind).parameters.items() if each.default is each.empty]
-        return self.kind(groups, **{name: groups[0][name] for name in needed[1:] if name in groups[0]})
+        needed = [
+            name
+            for name, each in signature(self.kind).parameters.items()
+            if each.default is each.empty
+        ]
+        return self.kind(
+            groups, **{name: groups[0][name] for name in needed[1:] if name in groups[0]}
+        )
 
 
 NOT_LINEAR = {
@@ -426,7 +524,9 @@ NOT_LINEAR = {
 }
 
 
-def known_optimizer(optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
+def known_optimizer(
+    optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
+) -> KnownOptimizer:
     """By what rule an optimizer goes: one of those given, or of PyTorch's own."""
     kind = type(optimizer)
     where = f"{kind.__module__}.{kind.__qualname__}"
@@ -449,10 +549,15 @@ def known_optimizer(optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOp
             f"{kind.__name__} takes gradients at weights that it has moved up first (sharpness-aware minimisation), "
             "which is not followed; train with the optimizer that it wraps"
         )
-    reason = next((f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR), "")
+    reason = next(
+        (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),
+        "",
+    )
     known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
     instead = "" if reason else ", or give one, rules=[…]"
-    raise Mistake(f"steps of {where} are not followed{reason}: rules are known for {known}{instead}")
+    raise Mistake(
+        f"steps of {where} are not followed{reason}: rules are known for {known}{instead}"
+    )
 
 
 def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
@@ -464,5 +569,7 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     known = [KnownOptimizer(rule, kind) for rule in (*rules, *RULES) for kind in rule.kinds]
     found = next((each for each in known if each.name == name), None)
     if found is None:
-        raise WrongArgument(f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule")
+        raise WrongArgument(
+            f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule"
+        )
     return found

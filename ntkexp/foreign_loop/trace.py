@@ -23,7 +23,12 @@ from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
-from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence, checked_mode, numbers_of
+from ntkexp.foreign_loop.batch_norm import (
+    BatchNormMode,
+    batch_norm_sentence,
+    checked_mode,
+    numbers_of,
+)
 from ntkexp.foreign_loop.call import Circumstances, ModelCall
 from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
@@ -79,7 +84,9 @@ class Trace:
     by: By | None = None  # components by which contributions are told apart
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = None  # what is asked of the outputs at the queries, if not they themselves
+    measured: MeasuredQueries | None = (
+        None  # what is asked of the outputs at the queries, if not they themselves
+    )
 
     def __repr__(self) -> str:
         self.refresh()
@@ -88,7 +95,9 @@ class Trace:
             seen += f" ({advice})"
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
         of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
-        return f"Trace of {of}, {seen}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
+        return (
+            f"Trace of {of}, {seen}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
+        )
 
     @property
     def naming(self) -> str:
@@ -107,7 +116,9 @@ class Trace:
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
         steps = self.steps
-        return CalledModule(self.module, self.output, steps.autocast, steps.same_kernels, measured=self.measured)
+        return CalledModule(
+            self.module, self.output, steps.autocast, steps.same_kernels, measured=self.measured
+        )
 
     @property
     def function(self) -> Function:
@@ -123,7 +134,9 @@ class Trace:
         """What changes after the last step did to the outputs at the queries, if there were any."""
         left = self.steps.outside
         end = self.steps.end | self.steps.statistics(len(self.steps))
-        return left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
+        return (
+            left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
+        )
 
     def refuse_outside(self) -> None:
         """Refuse effects on a model that changed after the last step."""
@@ -151,8 +164,12 @@ class Trace:
     def refuse_empty(self) -> None:
         if not len(self.steps):
             if self.steps.count:
-                raise Mistake(f"steps=: the loop took {counted(self.steps.count, 'step')}, and none of these")
-            raise Mistake("no step was followed; were the model and the optimizer those that the loop uses?")
+                raise Mistake(
+                    f"steps=: the loop took {counted(self.steps.count, 'step')}, and none of these"
+                )
+            raise Mistake(
+                "no step was followed; were the model and the optimizer those that the loop uses?"
+            )
         if not self.examples:
             raise Mistake(NEVER_CALLED)
 
@@ -207,7 +224,9 @@ class Trace:
         examples that did most to the first queries.
         """
         if altered_loop() is not None:
-            raise Mistake("again=: the function attributes what it has trained, and would never end; let it only train")
+            raise Mistake(
+                "again=: the function attributes what it has trained, and would never end; let it only train"
+            )
         refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
@@ -225,27 +244,52 @@ class Trace:
             self.refuse_empty()
             self.refuse_outside()
             self.refuse_coupled()
-            training_of(self, mean).step(len(self.steps) - 1)  # what has no effects is refused before the work
+            training_of(self, mean).step(
+                len(self.steps) - 1
+            )  # what has no effects is refused before the work
         gallery = Gallery()
         if decode is not None:  # one that does not work is better known before the work
             texts(shown(self.queries)[:1], decode)
         progress = in_place(quiet)
         with memory_kept(self.module.parameters()), quiet_log(quiet):
             found = self.contributions(gallery, progress, positions=positions)
-            known = loop_effects(self, effects, mean, self.memory_gb, again, progress) if effects else None
+            known = (
+                loop_effects(self, effects, mean, self.memory_gb, again, progress)
+                if effects
+                else None
+            )
         if known is not None:
-            found["effect"] = (("probe", "out", "example"), known.values.cpu().numpy(), attributes_of(known))
-        own = (rounding_sentence, batch_norm_sentence, outside_sentence, share_sentence, equal_inputs_sentence)
+            found["effect"] = (
+                ("probe", "out", "example"),
+                known.values.cpu().numpy(),
+                attributes_of(known),
+            )
+        own = (
+            rounding_sentence,
+            batch_norm_sentence,
+            outside_sentence,
+            share_sentence,
+            equal_inputs_sentence,
+        )
         for said in own:
             sentence = said(found)
             if self.folder is None and sentence and not quiet:
                 LOG.warning("ntkexp: %s", sentence)
         if self.folder is not None:
-            write_run(self.folder, found, self.queries, gallery, decode, None if known is None else known.check)
+            write_run(
+                self.folder,
+                found,
+                self.queries,
+                gallery,
+                decode,
+                None if known is None else known.check,
+            )
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
         return found.showing(ShownExamples.of(found, self.queries, gallery, decode))
 
-    def replayed(self, weights: Weights, outputs: Float[Tensor, "probe out"]) -> tuple[Replayed, ...]:
+    def replayed(
+        self, weights: Weights, outputs: Float[Tensor, "probe out"]
+    ) -> tuple[Replayed, ...]:
         """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
         by attention without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
         how = Circumstances(autocast=self.called.casts)
@@ -253,20 +297,37 @@ class Trace:
             return (Replayed(self.function, weights, self.queries, outputs),)
         room, found = self.called.room(how), list[Replayed]()
         for function in self.called.as_evaluated:
-            with torch.no_grad(), plain_kernels(), suppress(RuntimeError):  # of numbers that do not fit each other
+            with (
+                torch.no_grad(),
+                plain_kernels(),
+                suppress(RuntimeError),
+            ):  # of numbers that do not fit each other
                 given = columns(function, weights, self.queries)
                 # casts step: what noise does is found without them; and they are held to the eps of these outputs
-                found.append(Replayed(self.function, weights, self.queries, given.to(outputs), room))
+                found.append(
+                    Replayed(self.function, weights, self.queries, given.to(outputs), room)
+                )
         return tuple(found)
 
     def begin_sums(
-        self, tape: Tape, components: Components | None, places: Positions | None, progress: AbstractProgress
+        self,
+        tape: Tape,
+        components: Components | None,
+        places: Positions | None,
+        progress: AbstractProgress,
     ) -> LoopSums:
         """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
-        forms = any(not each.rule.has_effects for each in self.steps.known)  # of SGD and Adam, V is U
+        forms = any(
+            not each.rule.has_effects for each in self.steps.known
+        )  # of SGD and Adam, V is U
         parameters = sum(weight.numel() for weight in self.steps.end.values())
-        cost, steps = StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1), len(self.steps)
-        found = sums_at_zero(tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost)
+        cost, steps = (
+            StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1),
+            len(self.steps),
+        )
+        found = sums_at_zero(
+            tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost
+        )
         if said := cost.sentence(steps):
             progress.say(f"ntkexp: {said}")
         return found
@@ -285,7 +346,9 @@ class Trace:
         first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
 
         # back over the steps: each is replayed, proved, and added
-        reader = Reader(self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None)
+        reader = Reader(
+            self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None
+        )
         end = end | last_ones
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
@@ -315,7 +378,10 @@ class Trace:
 
         # f_0 and f_T are what the model itself gave
         start, casts = back.later.outputs, self.called.casts
-        began, ended = self.replayed(steps.start(0) | first, start), self.replayed(end, last.outputs)
+        began, ended = (
+            self.replayed(steps.start(0) | first, start),
+            self.replayed(end, last.outputs),
+        )
         self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
 
         # f_T − f_0, including `outside`, the change that no step made
@@ -337,7 +403,9 @@ class Trace:
             by_these = last.outputs - start - sums.other_steps
             moved = bool(change.any())
             facts["taken"] = steps.count
-            facts["share"] = float((by_these * change).sum() / change.square().sum()) if moved else 0.0
+            facts["share"] = (
+                float((by_these * change).sum() / change.square().sum()) if moved else 0.0
+            )
         facts |= self.facts_of_rounding(sums, end, last.outputs, change)
         if names := steps.outside.names:
             facts[OUTSIDE] = ", ".join(names)
@@ -377,7 +445,9 @@ class Trace:
         return facts
 
 
-def refuse_arguments(effects: object, mean: object, again: object, decode: object, positions: object) -> None:
+def refuse_arguments(
+    effects: object, mean: object, again: object, decode: object, positions: object
+) -> None:
     """Refuse arguments that are of no use, by themselves or together."""
     if not isinstance(mean, str) or mean not in MEANS:
         raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
@@ -387,7 +457,9 @@ def refuse_arguments(effects: object, mean: object, again: object, decode: objec
     if not isinstance(positions, bool):
         raise Mistake(f"positions={in_short(positions)}: it takes True or False")
     if again is not None and not effects:
-        raise Mistake("again=: effects are checked against trainings without examples; add effects=True")
+        raise Mistake(
+            "again=: effects are checked against trainings without examples; add effects=True"
+        )
     for name, function in (("again", again), ("decode", decode)):
         if not (function is None or callable(function)):
             raise Mistake(f"{name}= is a {type(function).__name__}; give a function")
@@ -419,13 +491,20 @@ def load_trace(
             f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow "
             "the loop again"
         )
-    measured = None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
+    measured = (
+        None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
+    )
     weights: Weights = files.read(files.weights_at(0))["weights"]
     files.refuse_other_start(weights)
-    state, given = dict(module.named_parameters()) | dict(module.named_buffers()), {**start["still"], **weights}
+    state, given = (
+        dict(module.named_parameters()) | dict(module.named_buffers()),
+        {**start["still"], **weights},
+    )
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
-    wrong = wrong or [name for name in state if name in given and state[name].shape != given[name].shape]
+    wrong = wrong or [
+        name for name in state if name in given and state[name].shape != given[name].shape
+    ]
     if wrong:
         raise Mistake(
             f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "
@@ -436,7 +515,10 @@ def load_trace(
             state[name].data = given[name].clone().to(state[name].device)
     module.eval()
     optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
-    steps, ends = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers), outputs_at_ends(files.folder)
+    steps, ends = (
+        ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers),
+        outputs_at_ends(files.folder),
+    )
     if not files.ended.exists():
         LOG.warning(
             "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after them, or still runs",
@@ -445,7 +527,9 @@ def load_trace(
     output, by = start["output"], start.get("by")
     device = next(module.parameters()).device
     asked = map_tensors(lambda tensor: tensor.to(device), start["queries"])
-    return Trace(steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured)
+    return Trace(
+        steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured
+    )
 
 
 def measure_name(files: TraceFolder) -> str | None:
@@ -462,4 +546,8 @@ def example_names_in(files: TraceFolder) -> list[str]:
 def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
     """What the model itself gave at the queries, as far as it is in a folder; nothing, in traces of before."""
     files = TraceFolder(folder)
-    return OutputsAtEnds(**files.read(files.outputs_at_ends)) if files.outputs_at_ends.is_file() else OutputsAtEnds()
+    return (
+        OutputsAtEnds(**files.read(files.outputs_at_ends))
+        if files.outputs_at_ends.is_file()
+        else OutputsAtEnds()
+    )

@@ -48,7 +48,9 @@ def losses_of(
     given = loss(outputs, call)
     found, counts = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if not isinstance(found, Tensor):
-        raise Mistake(f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example")
+        raise Mistake(
+            f"loss=: it gives a {type(found).__name__}; give a tensor with one loss for each example"
+        )
     if found.shape != (len(call.ids),):
         raise Mistake(
             f"loss=: it gives a tensor of shape {list(found.shape)} for {len(call.ids)} examples; give one "
@@ -68,7 +70,11 @@ def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tenso
         raise failure("loss", "the outputs of a call, a tensor,", outputs, error) from error
     if counts is None:
         return None
-    if not isinstance(counts, Tensor) or counts.shape != found.shape or not bool((counts >= 0).all()):
+    if (
+        not isinstance(counts, Tensor)
+        or counts.shape != found.shape
+        or not bool((counts >= 0).all())
+    ):
         raise Mistake(
             "loss=: what it gives beside the losses is what each example counts in their mean; give a tensor with one "
             f"number ≥ 0 for each of {len(call.ids)} examples, such as weight[labels]"
@@ -92,17 +98,27 @@ class CountedTargets(TorchFunctionMode):
         super().__init__()
         self.rows, self.counts = rows, list[Tensor]()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # torch's own
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # torch's own
         kwargs = kwargs or {}
         if func in (functional.cross_entropy, functional.nll_loss):
             given = signature(func).bind(*args, **kwargs)
             given.apply_defaults()
-            target, weight, ignored = (given.arguments[name] for name in ("target", "weight", "ignore_index"))
+            target, weight, ignored = (
+                given.arguments[name] for name in ("target", "weight", "ignore_index")
+            )
             if not target.is_floating_point():
                 there = target != ignored
-                counts = there.double() if weight is None else weight.double()[torch.where(there, target, 0)] * there
+                counts = (
+                    there.double()
+                    if weight is None
+                    else weight.double()[torch.where(there, target, 0)] * there
+                )
                 even = not counts.numel() % self.rows
-                self.counts.append(counts.reshape(self.rows, -1).sum(1) if even else counts.new_full((2,), nan))
+                self.counts.append(
+                    counts.reshape(self.rows, -1).sum(1) if even else counts.new_full((2,), nan)
+                )
         return func(*args, **kwargs)
 
     @property
@@ -162,7 +178,11 @@ class CallLoss:
         def slope(multiple: float) -> Tensor:
             """∂/∂f of a multiple of the losses."""
             (found,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
-            return (found if factors is None else found * factors.to(found).view(-1, *[1] * (found.dim() - 1))).view(-1)
+            return (
+                found
+                if factors is None
+                else found * factors.to(found).view(-1, *[1] * (found.dim() - 1))
+            ).view(-1)
 
         assert self.call.gradient is not None
         theirs = self.call.gradient.reshape(-1)
@@ -217,7 +237,9 @@ class Weighing:
         """The weight of every row."""
         return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
 
-    def factors(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> Float[Tensor, " row"]:
+    def factors(
+        self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
+    ) -> Float[Tensor, " row"]:
         """What comes back to every row is multiplied with this."""
         return self.left(names) * self.shared(names, counts)
 
@@ -230,7 +252,11 @@ class Weighing:
 
     def counts(self, outputs: Tensor, call: ModelCall) -> Float[Tensor, " row"] | None:
         """What the examples of a call that gave these outputs count, if that is given."""
-        return None if self.loss is None else counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))
+        return (
+            None
+            if self.loss is None
+            else counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))
+        )
 
     def silences(self, names: Sequence[str]) -> bool:
         """Whether nothing is left of a call."""

@@ -60,7 +60,13 @@ from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.hooks import FollowHook
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone, signature
-from ntkexp.foreign_loop.outside import FrozenTensors, LatestWeights, Outside, named_tensors, release_memory
+from ntkexp.foreign_loop.outside import (
+    FrozenTensors,
+    LatestWeights,
+    Outside,
+    named_tensors,
+    release_memory,
+)
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
@@ -106,27 +112,41 @@ class Watch:
     # calls, as long as a step may consume their gradients
     calls: list[ModelCall] = field(default_factory=list)
     count: int = 0  # calls recorded
-    under_way: list[int] = field(default_factory=list)  # the count when each of the nested calls under way began
-    generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the latest call
+    under_way: list[int] = field(
+        default_factory=list
+    )  # the count when each of the nested calls under way began
+    generators: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # their states before the latest call
     forbidden: frozenset[str] = frozenset()  # the kernels that the latest call could not choose
     autocast: Autocast | None = None  # in which it was made
     first_layer: bool = True  # whether it has come to none of its layers yet
-    consumed_calls: list[ModelCall] = field(default_factory=list)  # those that the latest step consumed
-    consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # the `grad`s that it consumed
+    consumed_calls: list[ModelCall] = field(
+        default_factory=list
+    )  # those that the latest step consumed
+    consumed_tensors: list[ReferenceType[Tensor]] = field(
+        default_factory=list
+    )  # the `grad`s that it consumed
 
     # steps
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what rules need of them, before the step
-    stepping: set[int] = field(default_factory=set)  # the optimizers that have begun a step, and not ended it
+    states_before: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # what rules need of them, before the step
+    stepping: set[int] = field(
+        default_factory=set
+    )  # the optimizers that have begun a step, and not ended it
     passed: bool = False  # whether the latest step was passed over
 
     # --- Begin and end
 
     def begin(self) -> None:
         """Put up the hooks, at weights that no step has moved yet."""
-        self.rules = {id(each): known.rule for each, known in zip(self.optimizers, self.known, strict=True)}
+        self.rules = {
+            id(each): known.rule for each, known in zip(self.optimizers, self.known, strict=True)
+        }
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
         self.statistics = RunningStatistics(self.inner, current_processes().world)
@@ -145,12 +165,18 @@ class Watch:
 
         FOLLOWED.update(self.optimizers)
         for optimizer in self.optimizers:
-            self.hooks.append(optimizer.register_step_pre_hook(FollowHook(optimizer, self.on_step_begin)))
-            self.hooks.append(optimizer.register_step_post_hook(FollowHook(optimizer, self.on_step_end)))
+            self.hooks.append(
+                optimizer.register_step_pre_hook(FollowHook(optimizer, self.on_step_begin))
+            )
+            self.hooks.append(
+                optimizer.register_step_post_hook(FollowHook(optimizer, self.on_step_end))
+            )
         self.hooks.append(register_optimizer_step_post_hook(self.on_other_step))
         called = called_model(self.model)
         self.hooks.append(called.register_forward_pre_hook(FollowHook(called, self.on_call_begin)))
-        self.hooks.append(called.register_forward_hook(FollowHook(called, self.on_call), with_kwargs=True))
+        self.hooks.append(
+            called.register_forward_hook(FollowHook(called, self.on_call), with_kwargs=True)
+        )
         for layer in self.model.modules():  # libraries put autocast between a model and its layers
             if list(layer.parameters(recurse=False)):
                 self.hooks.append(layer.register_forward_pre_hook(FollowHook(layer, self.on_layer)))
@@ -198,7 +224,9 @@ class Watch:
         known = self.latest.weights | self.statistics.at_step
         names, now = list(self.frozen.differences(known)), named_tensors(self.frozen.model)
         shapes = {name: tensor.shape for name, tensor in named_tensors(self.frozen.copy).items()}
-        changed = {n: now[n].detach().clone() for n in names if n in now and now[n].shape == shapes[n]}
+        changed = {
+            n: now[n].detach().clone() for n in names if n in now and now[n].shape == shapes[n]
+        }
         outside = Outside(tuple(names), changed)
         if names:
             LOG.warning(
@@ -219,16 +247,24 @@ class Watch:
             return
         self.statistics.begin_call(self.store.count, with_gradients=torch.is_grad_enabled())
         if torch.is_grad_enabled():
-            self.generators, self.autocast, self.first_layer = generator_states(self.inner), None, True
+            self.generators, self.autocast, self.first_layer = (
+                generator_states(self.inner),
+                None,
+                True,
+            )
             self.forbidden = forbidden_kernels()
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
         """Note the autocast of a call, in the first layer that it comes to or a later one."""
         if torch.is_grad_enabled() and self.autocast is None:
-            self.autocast = Autocast.now(next(layer.parameters()).device.type, whole=self.first_layer)
+            self.autocast = Autocast.now(
+                next(layer.parameters()).device.type, whole=self.first_layer
+            )
         self.first_layer = False
 
-    def on_call(self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object) -> None:
+    def on_call(
+        self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object
+    ) -> None:
         """Record a call that may be differentiated."""
         within = self.under_way.pop() < self.count
         if not self.store.takes_next:
@@ -264,10 +300,22 @@ class Watch:
 
         # its circumstances, with the generators that it drew from; what it gave; and what is to come back to that
         after = generator_states(self.inner)
-        drawn_from = {place: state for place, state in self.generators.items() if not torch.equal(state, after[place])}
+        drawn_from = {
+            place: state
+            for place, state in self.generators.items()
+            if not torch.equal(state, after[place])
+        }
         how = Circumstances(LayerModes.of(self.inner), drawn_from, self.autocast, self.forbidden)
         named, signed = names_of(inputs, self.ids), signature(output)
-        call = ModelCall(step, inputs, named, how, signed=signed, shape=tuple(output.shape), statistics=statistics)
+        call = ModelCall(
+            step,
+            inputs,
+            named,
+            how,
+            signed=signed,
+            shape=tuple(output.shape),
+            statistics=statistics,
+        )
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
@@ -279,7 +327,9 @@ class Watch:
         self.calls.append(call)
         self.count += 1
 
-    def on_gradient(self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    def on_gradient(
+        self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None
+    ) -> Tensor | None:
         """Record what comes back to the outputs of a call; it is weighed where the loop is carried out again otherwise,
         where examples may count otherwise in a mean."""
         if gradient is None:  # of one part of a split tensor, if a loss uses the other parts alone
@@ -290,11 +340,15 @@ class Watch:
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.parameters):
             for each in self.calls:
                 silenced = (
-                    self.weighing is not None and each.at == self.store.count and self.weighing.silences(each.names)
+                    self.weighing is not None
+                    and each.at == self.store.count
+                    and self.weighing.silences(each.names)
                 )
                 if each.backward != backward and not silenced:
                     each.gradient = None
-            self.calls = [c for c in self.calls if c.gradient is not None or c.backward < 0 or c is call]
+            self.calls = [
+                c for c in self.calls if c.gradient is not None or c.backward < 0 or c is call
+            ]
         if self.weighing is None:
             call.add_gradient(gradient, backward)
             return None
@@ -308,11 +362,15 @@ class Watch:
         to these in place; an assignment of others (`p.grad = …`) adds nothing."""
         now = [weight.grad for weight in moved if weight.grad is not None]
         left = {id(tensor) for each in self.consumed_tensors if (tensor := each()) is not None}
-        if any(here.requires_grad or id(here) in left for here in now):  # with create_graph=True sums are new tensors
+        if any(
+            here.requires_grad or id(here) in left for here in now
+        ):  # with create_graph=True sums are new tensors
             return
         for call in self.consumed_calls:
             call.gradient = None
-        self.calls = [call for call in self.calls if all(call is not each for each in self.consumed_calls)]
+        self.calls = [
+            call for call in self.calls if all(call is not each for each in self.consumed_calls)
+        ]
 
     # --- Steps
 
@@ -324,7 +382,9 @@ class Watch:
             return
         moved = self.parameters.of(optimizer)
         for name, weight in moved.items():
-            if weight.grad is not None and weight.grad.is_sparse:  # of some rows alone: rules make something else of it
+            if (
+                weight.grad is not None and weight.grad.is_sparse
+            ):  # of some rows alone: rules make something else of it
                 raise Mistake(
                     f"step {self.store.count}: the gradient of '{name}' is sparse, and such steps are not followed; "
                     "build its layer with sparse=False"
@@ -351,20 +411,31 @@ class Watch:
         moved, before = self.parameters.of(optimizer), dict(self.latest.weights)
 
         # g and θ after the step, and a signature of each
-        gradient = {name: torch.zeros_like(w) if w.grad is None else w.grad.detach() for name, w in moved.items()}
+        gradient = {
+            name: torch.zeros_like(w) if w.grad is None else w.grad.detach()
+            for name, w in moved.items()
+        }
         self.latest.copy_in(moved)
         sign = self.proof.signatures.on_device
         signed = Signed.of(sign(gradient), sign(moved))
 
         # the linear map of each parameter, from settings and state after the step; proof (b) that it leads there
-        linear, settings, silent = dict[str, LinearStep](), dict[str, Mapping[str, Any]](), set[str]()
+        linear, settings, silent = (
+            dict[str, LinearStep](),
+            dict[str, Mapping[str, Any]](),
+            set[str](),
+        )
         proofs = list[Held]()
         for group, members in self.parameters.groups(optimizer):
-            group_settings = {key: copied_setting(value) for key, value in group.items() if key != "params"}
+            group_settings = {
+                key: copied_setting(value) for key, value in group.items() if key != "params"
+            }
             for name, weight in members.items():
                 state, step, room = optimizer.state.get(weight, {}), IDLE, self.scratch_like(weight)
                 times, where = self.proof.moved.get(name, 0), f"step {index}: '{name}'"
-                taken = StepInput(gradient[name], before[name], times, self.states_before.get(name, {}))
+                taken = StepInput(
+                    gradient[name], before[name], times, self.states_before.get(name, {})
+                )
                 if weight.grad is not None:
                     self.proof.moved[name] = times + 1
                     step = read_step(rule, group, state, taken, room, where)
@@ -382,13 +453,19 @@ class Watch:
         if len(self.optimizers) == 1:
             self.drop_replaced(moved.values())
         self.consumed_calls = [call for call in self.calls if call.gradient is not None]
-        self.consumed_tensors = [ref(weight.grad) for weight in moved.values() if weight.grad is not None]
+        self.consumed_tensors = [
+            ref(weight.grad) for weight in moved.values() if weight.grad is not None
+        ]
         calls = tuple(copy(call) for call in self.consumed_calls)
 
         # stored, before the next step begins; and proof (a), of the first
         statistics = self.statistics.end_step()
-        followed = FollowedStep(index, calls, before, gradient, linear, frozenset(silent), settings, error, statistics)
-        self.store.add(followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed)
+        followed = FollowedStep(
+            index, calls, before, gradient, linear, frozenset(silent), settings, error, statistics
+        )
+        self.store.add(
+            followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed
+        )
         first, self.first = self.first, None
         if first is not None:
             first.prove(followed, {name for call in self.calls for name in call.other_outputs})
@@ -418,13 +495,19 @@ class Watch:
     @property
     def moving(self) -> Weights:
         """What optimizers move, and calls."""
-        return self.latest.weights | self.statistics.latest if self.statistics.moves else self.latest.weights
+        return (
+            self.latest.weights | self.statistics.latest
+            if self.statistics.moves
+            else self.latest.weights
+        )
 
     def scratch_like(self, weight: Tensor) -> Tensor:
         """Memory in which elements are formed: to fill fresh memory costs more than they do."""
         key = (weight.dtype, weight.device)
         if key not in self.scratch or self.scratch[key].numel() < weight.numel():
-            self.scratch[key] = torch.empty_like(weight, memory_format=torch.contiguous_format).flatten().detach()
+            self.scratch[key] = (
+                torch.empty_like(weight, memory_format=torch.contiguous_format).flatten().detach()
+            )
         return self.scratch[key][: weight.numel()].view(weight.shape)
 
 

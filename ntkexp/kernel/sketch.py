@@ -66,25 +66,38 @@ class SketchTable:
         ([3, 4], None)
         """
         width = len(self.columns.bucket)
-        (first, second), (step, step_), (row, column) = view.shape, view.stride, divmod(view.offset, width)
+        (first, second), (step, step_), (row, column) = (
+            view.shape,
+            view.stride,
+            divmod(view.offset, width),
+        )
 
         def along(draws: Draw, start: int, step: int, count: int) -> Draw:
             return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
 
         if step % width == 0 and column + (second - 1) * step_ < width:
-            return along(self.rows, row, step // width, first), along(self.columns, column, step_, second)
+            return along(self.rows, row, step // width, first), along(
+                self.columns, column, step_, second
+            )
         if step_ % width == 0 and column + (first - 1) * step < width:
-            return along(self.columns, column, step, first), along(self.rows, row, step_ // width, second)
+            return along(self.columns, column, step, first), along(
+                self.rows, row, step_ // width, second
+            )
         return None
 
 
-def draw_table(name: str, shape: torch.Size, size: int, seed: int, device: torch.device) -> SketchTable:
+def draw_table(
+    name: str, shape: torch.Size, size: int, seed: int, device: torch.device
+) -> SketchTable:
     """The table of the parameter of this name: the same whatever else is sketched, in whatever order."""
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
     sides = []
     for count in (rows, shape.numel() // max(1, rows)):
-        bucket, sign = torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)  # one alone stays as it is
+        bucket, sign = (
+            torch.zeros(1, dtype=torch.long),
+            torch.ones(1, dtype=torch.long),
+        )  # one alone stays as it is
         if count != 1:
             bucket = torch.randint(size, (count,), generator=generator)
             sign = 2 * torch.randint(2, (count,), generator=generator) - 1
@@ -92,13 +105,17 @@ def draw_table(name: str, shape: torch.Size, size: int, seed: int, device: torch
     return SketchTable(sides[0], sides[1], size)
 
 
-def scattered(values: Float[Tensor, "*batch element"], where: Draw, size: int) -> Float[Tensor, "*batch size"]:
+def scattered(
+    values: Float[Tensor, "*batch element"], where: Draw, size: int
+) -> Float[Tensor, "*batch size"]:
     """The count sketch of vectors whose elements have these draws.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
     """
-    return values.new_zeros(*values.shape[:-1], size).index_add(-1, where.bucket, values * where.sign)
+    return values.new_zeros(*values.shape[:-1], size).index_add(
+        -1, where.bucket, values * where.sign
+    )
 
 
 # --- The sketch of a Jacobian: J S, [example, out, k], whose inner products are those of J without bias.
@@ -115,7 +132,9 @@ def scattered(values: Float[Tensor, "*batch element"], where: Draw, size: int) -
 
 
 AT_ONCE = 2**22  # numbers in Fourier space
-SLOWER = 8  # than a multiplication in a product of matrices: a number of a transform or of a scatter
+SLOWER = (
+    8  # than a multiplication in a product of matrices: a number of a transform or of a scatter
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +168,9 @@ class Sketch:
                 return nothing.scatter_add(2, buckets, block.values * where.sign[:, None])
             case Rows():
                 places = torch.arange(block.size, device=block.rows.device)
-                return scattered(block.rows, self.table(block.name, block.rows).at(places), self.size)
+                return scattered(
+                    block.rows, self.table(block.name, block.rows).at(places), self.size
+                )
 
     def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
         """The sketch of outer products, of a weight and of its bias."""
@@ -164,14 +185,22 @@ class Sketch:
             else:  # from the sketches of their factors, some examples at a time
                 step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size))
                 parts = []
-                for sides in zip(torch.split(inputs, step), torch.split(outputs, step), strict=True):
+                for sides in zip(
+                    torch.split(inputs, step), torch.split(outputs, step), strict=True
+                ):
                     pairs = zip(sides, factors, strict=True)
-                    one, other = (torch.fft.rfft(scattered(side, draw, self.size)) for side, draw in pairs)
-                    parts.append(torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size))
+                    one, other = (
+                        torch.fft.rfft(scattered(side, draw, self.size)) for side, draw in pairs
+                    )
+                    parts.append(
+                        torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size)
+                    )
                 found.append(torch.cat(parts))
         return sum(found[1:], start=found[0])
 
-    def of_view(self, gradients: Float[Tensor, "example out size"], view: View) -> Float[Tensor, "example out size_"]:
+    def of_view(
+        self, gradients: Float[Tensor, "example out size"], view: View
+    ) -> Float[Tensor, "example out size_"]:
         """The sketch of the gradients of all elements that a view of a parameter shows, in their order."""
         places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
@@ -179,17 +208,24 @@ class Sketch:
     def table(self, name: str, like: Tensor) -> SketchTable:
         """The table of a parameter, drawn when it is first asked for."""
         if name not in self.tables:
-            self.tables[name] = draw_table(name, self.shapes[name], self.size, self.seed, like.device)
+            self.tables[name] = draw_table(
+                name, self.shapes[name], self.size, self.seed, like.device
+            )
         return self.tables[name]
 
 
 def operations(
-    inputs: Float[Tensor, "example use in_"], outputs: Float[Tensor, "example out use features"], size: int
+    inputs: Float[Tensor, "example use in_"],
+    outputs: Float[Tensor, "example out use features"],
+    size: int,
 ) -> tuple[float, float]:
     """Operations of products of matrices and one scatter, against those of a scatter and a transform for each use."""
     (_, uses, count), (_, out, _, features) = inputs.shape, outputs.shape
     together = out * count * features * (uses + SLOWER)
-    apart = uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1)) + out * uses * size
+    apart = (
+        uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1))
+        + out * uses * size
+    )
     return together, apart
 
 
@@ -213,7 +249,9 @@ class Sketched:
     rows: Float[Tensor, "example out size"]
     along: Float[Tensor, "example out"] | None = None
 
-    def apart(self, along: Float[Tensor, "example out"], direction: Float[Tensor, " size"]) -> Sketched:
+    def apart(
+        self, along: Float[Tensor, "example out"], direction: Float[Tensor, " size"]
+    ) -> Sketched:
         """Treat Jĝ apart, given the sketch of ĝ."""
         return Sketched(self.rows - along[:, :, None] * direction, along)
 
@@ -240,9 +278,13 @@ VECTORS = 8
 LEAST = 1.6465  # what χ² of 8 degrees exceeds in 99 of 100 cases
 
 
-def random_vectors(shape: Sequence[int], seed: int, like: Tensor) -> Float[Tensor, "vector example out"]:
+def random_vectors(
+    shape: Sequence[int], seed: int, like: Tensor
+) -> Float[Tensor, "vector example out"]:
     """V, drawn apart from the sketch that it judges."""
-    noise = torch.randn(VECTORS, *shape, generator=stream("sketch error", seed), dtype=torch.float64)
+    noise = torch.randn(
+        VECTORS, *shape, generator=stream("sketch error", seed), dtype=torch.float64
+    )
     return noise.to(like)
 
 

@@ -21,7 +21,17 @@ import torch
 from numpy.typing import NDArray
 
 from ntkexp.config.build import admit, build
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Stepped, Task, Tell, Unfinished, run_jobs
+from ntkexp.engine.base import (
+    AbstractEngine,
+    AbstractJob,
+    Ended,
+    Ending,
+    Stepped,
+    Task,
+    Tell,
+    Unfinished,
+    run_jobs,
+)
 from ntkexp.kernel_file.kernel import AbstractKernel, Blocks, splits_of
 from ntkexp.mistake import Mistake, NoPlace, Useless
 from ntkexp.path.budget import refuse_years
@@ -76,7 +86,13 @@ def fill(
         if engine is None:
             counts = fill_tiles(kernel, matrix, left)
         else:
-            job = TileJob(str(path.absolute()), kernel.experiment.fields(), trust, type(kernel), kernel.options)
+            job = TileJob(
+                str(path.absolute()),
+                kernel.experiment.fields(),
+                trust,
+                type(kernel),
+                kernel.options,
+            )
             counts = fill_by_jobs(engine, job, matrix, left, seconds, progress)
         try:
             with closing(counts):
@@ -94,15 +110,21 @@ def fill(
 def claim(path: Path) -> Iterator[None]:
     """Be the one process that writes this file; the lock lies beside it meanwhile."""
     if not path.name:
-        raise NoPlace(f"{path} is a folder that is there already, and no kernel file; choose another place")
+        raise NoPlace(
+            f"{path} is a folder that is there already, and no kernel file; choose another place"
+        )
     lock = path.with_name(f".{path.name}.lock")
     try:
         make_folder(path.parent)
         descriptor = acquire(lock)
     except BlockingIOError:
-        raise NoPlace(f"{path} is being written by another process; wait for it, or choose another place") from None
+        raise NoPlace(
+            f"{path} is being written by another process; wait for it, or choose another place"
+        ) from None
     except OSError as error:
-        raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from None
+        raise NoPlace(
+            f"{path} cannot be written ({error.strerror}); choose another place"
+        ) from None
     try:
         yield
     finally:
@@ -123,7 +145,11 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
                 "code": "other code",
                 "dtype": f"dtype={there.get('dtype')}",
             }
-            differing = (what for name, what in reasons.items() if name in here and there.get(name) != here[name])
+            differing = (
+                what
+                for name, what in reasons.items()
+                if name in here and there.get(name) != here[name]
+            )
             raise Useless(
                 f"{path} is of {next(differing, 'another version')}; choose another place, or compute it again"
             )
@@ -165,7 +191,9 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 # linear algebra: a tile has the same bytes wherever and whenever it is computed. One thread writes.
 
 
-def fill_tiles(kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]) -> Generator[int]:
+def fill_tiles(
+    kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]
+) -> Generator[int]:
     """Compute tiles and write each as it is ready, marked once it is written; how many are is given each time."""
     tiling, rest, written = matrix.layout.tiling, iter(tiles), 0
     if not kernel.concurrent:
@@ -199,18 +227,24 @@ def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Ar
         own: Blocks = {}
         if tiling.owns(row, column):
             alone = [kernel.among(point[None]) for point in points]
-            own = {name: torch.cat([block[name][:, :, 0] for block in alone]) for name in kernel.names}
+            own = {
+                name: torch.cat([block[name][:, :, 0] for block in alone]) for name in kernel.names
+            }
         return to_arrays(kernel.between(points, inputs[tiling.columns(column)])), to_arrays(own)
     whole = kernel.among(points)
     train = tiling.columns(column)
     square = {name: block[:, :, : train.stop - train.start] for name, block in whole.items()}
-    diagonal = {name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in whole.items()}
+    diagonal = {
+        name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in whole.items()
+    }
     return to_arrays(square), to_arrays(diagonal)
 
 
 def to_arrays(blocks: Blocks) -> Arrays:
     """Turn tensors into arrays as the file takes them."""
-    return {name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()}
+    return {
+        name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()
+    }
 
 
 # --- Tiles are computed by jobs: a worker opens the file, computes its tiles and writes each, sealed, as it is ready.
@@ -221,7 +255,10 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 
 ENOUGH = 300.0  # seconds of a task, beside which it matters little that a worker draws data and network first
-LATE, PAUSE = 60.0, 0.2  # seconds that a network's file system may take to show a file, and between two looks at it
+LATE, PAUSE = (
+    60.0,
+    0.2,
+)  # seconds that a network's file system may take to show a file, and between two looks at it
 
 
 @dataclass(frozen=True)
@@ -248,7 +285,9 @@ class TileJob(AbstractJob):
                 raise Mistake(f"a worker does not see {self.file}; {shared}")
             matrix, kernel = open_matrix(Path(self.file)), self.kernel(threads)
             if matrix.facts["identity"] != kernel.identity:
-                raise Mistake(f"{self.file} is of something else there: that worker has other data or another version")
+                raise Mistake(
+                    f"{self.file} is of something else there: that worker has other data or another version"
+                )
             left = matrix.unmarked(self.tiles)
             for count in fill_tiles(kernel, matrix, left):
                 tell(Stepped(name, count, len(left)))
@@ -288,12 +327,16 @@ def fill_by_jobs(
                         raise Unfinished(f"{matrix.path}: {event.reason}")
                     case Ended(how="killed" | "stopped"):
                         lost = event.reason or "it was told to stop"
-                        progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others continue")
+                        progress.warn(
+                            f"{matrix.path.name}: a worker is lost: {lost}; others continue"
+                        )
                 yield len(tiles) - len(matrix.unmarked(tiles))
         before, left = left, unmarked_tiles(matrix, left, 0.0 if lost else LATE)
         if len(left) == len(before):
             reason = lost or "what they wrote is not to be seen here"
-            raise Unfinished(f"{matrix.path}: no worker finished a tile: {reason}; the same command continues")
+            raise Unfinished(
+                f"{matrix.path}: no worker finished a tile: {reason}; the same command continues"
+            )
 
 
 def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
@@ -353,7 +396,11 @@ class WorkLeft:
         '1,715 tiles, about 10,000 core hours: 4 days with 100 workers of a core each; 24 GB on the disk'
         """
         hours = self.seconds / 3600
-        cores = f"{float(f'{hours:.2g}'):,.0f} core hours" if hours >= 10 else f"{duration(self.seconds)} of one core"
+        cores = (
+            f"{float(f'{hours:.2g}'):,.0f} core hours"
+            if hours >= 10
+            else f"{duration(self.seconds)} of one core"
+        )
         crew = f"{workers} workers of a core each" if workers > 1 else "one worker"
         ahead = f"about {cores}: {duration(self.elapsed(workers))} with {crew}"
         return f"{self.tiles:,} tiles, {ahead}; {self.bytes / 1e9:.2g} GB on the disk"
@@ -370,19 +417,27 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
     layout = begun.layout if begun else layout_of(kernel)
     left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
-    each = kernel.seconds if kernel.seconds * pairs < LONG / 10 else max(kernel.seconds, time_pair(kernel))
+    each = (
+        kernel.seconds
+        if kernel.seconds * pairs < LONG / 10
+        else max(kernel.seconds, time_pair(kernel))
+    )
     return WorkLeft(len(left), pairs, pairs * each, layout.bytes)
 
 
 def time_pair(kernel: AbstractKernel) -> float:
     """Time pairs of points, twice as many on each side until it takes a while; once before, to load what it needs."""
-    kernel = replace(kernel)  # what is timed is not a part of the file, on which a kernel may have a remark
+    kernel = replace(
+        kernel
+    )  # what is timed is not a part of the file, on which a kernel may have a remark
     train, side = kernel.inputs[: len(kernel.data.train.inputs)], 2
     while True:
         points = train[:side]
         kernel.between(points, points)
         start = time.process_time()
-        to_arrays(kernel.between(points, points))  # fetched from a device, which would not have waited
+        to_arrays(
+            kernel.between(points, points)
+        )  # fetched from a device, which would not have waited
         spent = time.process_time() - start
         if spent >= TIMED or 2 * side > min(LARGEST, len(train)):
             return spent / len(points) ** 2

@@ -96,7 +96,9 @@ class AbstractKernel(ABC):
         return ""
 
     @abstractmethod
-    def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
+    def between(
+        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+    ) -> Blocks:
         """The kernels between points and other points."""
 
     @abstractmethod
@@ -107,7 +109,11 @@ class AbstractKernel(ABC):
     def options(self) -> dict[str, Any]:
         """Its own fields, with which a worker elsewhere makes it of the same experiment and data."""
         common = {each.name for each in fields(AbstractKernel)}
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name not in common}
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.init and each.name not in common
+        }
 
     @cached_property
     def inputs(self) -> Float[Tensor, "point *shape"]:
@@ -117,7 +123,10 @@ class AbstractKernel(ABC):
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
         """What the squared loss compares, whatever the network's loss is: classes as ±1, or one-hot and centred."""
-        target, classes = torch.cat([split.target for split in splits_of(self.data).values()]), len(self.data.classes)
+        target, classes = (
+            torch.cat([split.target for split in splits_of(self.data).values()]),
+            len(self.data.classes),
+        )
         if self.outputs == classes == 2:  # a network with two outputs for two classes
             return torch.nn.functional.one_hot(target, classes).double() - 1 / classes
         return Squared().targets(target, classes)
@@ -148,13 +157,17 @@ class AbstractKernel(ABC):
 
     @property
     def identity(self) -> str:
-        return sha256(json.dumps(self.description, sort_keys=True, allow_nan=False).encode()).hexdigest()
+        return sha256(
+            json.dumps(self.description, sort_keys=True, allow_nan=False).encode()
+        ).hexdigest()
 
 
 # --- The kernels of an architecture as its width goes to infinity, outputs scaled as `init` says: α²𝒢 and α²Θ.
 
 
-LIMIT_RATE = 1e-10  # seconds for a pair of pixels in a layer; the fused engine takes a few times as long
+LIMIT_RATE = (
+    1e-10  # seconds for a pair of pixels in a layer; the fused engine takes a few times as long
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +200,9 @@ class InfiniteKernel(AbstractKernel):
     def seconds(self) -> float:
         return self.network.work * LIMIT_RATE
 
-    def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
+    def between(
+        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+    ) -> Blocks:
         return self.block(left, right, same=False)
 
     def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
@@ -199,7 +214,10 @@ class InfiniteKernel(AbstractKernel):
         room = self.experiment.room_gb / self.threads
         kernels = compute(self.network, block, left, right, memory_gb=room, threads=1)
         scale = self.experiment.init.alpha**2
-        return {"nngp": scale * kernels.nngp[:, None, :, None], "ntk": scale * kernels.ntk[:, None, :, None]}
+        return {
+            "nngp": scale * kernels.nngp[:, None, :, None],
+            "ntk": scale * kernels.ntk[:, None, :, None],
+        }
 
 
 # --- The tangent kernel of networks of finite width, at their start or at the end of a run, as a mean over seeds:
@@ -215,7 +233,9 @@ class EmpiricalKernel(AbstractKernel):
     wanted: Outputs = "all"  # all of the outputs, some, or their trace as one
     weights: str = ""  # weights.pt of a run, in place of seeds
     when: str = "end"  # its weights at the `start` or the `end` of training
-    errors: list[tuple[float, float]] = field(default_factory=list, init=False)  # bars of sketched blocks, their norms
+    errors: list[tuple[float, float]] = field(
+        default_factory=list, init=False
+    )  # bars of sketched blocks, their norms
 
     @cached_property
     def width(self) -> int:
@@ -254,7 +274,13 @@ class EmpiricalKernel(AbstractKernel):
         if (sketch := self.experiment.kernel.sketch) is not None:
             parts |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
         _, source = self.drawn
-        return {"kind": "tangent", **parts, "casts": self.experiment.path.casts, "outputs": self.wanted, **source}
+        return {
+            "kind": "tangent",
+            **parts,
+            "casts": self.experiment.path.casts,
+            "outputs": self.wanted,
+            **source,
+        }
 
     @property
     def concurrent(self) -> bool:
@@ -266,7 +292,9 @@ class EmpiricalKernel(AbstractKernel):
         weights = sum(weight.numel() for module in modules for weight in module.parameters())
         return weights * self.width * RATE
 
-    def between(self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]) -> Blocks:
+    def between(
+        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+    ) -> Blocks:
         return self.mean(left, right)
 
     def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
@@ -275,7 +303,11 @@ class EmpiricalKernel(AbstractKernel):
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
         """The mean over the modules, added one by one in their order; sketches leave their error bars."""
         (modules, _), total = self.drawn, None
-        casts, sketch, seed = self.experiment.path.casts, self.experiment.kernel.sketch, self.experiment.seed
+        casts, sketch, seed = (
+            self.experiment.path.casts,
+            self.experiment.kernel.sketch,
+            self.experiment.seed,
+        )
         for module in modules:
             if sketch is None:
                 kernel = tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)

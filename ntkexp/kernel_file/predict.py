@@ -107,7 +107,9 @@ class Entries:
         size = min(AT_ONCE, self.memory_gb * 1e9 / COPIES_OF_ROWS)
         step = int(size // (8 * self.count * self.matrix.layout.outputs))
         step = max(step // side, 1) * side
-        return [slice(k, min(k + step, points.stop)) for k in range(points.start, points.stop, step)]
+        return [
+            slice(k, min(k + step, points.stop)) for k in range(points.start, points.stop, step)
+        ]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
         """The kernel between points and training examples."""
@@ -168,13 +170,17 @@ class Question:
     def __post_init__(self) -> None:
         refuse_negative(self.ridge or 0.0)
         if (self.steps is None) != (self.step_size is None):
-            given, lacking = ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
+            given, lacking = (
+                ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
+            )
             raise WrongArgument(
                 f"{given}={getattr(self, given)} goes with {lacking}=…: steps of gradient descent, all of one size",
                 *(given, lacking),
             )
         if self.folds == 1:
-            raise WrongArgument("folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds")
+            raise WrongArgument(
+                "folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds"
+            )
         if not self.memory_gb > 0:
             raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
@@ -188,17 +194,28 @@ class Question:
     @property
     def is_plain(self) -> bool:
         """Whether a single inverse is all that is wanted."""
-        return self.steps is None and self.times == (math.inf,) and self.ridge is not None and self.folds is None
+        return (
+            self.steps is None
+            and self.times == (math.inf,)
+            and self.ridge is not None
+            and self.folds is None
+        )
 
     def way_to_solve(self, entries: Entries) -> Solver:
         """Choose the solver that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
         if self.solver not in (None, "eigen") and not self.is_plain:
             raise WrongArgument(
-                f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen", "solver"
+                f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen",
+                "solver",
             )
-        usual: list[Solver] = ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
+        usual: list[Solver] = (
+            ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
+        )
         usual += ["cholesky", "cg"] if self.is_plain else []
-        needed = {each: 8.0 * COPIES[each] * entries.count**2 for each in ([self.solver] if self.solver else usual)}
+        needed = {
+            each: 8.0 * COPIES[each] * entries.count**2
+            for each in ([self.solver] if self.solver else usual)
+        }
         for solver, size in needed.items():
             if size <= self.memory_gb * 1e9:
                 return solver
@@ -224,10 +241,14 @@ class SolvedKernel:
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    left_out: Float[Tensor, "entry column"] | None = None  # predictions of training examples by the others
+    left_out: Float[Tensor, "entry column"] | None = (
+        None  # predictions of training examples by the others
+    )
 
 
-def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]) -> Iterator[SolvedKernel]:
+def solve(
+    entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]
+) -> Iterator[SolvedKernel]:
     """Solve way by way: by one eigendecomposition, by Cholesky's factor, or by conjugate gradients."""
     targets = entries.columns(entries.targets[: entries.train])
     solver, ways = question.way_to_solve(entries), question.ways(entries.train)
@@ -251,10 +272,14 @@ def solve(entries: Entries, kernel: str, question: Question, tell: Callable[[str
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     solved = conjugate_gradients(product, diagonal, targets, tell=remark)
-    yield SolvedKernel(when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}")
+    yield SolvedKernel(
+        when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}"
+    )
 
 
-def matrix_for_products(entries: Entries, kernel: str, memory_gb: float) -> Float[Tensor, "entry entry"]:
+def matrix_for_products(
+    entries: Entries, kernel: str, memory_gb: float
+) -> Float[Tensor, "entry entry"]:
     """The kernel among training examples. If the memory does not hold it twice, it lies in a file without a name beside
     the kernel: a product reads that much faster than the tiles."""
     shape = entries.count, entries.count
@@ -296,7 +321,10 @@ def solve_by_modes(
     parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
     if question.ridge is None:  # the one with the smallest squared error on what was left out
         tried = ridges(matrix)
-        ridge = min(tried, key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()))
+        ridge = min(
+            tried,
+            key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()),
+        )
     else:
         ridge = question.ridge
     needs_modes = question.ridge is None or question.folds is not None
@@ -370,20 +398,27 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
 
 def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
     splits = entries.matrix.splits
-    predicted = {split: predict_at(entries, kernel, solved, points) for split, points in splits.items()}
+    predicted = {
+        split: predict_at(entries, kernel, solved, points) for split, points in splits.items()
+    }
     if solved.left_out is not None:
         predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
     scores = []
     for split, outputs in predicted.items():
         points = splits["train" if split == LEFT_OUT else split]
-        targets, labels = entries.targets[points], entries.labels[points]  # labels below zero are none
+        targets, labels = (
+            entries.targets[points],
+            entries.labels[points],
+        )  # labels below zero are none
         error, classifies = outputs.mean - targets, bool((labels >= 0).all())
         spread = outputs.deviation if classifies else None
         chances = None if spread is None else probabilities(outputs.mean, spread)
         scores.append(
             Score(
                 kernel=kernel,
-                when="t=∞" if split == LEFT_OUT else solved.when,  # the only time at which that has a closed form
+                when="t=∞"
+                if split == LEFT_OUT
+                else solved.when,  # the only time at which that has a closed form
                 ridge=solved.ridge,
                 split=split,
                 points=len(targets),
@@ -400,7 +435,9 @@ def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Ans
     return Answer(kernel, solved, tuple(scores), predicted)
 
 
-def predict_at(entries: Entries, kernel: str, solved: SolvedKernel, points: slice) -> MeanAndDeviation:
+def predict_at(
+    entries: Entries, kernel: str, solved: SolvedKernel, points: slice
+) -> MeanAndDeviation:
     """Predict the outputs at some points, block by block."""
     learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
     prior = entries.among("nngp") if learned and kernel == "ntk" else None
@@ -410,7 +447,9 @@ def predict_at(entries: Entries, kernel: str, solved: SolvedKernel, points: slic
         means.append(entries.values(cross @ solved.coefficients))
         if learned and prior is not None:  # of networks that train all layers
             start = Kernels(prior, entries.rows("nngp", block))
-            variances.append(Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block)))
+            variances.append(
+                Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block))
+            )
         elif learned:  # of those that train their readout
             variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
     mean = torch.cat(means)
@@ -439,9 +478,13 @@ class Study(Component):
 def read_study(name: str, choices: Choices) -> Study:
     names = choices.options("study")
     if name not in names:
-        raise Mistake(f"'{name}' is not a study; choose from {', '.join(names)}{nearest(name, names)}")
+        raise Mistake(
+            f"'{name}' is not a study; choose from {', '.join(names)}{nearest(name, names)}"
+        )
     fields = read_yaml(choices.file("study", name))
     try:
         return Study.model_validate(fields)
     except ValidationError as error:
-        raise Mistake(f"{choices.file('study', name)}: {refusal(error, Study, '', fields)}") from None
+        raise Mistake(
+            f"{choices.file('study', name)}: {refusal(error, Study, '', fields)}"
+        ) from None

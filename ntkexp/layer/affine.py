@@ -90,9 +90,13 @@ class Convolution(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias)
         self.gain, self.shift, self.stride = gain, shift, stride
         self.mode = "circular" if circular else "constant"
-        self.borders = [0 if valid else w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)]
+        self.borders = [
+            0 if valid else w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)
+        ]
 
-    def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
+    def forward(
+        self, x: Float[Tensor, "example channels *pixels"]
+    ) -> Float[Tensor, "example features *pixels_"]:
         convolve = CONVOLUTIONS[x.dim() - 2]
         padded = nn.functional.pad(self.gain / self.shift * x, self.borders, self.mode)
         z: Tensor = convolve(padded, self.weight, self.bias, stride=self.stride)
@@ -116,7 +120,9 @@ class ConvolutionOfTorch(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias)
         self.function, self.gain, self.shift, self.options = function, gain, shift, dict(options)
 
-    def forward(self, x: Float[Tensor, "example channels *pixels"]) -> Float[Tensor, "example features *pixels_"]:
+    def forward(
+        self, x: Float[Tensor, "example channels *pixels"]
+    ) -> Float[Tensor, "example features *pixels_"]:
         z = self.function(self.gain / self.shift * x, self.weight, self.bias, **self.options)
         return z if self.shift == 1 else self.shift * z
 
@@ -157,7 +163,9 @@ class AbstractAffine(AbstractLayer):
         """[features, …], everything after the first axis being the inputs of a unit."""
 
     @abstractmethod
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+    def assembled(
+        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
+    ) -> nn.Module:
         """Put the module together with these weights."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
@@ -175,9 +183,17 @@ class AbstractAffine(AbstractLayer):
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weights = self.weight_shape(shape)
-        inputs, W_std, b_std = prod(weights[1:]), detached_number(self.W_std), detached_number(self.b_std)
+        inputs, W_std, b_std = (
+            prod(weights[1:]),
+            detached_number(self.W_std),
+            detached_number(self.b_std),
+        )
         weight = torch.randn(weights, generator=generator, dtype=torch.float64)
-        bias = torch.randn(self.features, generator=generator, dtype=torch.float64) if b_std > 0 else None
+        bias = (
+            torch.randn(self.features, generator=generator, dtype=torch.float64)
+            if b_std > 0
+            else None
+        )
         if self.param == "standard":
             scaled = None if bias is None else bias * b_std
             module = self.assembled(weight * (W_std / sqrt(inputs)), scaled, 1.0, 1.0)
@@ -204,21 +220,36 @@ class AbstractAffine(AbstractLayer):
             if not self.frozen and self.param == "ntk":
                 source = nngp
             elif not self.frozen:
-                source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(self.b_std > 0)
+                source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(
+                    self.b_std > 0
+                )
             ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
         pairs = self.mixed_pairs(covariance.pairs)
         after = replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs)
-        if (distances := covariance.distances) is not None:  # a difference has no bias, and a sum has two
-            mixed_distances = distances.map(lambda values: self.W_std**2 * self.mix(values, covariance.pairs))
-            after = after.with_distances(replace(mixed_distances, far=mixed_distances.far + 4 * self.b_std**2))
+        if (
+            distances := covariance.distances
+        ) is not None:  # a difference has no bias, and a sum has two
+            mixed_distances = distances.map(
+                lambda values: self.W_std**2 * self.mix(values, covariance.pairs)
+            )
+            after = after.with_distances(
+                replace(mixed_distances, far=mixed_distances.far + 4 * self.b_std**2)
+            )
         return after.coarse(self.samples(shape))
 
-    def weighed(self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]) -> Operation:
+    def weighed(
+        self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]
+    ) -> Operation:
         """The sum over a window with the weights of a mean."""
-        scale, shift = detached_number(self.W_std) ** 2 / prod(windows), detached_number(self.b_std) ** 2
+        scale, shift = (
+            detached_number(self.W_std) ** 2 / prod(windows),
+            detached_number(self.b_std) ** 2,
+        )
         learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
         deep, down, across = (window // 2 for window in windows)
-        return weigh(register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across))
+        return weigh(
+            register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across)
+        )
 
 
 class Dense(AbstractAffine):
@@ -238,7 +269,9 @@ class Dense(AbstractAffine):
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.features, *shape)
 
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+    def assembled(
+        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
+    ) -> nn.Module:
         return Affine(weight, bias, gain, shift)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
@@ -260,11 +293,17 @@ class Conv(AbstractAffine):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) - 1 not in CONVOLUTIONS:
-            raise Mistake(f"Conv takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}")
+            raise Mistake(
+                f"Conv takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}"
+            )
         windows = self.windows(shape)
         if self.circular and any(w > 2 * n + 1 for w, n in zip(windows, shape[1:], strict=True)):
-            raise Mistake(f"a circular window {list(windows)} does not fit into {list(shape[1:])} pixels")
-        if self.valid and (self.circular or any(w > n for w, n in zip(windows, shape[1:], strict=True))):
+            raise Mistake(
+                f"a circular window {list(windows)} does not fit into {list(shape[1:])} pixels"
+            )
+        if self.valid and (
+            self.circular or any(w > n for w, n in zip(windows, shape[1:], strict=True))
+        ):
             raise Mistake(
                 f"a valid window {list(windows)} lies within an image, not around {list(shape[1:])} pixels; choose a "
                 "smaller window, or one of circular and valid"
@@ -274,7 +313,9 @@ class Conv(AbstractAffine):
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
-            raise Mistake(f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}")
+            raise Mistake(
+                f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}"
+            )
         return window
 
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -286,12 +327,17 @@ class Conv(AbstractAffine):
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
         windows = self.windows(shape)
         margins = [w // 2 if self.valid else 0 for w in windows]
-        return [Coarse.every(n, self.stride, margin) for n, margin in zip(shape[1:], margins, strict=True)]
+        return [
+            Coarse.every(n, self.stride, margin)
+            for n, margin in zip(shape[1:], margins, strict=True)
+        ]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         return pairs_before(self.samples(shape), wanted, shape[1:])
 
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+    def assembled(
+        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
+    ) -> nn.Module:
         shift = 1.0 if bias is None else shift
         return Convolution(weight, bias, gain, shift, self.stride, self.circular, self.valid)
 
@@ -342,12 +388,17 @@ class AbstractTapped(AbstractAffine):
     def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
         """The pixel that each weight meets, along each axis."""
         options = self.options(len(pixels))
-        return [self.taps_of(n, **{name: each[k] for name, each in options.items()}) for k, n in enumerate(pixels)]
+        return [
+            self.taps_of(n, **{name: each[k] for name, each in options.items()})
+            for k, n in enumerate(pixels)
+        ]
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         name = type(self).__name__
         if len(shape) - 1 not in CONVOLUTIONS:
-            raise Mistake(f"{name} takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}")
+            raise Mistake(
+                f"{name} takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}"
+            )
         taps = self.taps(shape[1:])
         if not all(one.members for one in taps):
             options = self.options(len(shape) - 1)
@@ -360,7 +411,9 @@ class AbstractTapped(AbstractAffine):
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.features, shape[0], *self.options(len(shape) - 1)["window"])
 
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
+    def assembled(
+        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
+    ) -> nn.Module:
         axes, shift = weight.dim() - 2, 1.0 if bias is None else shift
         options = self.options(axes)
         del options["window"]
@@ -406,8 +459,12 @@ class ConvTranspose(AbstractTapped):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         after, options = super().shape(shape), self.options(len(shape) - 1)
-        extra, strides, spread = (options[name] for name in ("output_padding", "stride", "dilation"))
-        if any(more >= max(step, wide) for more, step, wide in zip(extra, strides, spread, strict=True)):
+        extra, strides, spread = (
+            options[name] for name in ("output_padding", "stride", "dilation")
+        )
+        if any(
+            more >= max(step, wide) for more, step, wide in zip(extra, strides, spread, strict=True)
+        ):
             raise Mistake(
                 f"ConvTranspose: output_padding={list(extra)} must be less than stride={list(strides)} or dilation"
             )
@@ -416,5 +473,9 @@ class ConvTranspose(AbstractTapped):
     def taps_of(self, pixels: int, **options: int) -> Taps:
         return Taps.transposed(pixels, **options)
 
-    def assembled(self, weight: Tensor, bias: Tensor | None, gain: float, shift: float) -> nn.Module:
-        return super().assembled(weight.transpose(0, 1).contiguous(), bias, gain, shift)  # as torch has it
+    def assembled(
+        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
+    ) -> nn.Module:
+        return super().assembled(
+            weight.transpose(0, 1).contiguous(), bias, gain, shift
+        )  # as torch has it

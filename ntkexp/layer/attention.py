@@ -118,7 +118,10 @@ class SelfAttention(AbstractLayer):
             A = self.QK_std * K
             A = A.softmax(-1) if self.attention == "softmax" else A
             return replace(covariance, left=(*covariance.left, A)), A, A
-        left, right = covariance.left[covariance.met][:, None], covariance.right[covariance.met][None]
+        left, right = (
+            covariance.left[covariance.met][:, None],
+            covariance.right[covariance.met][None],
+        )
         return replace(covariance, met=covariance.met + 1), left, right
 
 
@@ -139,12 +142,18 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out, self.bias = query, key, value, out, bias
         self.scales, self.softmax = scales, softmax
 
-    def forward(self, x: Float[Tensor, "example channel *pixel"]) -> Float[Tensor, "example feature *pixel"]:
+    def forward(
+        self, x: Float[Tensor, "example channel *pixel"]
+    ) -> Float[Tensor, "example feature *pixel"]:
         (QK_std, OV_std, b_std), (_, channels, width) = self.scales, self.query.shape
         rows = x.flatten(2).transpose(1, 2).unsqueeze(1)  # [example, 1, pixel, channel]
         queries, values = rows @ self.query, rows @ self.value  # [example, head, pixel, width]
         keys = queries if self.key is None else rows @ self.key
-        G = queries @ keys.transpose(2, 3) * (QK_std / (channels * width ** (1 if self.key is None else 0.5)))
+        G = (
+            queries
+            @ keys.transpose(2, 3)
+            * (QK_std / (channels * width ** (1 if self.key is None else 0.5)))
+        )
         heads = (G.softmax(3) if self.softmax else G) @ values
         joined = heads.transpose(1, 2).flatten(2)  # [example, pixel, head · width]
         outputs = joined @ self.out * (OV_std / (self.out.shape[0] * channels) ** 0.5)

@@ -59,7 +59,9 @@ def single_number(value: Tensor | float) -> Tensor | float:
     if not isinstance(value, Tensor):
         return value
     if value.numel() != 1 or not value.is_floating_point() or value.is_meta:
-        raise Mistake(f"a scale is one number, not a tensor of shape {list(value.shape)} and {value.dtype}")
+        raise Mistake(
+            f"a scale is one number, not a tensor of shape {list(value.shape)} and {value.dtype}"
+        )
     return value.reshape(())
 
 
@@ -73,7 +75,9 @@ def scale(zero: bool) -> AfterValidator:
 
     def check(value: Tensor | float) -> Tensor | float:
         if not (detached_number(value) >= 0 if zero else detached_number(value) > 0):
-            raise Mistake(f"it takes a number {'≥' if zero else '>'} 0, not {detached_number(value):g}")
+            raise Mistake(
+                f"it takes a number {'≥' if zero else '>'} 0, not {detached_number(value):g}"
+            )
         if detached_number(value) > LARGEST:
             raise Mistake(
                 f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {detached_number(value):g}"
@@ -83,14 +87,20 @@ def scale(zero: bool) -> AfterValidator:
     return AfterValidator(check)
 
 
-Positive = Annotated[Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=False)]
-NotNegative = Annotated[Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=True)]
+Positive = Annotated[
+    Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=False)
+]
+NotNegative = Annotated[
+    Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=True)
+]
 
 
 class AbstractLayer(Component):
     """A layer is one step of a network: shape [*shape] → shape [*shape′] for every example."""
 
-    averages: ClassVar[bool] = False  # whether it is the mean over the pairs of pixels that it needs, a vector
+    averages: ClassVar[bool] = (
+        False  # whether it is the mean over the pairs of pixels that it needs, a vector
+    )
 
     @abstractmethod
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -116,7 +126,9 @@ class AbstractLayer(Component):
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         """Take covariances through this layer."""
-        raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that cannot do this
+        raise NotImplementedError(
+            type(self).__name__
+        )  # `carry` refuses a layer that cannot do this
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         """`push` as operations on a tile, the registers from `free` on being to spare; one `bend` for each variance
@@ -199,12 +211,16 @@ def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> O
 
 def registers(operations: Operations) -> int:
     """How many registers there are up to the last that operations use."""
-    return 1 + max((max(operation.register, operation.other) for operation in operations), default=-1)
+    return 1 + max(
+        (max(operation.register, operation.other) for operation in operations), default=-1
+    )
 
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
     """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
-    definer = next(kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind)))
+    definer = next(
+        kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind))
+    )
     return form in vars(definer)
 
 
@@ -223,7 +239,9 @@ class Residual(AbstractLayer):
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         ends = [shapes(layers, shape)[-1] for layers in (self.branch, self.shortcut)]
         if ends[0] != ends[1]:
-            raise Mistake(f"the branches of a residual layer disagree: {list(ends[0])} and {list(ends[1])}")
+            raise Mistake(
+                f"the branches of a residual layer disagree: {list(ends[0])} and {list(ends[1])}"
+            )
         return ends[0]
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
@@ -231,7 +249,9 @@ class Residual(AbstractLayer):
         return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
 
     def carry(self, signal: Signal) -> Signal:
-        ends = [carry(layers, replace(signal, fresh=False)) for layers in (self.branch, self.shortcut)]
+        ends = [
+            carry(layers, replace(signal, fresh=False)) for layers in (self.branch, self.shortcut)
+        ]
         if not any(end.fresh for end in ends):
             raise Mistake(
                 "a residual layer has no limit of infinite width unless one of its branches ends in weights "
@@ -250,7 +270,9 @@ class Residual(AbstractLayer):
         return branch.union(shortcut)
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        branch, shortcut = (need_own(layers, wanted, shape) for layers in (self.branch, self.shortcut))
+        branch, shortcut = (
+            need_own(layers, wanted, shape) for layers in (self.branch, self.shortcut)
+        )
         return branch.union(shortcut) if branch and shortcut else branch or shortcut
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
@@ -299,7 +321,9 @@ class Concatenation(AbstractLayer):
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
         if len({end[1:] for end in ends}) > 1:
-            raise Mistake(f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}")
+            raise Mistake(
+                f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}"
+            )
         return ends
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -334,7 +358,9 @@ class Concatenation(AbstractLayer):
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         total: Covariance | None = None
         for layers, share in zip(self.branches, self.shares(shape), strict=True):
-            branch = push(layers, covariance if total is None else covariance.following(total), shape)
+            branch = push(
+                layers, covariance if total is None else covariance.following(total), shape
+            )
             branch = branch.map(lambda values, share=share: share * values)  # type: ignore[misc]
             total = branch if total is None else total.plus(branch)
         assert total is not None  # there are two branches or more
@@ -344,7 +370,9 @@ class Concatenation(AbstractLayer):
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
         operations = tuple(Operation(COPY, register, other) for other in others)
-        for layers, here, share in zip(self.branches, (register, *others), self.shares(shape), strict=True):
+        for layers, here, share in zip(
+            self.branches, (register, *others), self.shares(shape), strict=True
+        ):
             branch = fused(layers, shape, here, free)
             free = max(free, registers(branch))
             operations = (*operations, *branch, weigh(here, share))
@@ -372,7 +400,9 @@ def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object],
         if not isinstance(name, str):
             return name
         if name not in known:
-            raise Mistake(f"there is no {kind} '{name}'; choose from {', '.join(known)}{nearest(name, known)}")
+            raise Mistake(
+                f"there is no {kind} '{name}'; choose from {', '.join(known)}{nearest(name, known)}"
+            )
         return known[name]
 
     return layer

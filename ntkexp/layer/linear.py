@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.covariance.covariance import Covariance, Distances, Signal, unequal_roots
-from ntkexp.covariance.pairs import NORM, Coarse, Operation, Operations, Pairs, coarsen, pairs_before
+from ntkexp.covariance.pairs import (
+    NORM,
+    Coarse,
+    Operation,
+    Operations,
+    Pairs,
+    coarsen,
+    pairs_before,
+)
 from ntkexp.layer.base import AbstractLayer, name_validator
 from ntkexp.mistake import Mistake
 
@@ -58,7 +66,9 @@ class GlobalAvgPool(AbstractLayer):
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) == 1:
-            raise Mistake(f"GlobalAvgPool takes [channels, *pixels], and was given {list(shape)}; leave it out")
+            raise Mistake(
+                f"GlobalAvgPool takes [channels, *pixels], and was given {list(shape)}; leave it out"
+            )
         return shape[:1]
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
@@ -77,7 +87,9 @@ class GlobalAvgPool(AbstractLayer):
 class MeanOverPixels(nn.Module):
     """[example, channel, *pixels] → [example, channel]."""
 
-    def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel"]:
+    def forward(
+        self, x: Float[Tensor, "example channel *pixels"]
+    ) -> Float[Tensor, "example channel"]:
         return x.flatten(2).mean(2)
 
 
@@ -116,7 +128,9 @@ class Dropout(AbstractLayer):
         if any(0 not in kept for kept in pairs.offsets):
             return covariance  # no pixel meets itself
         if covariance.ntk is None:
-            return covariance.map(lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep))
+            return covariance.map(
+                lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep)
+            )
         if not covariance.same:  # variances grow, and distances with them
             return covariance.with_distances(None)
 
@@ -133,7 +147,9 @@ class Dropout(AbstractLayer):
 class AbstractPool(AbstractLayer):
     """Windows that do not overlap; what does not fill a window is left out."""
 
-    modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]  # torch's pooling in one, two and three dimensions
+    modules: ClassVar[
+        Sequence[Callable[[Any], nn.Module]]
+    ]  # torch's pooling in one, two and three dimensions
     window: Depth | tuple[Depth, ...] = 2
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -142,12 +158,18 @@ class AbstractPool(AbstractLayer):
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         windows = self.windows(shape)
         if len(shape) == 1:
-            raise Mistake(f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten")
+            raise Mistake(
+                f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten"
+            )
         if len(windows) != len(shape) - 1 or not 1 <= len(windows) <= len(self.modules):
-            raise Mistake(f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}")
+            raise Mistake(
+                f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}"
+            )
         pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))
         if 0 in pixels:
-            raise Mistake(f"a pooling window of {self.window} does not fit into examples of shape {list(shape)}")
+            raise Mistake(
+                f"a pooling window of {self.window} does not fit into examples of shape {list(shape)}"
+            )
         return (shape[0], *pixels)
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
@@ -169,7 +191,10 @@ class AvgPool(AbstractPool):
 
     def coarse(self, shape: tuple[int, ...]) -> list[Coarse]:
         """The windows, as a map of pixels."""
-        return [Coarse.windows(n, window) for n, window in zip(shape[1:], self.windows(shape), strict=True)]
+        return [
+            Coarse.windows(n, window)
+            for n, window in zip(shape[1:], self.windows(shape), strict=True)
+        ]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         return pairs_before(self.coarse(shape), wanted, shape[1:])
@@ -191,7 +216,11 @@ class MaxPool(AbstractPool):
     modules = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
-POOLINGS: dict[str, AvgPool | MaxPool | None] = {"none": None, "average": AvgPool(), "max": MaxPool()}
+POOLINGS: dict[str, AvgPool | MaxPool | None] = {
+    "none": None,
+    "average": AvgPool(),
+    "max": MaxPool(),
+}
 
 Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("pooling", POOLINGS))]
 """A pooling layer, its name, or none."""
@@ -251,7 +280,9 @@ class LayerNorm(AbstractNorm):
         before = distances.at(q1, q2)
         excess = self.eps * before.excess * length.square()  # q₁/(q₁ + ε) − q₂/(q₂ + ε)
         unequal = unequal_roots(q1 * first.square(), q2 * second.square(), excess)
-        return after.with_distances(Distances(before.near * length, before.far * length, unequal, excess))
+        return after.with_distances(
+            Distances(before.near * length, before.far * length, unequal, excess)
+        )
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)
@@ -263,7 +294,9 @@ class ChannelNorm(nn.LayerNorm):
     def __init__(self, channels: int, eps: float, affine: bool) -> None:
         super().__init__(channels, eps, affine, dtype=torch.float64)
 
-    def forward(self, x: Float[Tensor, "example channel *pixels"]) -> Float[Tensor, "example channel *pixels"]:
+    def forward(
+        self, x: Float[Tensor, "example channel *pixels"]
+    ) -> Float[Tensor, "example channel *pixels"]:
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
@@ -295,5 +328,7 @@ NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
     "batch": BatchNorm(),
 }
 
-Norm = Annotated[LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(name_validator("norm", NORMS))]
+Norm = Annotated[
+    LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(name_validator("norm", NORMS))
+]
 """A normalisation, its name, or none."""

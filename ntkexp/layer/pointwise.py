@@ -10,7 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.covariance.covariance import ROUNDING, Covariance, Distances, PairEnd, Signal, safe_root, unequal_roots
+from ntkexp.covariance.covariance import (
+    ROUNDING,
+    Covariance,
+    Distances,
+    PairEnd,
+    Signal,
+    safe_root,
+    unequal_roots,
+)
 from ntkexp.covariance.pairs import (
     ARC,
     BEND,
@@ -90,7 +98,9 @@ class AbstractPointwise(AbstractLayer):
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         met, first, second = covariance.meet()
         pairs, nngp = covariance.pairs, covariance.nngp
-        if covariance.ntk is None:  # each example with itself: K′[p, q] = κ, and where p = q by its own formula
+        if (
+            covariance.ntk is None
+        ):  # each example with itself: K′[p, q] = κ, and where p = q by its own formula
             if pairs != Pairs.equal(pairs.pixels):
                 nngp, _ = self.between(first, nngp, second)
             return replace(met, nngp=pairs.with_diagonal(nngp, self.alone(first.variance)[0]))
@@ -104,7 +114,10 @@ class AbstractPointwise(AbstractLayer):
             nngp, slope = self.between(first, nngp, second)  # κ and κ̇
         if covariance.same:
             alone = self.alone(first.variance)
-            nngp, slope = covariance.where_same(nngp, alone[0]), covariance.where_same(slope, alone[1])
+            nngp, slope = (
+                covariance.where_same(nngp, alone[0]),
+                covariance.where_same(slope, alone[1]),
+            )
         return replace(met, nngp=nngp, ntk=covariance.ntk * slope).with_distances(distances)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,12 +184,16 @@ class AbstractBent(AbstractPointwise):
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         k, h = self.constants
         alive = (q1 > 0) & (q2 > 0)
-        root = torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()  # q₁q₂ might be no number
+        root = (
+            torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()
+        )  # q₁q₂ might be no number
         rho = c / root
         # Equal variables are found up to rounding: the arc cosine would make 1e-8 of 1e-16.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
         inner = torch.where(equal, 0.0, rho)
-        straight = torch.where(rho > 0, torch.zeros_like(rho), pi)  # of two numbers it would be one in single precision
+        straight = torch.where(
+            rho > 0, torch.zeros_like(rho), pi
+        )  # of two numbers it would be one in single precision
         angle = torch.where(equal, straight, inner.acos())
         sine = torch.where(equal, 0.0, ((1 - inner) * (1 + inner)).sqrt())
         slope = h - k * angle
@@ -197,13 +214,17 @@ class AbstractBent(AbstractPointwise):
         acute = distances.near <= distances.far
         shorter = torch.where(acute, distances.near, distances.far)
         sine = safe_root(shorter / torch.where(R > 0, 4 * R, 1.0)).clamp_max(0.5**0.5)
-        angle = torch.where(R > 0, 2 * sine.asin(), pi / 2)  # a variable that is zero has a right angle to any other
+        angle = torch.where(
+            R > 0, 2 * sine.asin(), pi / 2
+        )  # a variable that is zero has a right angle to any other
         G = k * R * sine_gap(angle)
         slope = torch.where(acute, h - k * angle, a * b + k * angle)
         value = torch.where(acute, h * c, a * b * c) + G
         near = torch.where(acute, h * distances.near, h * distances.far - (a + b) ** 2 * c) - 2 * G
         far = h * distances.far + 2 * G - torch.where(acute, 0.0, (a - b) ** 2 * c)
-        return NearKernels(value, slope, Distances(near, far, h * distances.slack, h * distances.excess))
+        return NearKernels(
+            value, slope, Distances(near, far, h * distances.slack, h * distances.excess)
+        )
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         _, h = self.constants
@@ -302,7 +323,9 @@ class Erf(AbstractEntire):
         A, B = (1 + 2 * moments.q1).sqrt(), (1 + 2 * moments.q2).sqrt()
         distances = moments.distances
         uneven = 2 * distances.excess / (A + B)
-        rests = [squared - uneven.square() / 2 for squared in (distances.of_difference, distances.of_sum)]
+        rests = [
+            squared - uneven.square() / 2 for squared in (distances.of_difference, distances.of_sum)
+        ]
         D = ((1 + rests[0]) * (1 + rests[1])).sqrt()
         # The shorter distance, (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), by sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
         # Both together are 2(κ₁₁ + κ₂₂)
@@ -314,14 +337,22 @@ class Erf(AbstractEntire):
         for own, share in zip(halves, (uneven / A, -uneven / B), strict=True):
             short = short + 4 / pi * ((rest + share) / (2 * A * B) / (half + own).sin()).asin()
         q1, q2 = (1 - 4 / pi * own for own in halves)
-        excess = 4 / pi * (distances.excess / (A * B).square() / (halves[0] + halves[1]).sin()).asin()
+        excess = (
+            4 / pi * (distances.excess / (A * B).square() / (halves[0] + halves[1]).sin()).asin()
+        )
         unequal = unequal_roots(q1, q2, excess)
         near, far = short - unequal, 2 * (q1 + q2) - short - unequal
-        after = Distances(torch.where(close, near, far), torch.where(close, far, near), unequal, excess)
+        after = Distances(
+            torch.where(close, near, far), torch.where(close, far, near), unequal, excess
+        )
         return NearKernels(2 / pi * torch.atan2(2 * moments.c, D), 4 / pi / D, after)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (Operation(ARC, register, ends=lambda q: ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)),)
+        return (
+            Operation(
+                ARC, register, ends=lambda q: ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
+            ),
+        )
 
 
 class GELU(AbstractEntire):
@@ -354,7 +385,11 @@ class GELU(AbstractEntire):
         return value, c / (2 * pi * D) * (1 / D2 + (2 + q1 + q2) / P) + phi
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (Operation(GATE, register, ends=lambda q: ((1 + require_resolved("GELU", q)).rsqrt(), q)),)
+        return (
+            Operation(
+                GATE, register, ends=lambda q: ((1 + require_resolved("GELU", q)).rsqrt(), q)
+            ),
+        )
 
 
 class AbstractWave(AbstractEntire):
@@ -395,7 +430,10 @@ class AbstractWave(AbstractEntire):
         constants = (self.a**2 / 2, squared, self.phase)
         return (
             Operation(
-                WAVE, register, constants=constants, ends=lambda q: (squared / 2 * require_resolved(name, q, squared),)
+                WAVE,
+                register,
+                constants=constants,
+                ends=lambda q: (squared / 2 * require_resolved(name, q, squared),),
             ),
         )
 

@@ -46,7 +46,9 @@ class Scales:
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
         if bias is not None and bias.requires_grad != weight.requires_grad:
-            raise Mistake(f"one of weight and bias of {type(module).__name__} is trained, and the other not{ADVICE}")
+            raise Mistake(
+                f"one of weight and bias of {type(module).__name__} is trained, and the other not{ADVICE}"
+            )
         b_std = 0.0 if bias is None else 1 / sqrt(3 * counted) if self.b_std is None else self.b_std
         return {
             "W_std": sqrt(inputs / (3 * counted)) if self.W_std is None else self.W_std,
@@ -64,12 +66,18 @@ def read_sequential(
     for place, one in leaves(module, "module"):
         kind = type(one)
         if kind not in READERS:
-            raise Mistake(f"{place} is a {kind.__name__}, whose limit of infinite width is not known here{ADVICE}")
+            raise Mistake(
+                f"{place} is a {kind.__name__}, whose limit of infinite width is not known here{ADVICE}"
+            )
         if one._forward_hooks or one._forward_pre_hooks:
-            raise Mistake(f"{place} has a hook, by which it may be another function than its {kind.__name__}{ADVICE}")
+            raise Mistake(
+                f"{place} has a hook, by which it may be another function than its {kind.__name__}{ADVICE}"
+            )
         first = seen.setdefault(id(one), place) if any(True for _ in one.parameters()) else place
         if first != place:
-            raise Mistake(f"{place} is {first} again: weights that are used twice have no limit known here{ADVICE}")
+            raise Mistake(
+                f"{place} is {first} again: weights that are used twice have no limit known here{ADVICE}"
+            )
         try:
             layers = READERS[kind](one, shape, scales or Scales())
             for layer in layers:
@@ -102,14 +110,18 @@ Reader = Callable[[Any, tuple[int, ...], Scales], list[AbstractLayer]]
 
 def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if shape != (module.in_features,):
-        raise Mistake(f"it takes vectors of {module.in_features}, and is given examples of shape {list(shape)}")
+        raise Mistake(
+            f"it takes vectors of {module.in_features}, and is given examples of shape {list(shape)}"
+        )
     return [Dense(features=module.out_features, **scales.of(module, module.in_features))]
 
 
 def refuse_other_images(module: Any, shape: tuple[int, ...]) -> None:
     axes = len(module.kernel_size)
     if len(shape) != axes + 1 or shape[0] != module.in_channels:
-        raise Mistake(f"it takes {module.in_channels} channels of {axes} axes of pixels, and is given {list(shape)}")
+        raise Mistake(
+            f"it takes {module.in_channels} channels of {axes} axes of pixels, and is given {list(shape)}"
+        )
 
 
 def read_convolution(
@@ -122,26 +134,52 @@ def read_convolution(
     if isinstance(padding, str):
         reach = tuple(d * (w - 1) for d, w in zip(spread, windows, strict=True))
         if padding == "same" and any(each % 2 for each in reach):
-            raise Mistake(f"padding='same' of an even window has two unequal ends, which are not supported{ADVICE}")
+            raise Mistake(
+                f"padding='same' of an even window has two unequal ends, which are not supported{ADVICE}"
+            )
         padding = tuple(each // 2 if padding == "same" else 0 for each in reach)
-    same, valid, mode = padding == tuple(w // 2 for w in windows), not any(padding), module.padding_mode
+    same, valid, mode = (
+        padding == tuple(w // 2 for w in windows),
+        not any(padding),
+        module.padding_mode,
+    )
     plain = odd and (same or valid) and set(spread) == {1} and len(set(module.stride)) == 1
     circular = mode == "circular" and not valid
-    if module.groups != 1 or (mode not in {"zeros", "circular"} and not valid) or (circular and not plain):
+    if (
+        module.groups != 1
+        or (mode not in {"zeros", "circular"} and not valid)
+        or (circular and not plain)
+    ):
         raise Mistake(
             f"groups, and padding other than by zeros or circular by half a window, are not supported{ADVICE}"
         )
     drawn = scales.of(module, module.in_channels * prod(windows))
     if not plain:
-        options = {"window": windows, "stride": tuple(module.stride), "padding": padding, "dilation": spread}
+        options = {
+            "window": windows,
+            "stride": tuple(module.stride),
+            "padding": padding,
+            "dilation": spread,
+        }
         return [PaddedConv(features=module.out_channels, **options, **drawn)]
     step = module.stride[0]
     only = valid and not same
-    return [Conv(features=module.out_channels, window=windows, stride=step, circular=circular, valid=only, **drawn)]
+    return [
+        Conv(
+            features=module.out_channels,
+            window=windows,
+            stride=step,
+            circular=circular,
+            valid=only,
+            **drawn,
+        )
+    ]
 
 
 def read_transposed(
-    module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d, shape: tuple[int, ...], scales: Scales
+    module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
+    shape: tuple[int, ...],
+    scales: Scales,
 ) -> list[AbstractLayer]:
     """Transposed convolutions; torch draws their weights by the number of units, in place of that of inputs."""
     windows = tuple(module.kernel_size)
@@ -169,8 +207,14 @@ def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[Abstr
     def each(value: Any) -> tuple[int, ...]:
         return tuple(value) if isinstance(value, tuple) else (value,) * axes
 
-    if each(module.kernel_size) != each(module.stride) or any(each(module.padding)) or module.ceil_mode:
-        raise Mistake(f"windows that overlap, are apart, or look beyond the image are not supported{ADVICE}")
+    if (
+        each(module.kernel_size) != each(module.stride)
+        or any(each(module.padding))
+        or module.ceil_mode
+    ):
+        raise Mistake(
+            f"windows that overlap, are apart, or look beyond the image are not supported{ADVICE}"
+        )
     if getattr(module, "divisor_override", None) is not None:
         raise Mistake(f"divisor_override is not supported{ADVICE}")
     return [AvgPool(window=each(module.kernel_size))]
@@ -192,7 +236,9 @@ def read_flatten(module: nn.Flatten, shape: tuple[int, ...], scales: Scales) -> 
     return [Flatten()] if len(shape) > 1 else []
 
 
-def read_layer_norm(module: nn.LayerNorm, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_layer_norm(
+    module: nn.LayerNorm, shape: tuple[int, ...], scales: Scales
+) -> list[AbstractLayer]:
     if module.elementwise_affine or shape != tuple(module.normalized_shape) or len(shape) > 1:
         raise Mistake(
             "LayerNorm has a known limit of infinite width on vectors, without a gain that is trained; give "
@@ -203,11 +249,15 @@ def read_layer_norm(module: nn.LayerNorm, shape: tuple[int, ...], scales: Scales
 
 def read_gelu(module: nn.GELU, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if module.approximate != "none":
-        raise Mistake(f"GELU(approximate={module.approximate!r}) is not supported; give approximate='none'")
+        raise Mistake(
+            f"GELU(approximate={module.approximate!r}) is not supported; give approximate='none'"
+        )
     return [GELU()]
 
 
-def read_softplus(module: nn.Softplus, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_softplus(
+    module: nn.Softplus, shape: tuple[int, ...], scales: Scales
+) -> list[AbstractLayer]:
     if module.beta != 1:
         raise Mistake(f"Softplus(beta={module.beta}) is not supported; give beta=1")
     return [Generic(fn="softplus")]
@@ -238,6 +288,8 @@ READERS: Mapping[type[nn.Module], Reader] = {
     nn.Sigmoid: lambda module, shape, scales: [Generic(fn="sigmoid")],
     nn.Mish: lambda module, shape, scales: [Generic(fn="mish")],
     nn.Identity: lambda module, shape, scales: [],
-    nn.Dropout: lambda module, shape, scales: [Dropout(rate=module.p)] if module.training and module.p else [],
+    nn.Dropout: lambda module, shape, scales: (
+        [Dropout(rate=module.p)] if module.training and module.p else []
+    ),
 }
 """By the class itself: one made from it may be another function."""

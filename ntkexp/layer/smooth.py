@@ -95,7 +95,9 @@ class AbstractSmooth(AbstractPointwise):
         for order in ORDERS:
             shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
             # a variance that is not finite gives a kernel that is not either, which is refused at the end
-            missing = (float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0)
+            missing = (
+                float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0
+            )
             left_out = max(missing, default=0.0)
             if left_out <= ENOUGH:
                 return order
@@ -108,13 +110,16 @@ class AbstractSmooth(AbstractPointwise):
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         largest = max(
-            (float(end.variance.detach().max()) for end in (first, second) if end.variance.numel()), default=0
+            (float(end.variance.detach().max()) for end in (first, second) if end.variance.numel()),
+            default=0,
         )
         order = self.order(largest)
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
         rho, sums = c / torch.where(root > 0, root, 1.0), []
         ends = (self.coefficients(end.variance, order) for end in (first, second))
-        for a, b in zip(*ends, strict=True):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
+        for a, b in zip(
+            *ends, strict=True
+        ):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
             total = torch.zeros_like(rho)
             for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
                 total = total * rho + first.lay_out(one) * second.lay_out(two)
@@ -122,19 +127,28 @@ class AbstractSmooth(AbstractPointwise):
         return sums[0], sums[1]
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return self.between(PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values))
+        return self.between(
+            PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values)
+        )
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         rows = torch.split(q.flatten().double(), ROWS)
         parts = [self.expectations(part, lambda f: f.square().sum(1)) for part in rows]
-        value, slope = (torch.cat(each).view(q.shape).to(q.dtype) for each in zip(*parts, strict=True))
+        value, slope = (
+            torch.cat(each).view(q.shape).to(q.dtype) for each in zip(*parts, strict=True)
+        )
         return value, slope
 
     def coefficients(self, q: Tensor, order: int) -> tuple[Tensor, Tensor]:
         """a_k(q) of σ and of σ′, [term, *q]."""
         basis = hermite(order).to(q.device)
-        parts = [self.expectations(part, lambda f: f @ basis.t()) for part in torch.split(q.flatten().double(), ROWS)]
-        value, slope = (torch.cat(each).t().view(-1, *q.shape).to(q.dtype) for each in zip(*parts, strict=True))
+        parts = [
+            self.expectations(part, lambda f: f @ basis.t())
+            for part in torch.split(q.flatten().double(), ROWS)
+        ]
+        value, slope = (
+            torch.cat(each).t().view(-1, *q.shape).to(q.dtype) for each in zip(*parts, strict=True)
+        )
         return value, slope
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
@@ -173,7 +187,9 @@ class AbstractSmooth(AbstractPointwise):
         rest = squared.flip(0).cumsum(0).flip(0)
         return max(2, int((rest > SHARES[dtype] * rest[0]).sum()))
 
-    def expectations(self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def expectations(
+        self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""
         z, root = nodes().to(q.device), densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()
@@ -282,9 +298,13 @@ KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
 def smooth_function_name(name: str) -> str:
     """The name of a function that has a series."""
     if name in KINKED:
-        raise Mistake(f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}")
+        raise Mistake(
+            f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}"
+        )
     if name not in FUNCTIONS:
-        raise Mistake(f"fn={name} is none of {', '.join(FUNCTIONS)}{nearest(name, [*FUNCTIONS, *KINKED])}")
+        raise Mistake(
+            f"fn={name} is none of {', '.join(FUNCTIONS)}{nearest(name, [*FUNCTIONS, *KINKED])}"
+        )
     return name
 
 

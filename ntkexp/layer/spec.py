@@ -60,7 +60,11 @@ def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
 def activations() -> dict[str, AbstractPointwise]:
     """Every pointwise layer that is known without a number, by the words of its class."""
     pointwise = [kind for kind in layer_classes().values() if issubclass(kind, AbstractPointwise)]
-    usual = [kind() for kind in pointwise if not any(field.is_required() for field in kind.model_fields.values())]
+    usual = [
+        kind()
+        for kind in pointwise
+        if not any(field.is_required() for field in kind.model_fields.values())
+    ]
     return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
 
 
@@ -87,7 +91,9 @@ def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]
     except json.JSONDecodeError as error:
         raise Mistake(f"{place} is not JSON: {error}") from None
     if not isinstance(items, Sequence) or isinstance(items, Mapping | str | bytes):
-        raise Mistake(f'{place} is not a list of layers; write [{{"layer": "Dense", "features": 64}}, …]')
+        raise Mistake(
+            f'{place} is not a list of layers; write [{{"layer": "Dense", "features": 64}}, …]'
+        )
     return tuple(parse_layer(item, f"{place}[{k}]") for k, item in enumerate(items))
 
 
@@ -99,7 +105,9 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     if isinstance(item, AbstractLayer):
         return item
     if not isinstance(item, Mapping) or "layer" not in item:
-        raise Mistake(f'{place} is not a layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU')
+        raise Mistake(
+            f'{place} is not a layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU'
+        )
     classes, name = layer_classes(), item["layer"]
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
@@ -110,7 +118,9 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     for key in given:
         if key not in fields:
             keys = f"its keys are {', '.join(fields)}" if fields else "it has none"
-            raise Mistake(f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}")
+            raise Mistake(
+                f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}"
+            )
     # layers inside layers: a branch, or several of them
     for key, value in given.items():
         if fields[key].annotation == tuple[AbstractLayer, ...]:
@@ -118,8 +128,12 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     for key, value in given.items():
         if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-                raise Mistake(f"{place}.{key} is not a list of branches; write [[…], […]], each a list of layers")
-            given[key] = tuple(parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value))
+                raise Mistake(
+                    f"{place}.{key} is not a list of branches; write [[…], […]], each a list of layers"
+                )
+            given[key] = tuple(
+                parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value)
+            )
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -133,7 +147,9 @@ def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {keys}")
-    return Mistake(f"{place}: {name}={in_short(first['input'])}: {reason}" if name else f"{place}: {reason}")
+    return Mistake(
+        f"{place}: {name}={in_short(first['input'])}: {reason}" if name else f"{place}: {reason}"
+    )
 
 
 Layers = tuple[AbstractLayer, ...]
@@ -156,14 +172,19 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
     if isinstance(layer, SelfAttention):  # heads of more channels, and more of them
         heads = max(1, round(layer.heads * sqrt(factor)))
-        return layer.model_copy(update={"features": max(1, round(layer.features * factor)), "heads": heads})
+        return layer.model_copy(
+            update={"features": max(1, round(layer.features * factor)), "heads": heads}
+        )
     if isinstance(layer, Residual):
         branch, shortcut = (
-            tuple(scale_features(one, factor) for one in side) for side in (layer.branch, layer.shortcut)
+            tuple(scale_features(one, factor) for one in side)
+            for side in (layer.branch, layer.shortcut)
         )
         return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
     if isinstance(layer, Concatenation):
-        branches = tuple(tuple(scale_features(one, factor) for one in branch) for branch in layer.branches)
+        branches = tuple(
+            tuple(scale_features(one, factor) for one in branch) for branch in layer.branches
+        )
         return layer.model_copy(update={"branches": branches})
     return layer
 

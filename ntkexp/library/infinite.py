@@ -33,7 +33,9 @@ class EstimatedKernels(InfiniteKernels):
     error: InfiniteKernels
 
     @classmethod
-    def of(cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]) -> EstimatedKernels:
+    def of(
+        cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]
+    ) -> EstimatedKernels:
         found = cls(nngp.mean(0), ntk.mean(0))
         found.error = InfiniteKernels(*(each.std(0) / len(each) ** 0.5 for each in (nngp, ntk)))
         return found
@@ -88,16 +90,24 @@ def infinite_kernel(
         raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
     limit.refuse_unfit(x1, x2, memory_gb)
     refuse_rounded_products({"x1": x1})
-    given = {name: value for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param)) if value is not None}
+    given = {
+        name: value
+        for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param))
+        if value is not None
+    }
     if given and not isinstance(spec, nn.Sequential):
-        raise Mistake(f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own")
+        raise Mistake(
+            f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own"
+        )
     if isinstance(spec, nn.Module) and (method == "closed_form" or given):
         if not isinstance(spec, nn.Sequential):
             raise Mistake(
                 f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read from its layers, and "
                 "that of other modules can be estimated, by method='monte_carlo'"
             )
-        spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param))
+        spec = read_sequential(
+            spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param)
+        )
     if method == "monte_carlo":
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)
@@ -112,14 +122,18 @@ def estimate(
 ) -> EstimatedKernels:
     """E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks, f(x) f(x′) being the mean over outputs too."""
     if not isinstance(samples, int) or not 2 <= samples <= LARGEST:
-        raise Mistake(f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100")
+        raise Mistake(
+            f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
+        )
     if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise Mistake(f"seed={in_short(seed)}: give a whole number")
     nngp, ntk = list[Tensor](), list[Tensor]()
     for module in draws(spec, tuple(x1.shape[1:]), samples, seed):
         weight = next(module.parameters(), None)
         if weight is None:
-            raise Mistake("method='monte_carlo': the network has no weights that could be drawn; give it a layer")
+            raise Mistake(
+                "method='monte_carlo': the network has no weights that could be drawn; give it a layer"
+            )
         sides = [x.to(weight) for x in (x1, x2) if x is not None]
         with torch.no_grad():
             outputs = [module(x).flatten(1) for x in sides]
@@ -138,7 +152,9 @@ class DrawsItself(Protocol):
     def reset_parameters(self) -> None: ...
 
 
-def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int) -> Iterator[nn.Module]:
+def draws(
+    spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
+) -> Iterator[nn.Module]:
     """Networks with weights of their own, one after the other."""
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
@@ -147,7 +163,11 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
         return
     module = copied(spec)
     # children before what holds them, as when they were made
-    drawn = [each for each in reversed([*module.modules()]) if isinstance(each, DrawsItself | nn.MultiheadAttention)]
+    drawn = [
+        each
+        for each in reversed([*module.modules()])
+        if isinstance(each, DrawsItself | nn.MultiheadAttention)
+    ]
     known = {id(weight) for each in drawn for weight in each.parameters(recurse=False)}
     for name, weight in module.named_parameters():
         if id(weight) not in known:
@@ -160,10 +180,14 @@ def draws(spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: in
         for weight in module.parameters():
             if weight.is_floating_point():
                 weight.detach().fill_(math.nan)
-        with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global stream, which is put back
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # torch's layers draw from its global stream, which is put back
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for each in drawn:
-                each._reset_parameters() if isinstance(each, nn.MultiheadAttention) else each.reset_parameters()
+                each._reset_parameters() if isinstance(
+                    each, nn.MultiheadAttention
+                ) else each.reset_parameters()
         for name, weight in module.named_parameters():
             if weight.isnan().any():
                 raise Mistake(

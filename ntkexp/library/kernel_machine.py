@@ -89,17 +89,34 @@ class KernelMachine:
         memory_gb: float = 4.0,
     ) -> None:
         if not callable(kernel) and not (isinstance(kernel, str) and kernel == PRECOMPUTED):
-            raise Mistake(f"kernel={in_short(kernel)}: give a function of (x1, x2), or 'precomputed'")
+            raise Mistake(
+                f"kernel={in_short(kernel)}: give a function of (x1, x2), or 'precomputed'"
+            )
         if not (start is None or callable(start)):
-            raise Mistake(f"start={in_short(start)}: give a function of inputs, or leave it out for f_0 = 0")
+            raise Mistake(
+                f"start={in_short(start)}: give a function of inputs, or leave it out for f_0 = 0"
+            )
         if not callable(kernel) and start is not None:
-            raise Mistake("start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y")
-        self.kernel, self.start, self.classes = kernel, start, bool(checked_count("classes", classes, 0, 1))
-        self.ridge, self.time = checked_number("ridge", ridge), checked_number("time", time, most=math.inf)
+            raise Mistake(
+                "start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y"
+            )
+        self.kernel, self.start, self.classes = (
+            kernel,
+            start,
+            bool(checked_count("classes", classes, 0, 1)),
+        )
+        self.ridge, self.time = (
+            checked_number("ridge", ridge),
+            checked_number("time", time, most=math.inf),
+        )
         if (steps is None) != (step_size is None) or (steps is not None and self.time != math.inf):
-            raise Mistake("give time=, of gradient flow, or steps= with step_size=, of gradient descent")
+            raise Mistake(
+                "give time=, of gradient flow, or steps= with step_size=, of gradient descent"
+            )
         self.steps = None if steps is None else checked_count("steps", steps, 0, LONGEST)
-        self.step_size = None if step_size is None else checked_number("step_size", step_size, above=True)
+        self.step_size = (
+            None if step_size is None else checked_number("step_size", step_size, above=True)
+        )
         self.memory_gb = checked_number("memory_gb", memory_gb, above=True)
         self.fitted: LearnedMachine | None = None
 
@@ -111,7 +128,9 @@ class KernelMachine:
         entries = count * width if form == "blocks" else count
         if any(matrix.shape != (entries, entries) for matrix in matrices):
             shape = list(matrices[0].shape)
-            raise Mistake(f"the kernel among the examples has shape {shape}, and y has {count} rows; give one for each")
+            raise Mistake(
+                f"the kernel among the examples has shape {shape}, and y has {count} rows; give one for each"
+            )
         needed = COPIES * sum(8.0 * matrix.numel() for matrix in matrices) / 1e9
         if needed > self.memory_gb:
             raise Mistake(
@@ -121,12 +140,17 @@ class KernelMachine:
         gain = self.gain(count)
         modes = [modes_of(symmetric(matrix)) for matrix in matrices]
         coefficients = [
-            each.at(gain, self.ridge)(right) for each, right in zip(modes, split(residual, form), strict=True)
+            each.at(gain, self.ridge)(right)
+            for each, right in zip(modes, split(residual, form), strict=True)
         ]
         if not all(each.isfinite().all() for each in coefficients):
-            raise Mistake("training with this kernel diverges: its coefficients are not finite; take smaller steps")
+            raise Mistake(
+                "training with this kernel diverges: its coefficients are not finite; take smaller steps"
+            )
         is_vector = self.classes or np.ndim(y) == 1
-        self.fitted = LearnedMachine(x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor))
+        self.fitted = LearnedMachine(
+            x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor)
+        )
         return self
 
     def predict(self, x: Examples) -> Any:
@@ -154,7 +178,9 @@ class KernelMachine:
         """
         known = self.known()
         if known.form != "matrix" or self.kernel == PRECOMPUTED:
-            raise Mistake("a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP")
+            raise Mistake(
+                "a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP"
+            )
         if not (nngp is None or callable(nngp)):
             raise Mistake(
                 f"nngp={in_short(nngp)}: give the kernel of the outputs before training, a function of (x1, x2)"
@@ -167,7 +193,10 @@ class KernelMachine:
         if nngp is None:
             variance = Posterior(cross, learned, modes.at(gain.doubled, self.ridge)).variance(own)
         else:
-            start = Kernels(self.read(nngp, known.x, None, width)[1][0], self.read(nngp, x, known.x, width)[1][0])
+            start = Kernels(
+                self.read(nngp, known.x, None, width)[1][0],
+                self.read(nngp, x, known.x, width)[1][0],
+            )
             variance = Ensemble(cross, start, learned).variance(own)
         found = variance.clamp(min=0).sqrt()
         return found if known.is_tensor else found.numpy()
@@ -200,14 +229,18 @@ class KernelMachine:
         found = torch.cat(parts, 1).reshape(-1, width)
         return known, found + self.outputs_at_start(x, len(found), width)
 
-    def matrices(self, x: Any, others: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    def matrices(
+        self, x: Any, others: Any, width: int
+    ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
         """The kernel between examples and others, or among them."""
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
         assert callable(self.kernel)
         return self.read(self.kernel, x, others, width)
 
-    def read(self, kernel: Any, x: Any, others: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    def read(
+        self, kernel: Any, x: Any, others: Any, width: int
+    ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
         found = kernel(x, x if others is None and not isinstance(kernel, TangentKernel) else others)
         form, matrices = as_matrices(found, width)
         if isinstance(kernel, TangentKernel) and kernel.outputs == "trace":
@@ -221,7 +254,9 @@ class KernelMachine:
         with torch.no_grad():
             given = self.start(x)
         if not isinstance(given, Tensor | np.ndarray):
-            raise Mistake(f"start= gives a {type(given).__name__}; let it give a tensor or an array")
+            raise Mistake(
+                f"start= gives a {type(given).__name__}; let it give a tensor or an array"
+            )
         found = as_doubles(given, "start=")
         if found.shape not in {(count, width), (count,) if width == 1 else (count, width)}:
             raise Mistake(
@@ -245,9 +280,13 @@ class KernelMachine:
                 raise Mistake("classes=True: y holds one class; give two at least")
             return labels, Squared().encode(torch.as_tensor(places), len(labels))
         if values.dtype.kind != "f":
-            raise Mistake(f"y holds {values.dtype}: give floating numbers, or classes=True if they are labels")
+            raise Mistake(
+                f"y holds {values.dtype}: give floating numbers, or classes=True if they are labels"
+            )
         if values.ndim not in (1, 2) or not values.size:
-            raise Mistake(f"y has the shape {list(values.shape)}; give [example] or [example, output]")
+            raise Mistake(
+                f"y has the shape {list(values.shape)}; give [example] or [example, output]"
+            )
         if not np.isfinite(values).all():
             raise Mistake("y has entries that are not finite")
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
@@ -265,7 +304,9 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
     ('blocks', [[8, 6]])
     """
     if not isinstance(kernel, Tensor | np.ndarray):
-        raise Mistake(f"the kernel is a {type(kernel).__name__}; it takes a tensor or an array [n1, n2, …]")
+        raise Mistake(
+            f"the kernel is a {type(kernel).__name__}; it takes a tensor or an array [n1, n2, …]"
+        )
     values = as_doubles(kernel, "the kernel")
     if not values.isfinite().all():
         raise Mistake("the kernel has entries that are not finite")
@@ -314,5 +355,7 @@ def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entr
     """The matrix, if it is symmetric."""
     off = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
     if off > ASYMMETRY:
-        raise Mistake(f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form is known")
+        raise Mistake(
+            f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form is known"
+        )
     return matrix

@@ -51,7 +51,9 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
             raise Mistake(f"the module is a {type(module).__name__}; give a torch.nn.Module")
         if isinstance(module, torch.jit.ScriptModule | nn.DataParallel):
             kind = type(module).__name__
-            raise Mistake(f"the module is a {kind}, which cannot be called with other weights; give the one inside it")
+            raise Mistake(
+                f"the module is a {kind}, which cannot be called with other weights; give the one inside it"
+            )
         # A kernel is of the function: backward alone calls hooks, and many only watch
         if (hook := next(hooked(module), None)) is not None:
             warn(
@@ -59,7 +61,11 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
                 "hook changes the gradient, training takes another",
                 stacklevel=2,
             )
-        inputs = {name: given[name] for name in INPUTS if name in given and (name != "x2" or given[name] is not None)}
+        inputs = {
+            name: given[name]
+            for name in INPUTS
+            if name in given and (name != "x2" or given[name] is not None)
+        }
         for name, value in inputs.items():
             refuse_unfit(value, name)
         if len(inputs) == 2:
@@ -79,7 +85,12 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is an array of numbers."""
-    return not (tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized)
+    return not (
+        tensor.is_nested
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor.is_quantized
+    )
 
 
 def refuse_unfit(inputs: object, name: str) -> None:
@@ -94,7 +105,9 @@ def refuse_unfit(inputs: object, name: str) -> None:
     try:
         leaves = tree_flatten(dict(inputs) if isinstance(inputs, Mapping) else inputs)[0]
         if not all(is_plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
-            raise Mistake("there is a tensor that is nested, sparse, quantized or without numbers; give a plain one")
+            raise Mistake(
+                "there is a tensor that is nested, sparse, quantized or without numbers; give a plain one"
+            )
         if not examples(as_inputs(inputs)):
             raise Mistake("there is no example; give at least one")
     except Mistake as mistake:
@@ -107,7 +120,9 @@ def refuse_unlike(one: str, inputs: Inputs, other: str, others: Inputs) -> None:
     left, right = tensors(as_inputs(inputs)), tensors(as_inputs(others))
     if [each.dim() for each in left] != [each.dim() for each in right]:
         shapes = [", ".join(str(list(each.shape)) for each in side) for side in (left, right)]
-        raise Mistake(f"{one} has the shape {shapes[0]} and {other} {shapes[1]}; give both as many axes")
+        raise Mistake(
+            f"{one} has the shape {shapes[0]} and {other} {shapes[1]}; give both as many axes"
+        )
 
 
 def refuse_unlike_outputs(left: int, right: int) -> None:
@@ -119,37 +134,56 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
         )
 
 
-def refuse_failing(module: nn.Module, output: str | int | None, inputs: Mapping[str, Inputs]) -> None:
+def refuse_failing(
+    module: nn.Module, output: str | int | None, inputs: Mapping[str, Inputs]
+) -> None:
     """Refuse a module that fails by itself on these inputs, or cannot be differentiated there."""
     for name, weight in module.named_parameters():
         if isinstance(weight, UninitializedParameter) or weight.is_meta:
-            raise Mistake(f"the parameter '{name}' holds no numbers yet; give a module that was initialised")
+            raise Mistake(
+                f"the parameter '{name}' holds no numbers yet; give a module that was initialised"
+            )
     for name, given in inputs.items():
         weights = {
-            key: weight.detach().requires_grad_(weight.requires_grad) for key, weight in module.named_parameters()
+            key: weight.detach().requires_grad_(weight.requires_grad)
+            for key, weight in module.named_parameters()
         }
         trained = [weight for weight in weights.values() if weight.requires_grad]
         try:
-            found = columns(function_of(module, output), weights, map_tensors(torch.clone, as_inputs(given)))
+            found = columns(
+                function_of(module, output), weights, map_tensors(torch.clone, as_inputs(given))
+            )
         except Mistake:
             raise
         except Exception as error:
-            advice = f"; {BATCH_AXIS}" if batch_axis_missing(function_of(module, output), weights, given) else ""
-            raise Mistake(f"{name}: the module does not take them: {first_line(error)}{advice}") from error
+            advice = (
+                f"; {BATCH_AXIS}"
+                if batch_axis_missing(function_of(module, output), weights, given)
+                else ""
+            )
+            raise Mistake(
+                f"{name}: the module does not take them: {first_line(error)}{advice}"
+            ) from error
         try:
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         except Exception as error:
-            raise Mistake(f"{name}: the module cannot be differentiated there: {first_line(error)}") from error
+            raise Mistake(
+                f"{name}: the module cannot be differentiated there: {first_line(error)}"
+            ) from error
 
 
 def finite(kernel: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "probe *kernel"]:
     """The same kernel, if all its entries are finite; a sum is quick, and not finite if one of them is not."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
-        raise Mistake("the kernel has entries that are not finite: outputs of the module or their gradients are not")
+        raise Mistake(
+            "the kernel has entries that are not finite: outputs of the module or their gradients are not"
+        )
     return kernel
 
 
-def reader_of(module: nn.Module, output: str | int | None = None, casts: Casts = "keep") -> tuple[Reader, Weights]:
+def reader_of(
+    module: nn.Module, output: str | int | None = None, casts: Casts = "keep"
+) -> tuple[Reader, Weights]:
     """A reader of the module, and all its parameters."""
     own = {name: weight.detach() for name, weight in module.named_parameters()}
     trained = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad)
@@ -180,7 +214,9 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     A parameter may be given by any of its names, and by several that agree.
     """
     if not isinstance(weights, Mapping):
-        raise Mistake(f"{argument} is a {type(weights).__name__}; give a mapping of tensors by the names of parameters")
+        raise Mistake(
+            f"{argument} is a {type(weights).__name__}; give a mapping of tensors by the names of parameters"
+        )
     own = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
@@ -188,15 +224,21 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:
-                raise Mistake(f"{argument}['{name}']: the module has no such parameter{nearest(str(name), parameters)}")
+                raise Mistake(
+                    f"{argument}['{name}']: the module has no such parameter{nearest(str(name), parameters)}"
+                )
             continue
         shape = parameters[name].shape
         if not isinstance(weight, Tensor):
             raise Mistake(f"{argument}['{name}'] is a {type(weight).__name__}; give a tensor")
         if not is_plain(weight):
-            raise Mistake(f"{argument}['{name}'] is nested, sparse, quantized or without numbers; give a plain one")
+            raise Mistake(
+                f"{argument}['{name}'] is nested, sparse, quantized or without numbers; give a plain one"
+            )
         if weight.shape != shape:
-            raise Mistake(f"{argument}['{name}'] has shape {list(weight.shape)}; the module's has {list(shape)}")
+            raise Mistake(
+                f"{argument}['{name}'] has shape {list(weight.shape)}; the module's has {list(shape)}"
+            )
         first = given.setdefault(own[parameters[name]], name)
         if weight.dtype != weights[first].dtype or not same(weight, weights[first]):
             raise Mistake(

@@ -21,7 +21,14 @@ from ntkexp.kernel.record.products import full_precision, refuse_rounded_product
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.kernel.record.taping import columns
 from ntkexp.kernel.secant.segment import Closure, explained
-from ntkexp.library.module import finite, named, of_module, reader_of, refuse_unlike_outputs, warn_of
+from ntkexp.library.module import (
+    finite,
+    named,
+    of_module,
+    reader_of,
+    refuse_unlike_outputs,
+    warn_of,
+)
 from ntkexp.library.tangent import kernel, listed, refuse_sides
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
@@ -80,7 +87,11 @@ def secant_kernel(
     reader, own = reader_of(module, output, casts)
     before, after = own | named(module, start, "start"), own | named(module, end, "end")
     refuse_rounded_products(before)
-    left, later, right = reader.record(before, probes), reader.record(after, probes), batches(reader, before, train)
+    left, later, right = (
+        reader.record(before, probes),
+        reader.record(after, probes),
+        batches(reader, before, train),
+    )
     warn_of(module, output, left, casts)
 
     probed, outputs = SegmentSide(reader, left, later), listed(outputs)
@@ -143,7 +154,12 @@ def finite_step_kernel(
 
     before = outputs(start)
     found = [
-        torch.stack([(outputs(moved(start, step_size, g)) - before) / step_size for g in gradients(function, start, x)])
+        torch.stack(
+            [
+                (outputs(moved(start, step_size, g)) - before) / step_size
+                for g in gradients(function, start, x)
+            ]
+        )
         for x in torch.split(x2, 1)
     ]
     refuse_unlike_outputs(before.shape[1], len(found[0]))
@@ -183,12 +199,16 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
     }
 
 
-def gradients(function: Function, weights: Weights, x: Float[Tensor, "one *shape"]) -> list[Weights]:
+def gradients(
+    function: Function, weights: Weights, x: Float[Tensor, "one *shape"]
+) -> list[Weights]:
     """The gradient of each output at one point."""
     known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     outputs = function(known, x)[0]
     if not outputs.requires_grad:
-        raise Mistake("the outputs depend on no parameter that requires gradients, so the kernel is zero")
+        raise Mistake(
+            "the outputs depend on no parameter that requires gradients, so the kernel is zero"
+        )
     found = [
         torch.autograd.grad(output, list(known.values()), retain_graph=True, materialize_grads=True)
         for output in outputs

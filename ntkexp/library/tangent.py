@@ -36,7 +36,15 @@ from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.library.module import finite, is_plain, named, of_module, reader_of, refuse_unlike_outputs, warn_of
+from ntkexp.library.module import (
+    finite,
+    is_plain,
+    named,
+    of_module,
+    reader_of,
+    refuse_unlike_outputs,
+    warn_of,
+)
 from ntkexp.mistake import Mistake, in_short
 from ntkexp.shapes import Inputs, Weights
 
@@ -94,12 +102,16 @@ class JacobianSide(Protocol):
     def read(self, chosen: Sequence[int]) -> Jacobian: ...
 
 
-def kernel(left: JacobianSide, right: JacobianSide, outputs: Outputs) -> Float[Tensor, "probe out train out_"]:
+def kernel(
+    left: JacobianSide, right: JacobianSide, outputs: Outputs
+) -> Float[Tensor, "probe out train out_"]:
     """The kernel of all pairs of the outputs that are wanted, or its trace, a few outputs at a time."""
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
 
-    def both(chosen: Sequence[int]) -> tuple[Jacobian, Jacobian]:  # those of the same side are read once
+    def both(
+        chosen: Sequence[int],
+    ) -> tuple[Jacobian, Jacobian]:  # those of the same side are read once
         one = in_few_uses(left.read(chosen))
         return one, one if left is right else in_few_uses(right.read(chosen))
 
@@ -126,8 +138,13 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
         count = len(wanted(outputs, left.tape.outputs.shape[1]))
         numbers = left.examples * right.examples * count**2
     if numbers > MANY:
-        choice, needed = "outputs=[0], their sum by outputs='trace'", numbers * left.tape.outputs.element_size()
-        refuse_large("kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice)
+        choice, needed = (
+            "outputs=[0], their sum by outputs='trace'",
+            numbers * left.tape.outputs.element_size(),
+        )
+        refuse_large(
+            "kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice
+        )
 
 
 # --- The tangent kernel of a module whose assembled Jacobian would not fit.
@@ -154,14 +171,22 @@ def tangent_in_turns(
     question = outline(part(one.inputs, slice(0, 1))), one.examples, train, len(chosen), trained
     if reader.findings.fits.to(question, looks_small):
         return None
-    return kernel_in_turns(one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen))
+    return kernel_in_turns(
+        one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen)
+    )
 
 
 # --- The tangent kernel of any module from sketches of its Jacobian.
 
 
 def sketched_tangent(
-    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, outputs: OutputMode, size: int, seed: int
+    reader: Reader,
+    weights: Weights,
+    x1: Inputs,
+    x2: Inputs | None,
+    outputs: OutputMode,
+    size: int,
+    seed: int,
 ) -> SketchedKernel:
     """K̂ of the chosen outputs, from a sketch of `size` dimensions."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
@@ -177,9 +202,13 @@ def sketched_tangent(
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(cast(Outputs, outputs), some.shape[1])
     if x2 is not None:
-        refuse_unlike_outputs(some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1])
+        refuse_unlike_outputs(
+            some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1]
+        )
     probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
-    needed = some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
+    needed = (
+        some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
+    )
     refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
     left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
     right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
@@ -275,11 +304,15 @@ def tangent_kernel(
 
     def read(some: Outputs) -> Float[Tensor, "probe out train out_"]:
         if some != "trace":
-            found = tangent_in_turns(reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1]))
+            found = tangent_in_turns(
+                reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1])
+            )
             if found is not None:
                 return found
         return kernel(left, right, some)
 
     if outputs == "diagonal":  # one output after the other, so that no block of outputs is formed
-        return finite(torch.stack([read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2))
+        return finite(
+            torch.stack([read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2)
+        )
     return finite(read(outputs))

@@ -12,7 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.casts import Casts
@@ -118,7 +124,9 @@ class TangentKernel:
                     shape, outputs = list(found.shape), found.shape[-1] if found.dim() > 2 else 1
                     shape[0], shape[-2 if self.outputs == "all" else 1] = counts
                     needed = found.element_size() * float(np.prod(shape))
-                    refuse_large("kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'")
+                    refuse_large(
+                        "kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'"
+                    )
                     whole = found.new_empty(shape)
                 whole[self.place(rows, columns)] = found
                 if right is None and not same:
@@ -170,7 +178,11 @@ class TangentKernel:
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
         found = torch.as_tensor(array, device=weight.device)
-        return found.to(weight.dtype) if found.is_floating_point() and weight.is_floating_point() else found
+        return (
+            found.to(weight.dtype)
+            if found.is_floating_point() and weight.is_floating_point()
+            else found
+        )
 
     def loaded(self, loader: DataLoader[Any], name: str) -> Inputs:
         """The inputs of all batches, one after the other."""
@@ -185,7 +197,9 @@ class TangentKernel:
             batches.append(as_inputs(self.taken(batch)))
             held += sum(tensor.nbytes for tensor in tensors(batches[-1]))
             if held > self.memory_gb * 1e9:
-                raise Mistake(f"{name}: the examples alone take more than memory_gb={self.memory_gb:g}; raise it")
+                raise Mistake(
+                    f"{name}: the examples alone take more than memory_gb={self.memory_gb:g}; raise it"
+                )
         if not batches:
             raise Mistake(f"{name}: the DataLoader gives no batch; give at least one example")
         try:

@@ -36,10 +36,14 @@ Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
 ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, against the second that numba takes to load
 
 
-def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None) -> Run:
+def engine_of(
+    engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None
+) -> Run:
     """The requested engine, or the faster one for this number of pairs of examples."""
     if not isinstance(engine, str) or engine not in ENGINES:
-        raise Mistake(f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}")
+        raise Mistake(
+            f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}"
+        )
     by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)
     if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
         return by_torch
@@ -47,7 +51,9 @@ def engine_of(engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: fl
     scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
-    elif x.requires_grad or any(isinstance(scale, Tensor) and scale.requires_grad for scale in scales):
+    elif x.requires_grad or any(
+        isinstance(scale, Tensor) and scale.requires_grad for scale in scales
+    ):
         reason = "it has no derivatives"
     else:
         try:
@@ -94,7 +100,9 @@ class KernelBlock:
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
 
-def block_slices(net: Network, rows: int, columns: int | None, side: int | None = None) -> list[BlockSlices]:
+def block_slices(
+    net: Network, rows: int, columns: int | None, side: int | None = None
+) -> list[BlockSlices]:
     """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the diagonal.
 
     >>> from ntkexp.layer.affine import Dense
@@ -190,9 +198,13 @@ def infinite_kernel(
         raise Mistake(f"threads={in_short(threads)}: it takes a whole number > 0")
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
-    side = max(shape) if len(net.shape) == 1 else None  # beside its result, a block of vectors takes next to nothing
+    side = (
+        max(shape) if len(net.shape) == 1 else None
+    )  # beside its result, a block of vectors takes next to nothing
     nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
-    for block in blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side):
+    for block in blocks(
+        net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side
+    ):
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
         for part in (block, block.mirrored) if x2 is None else (block,):
@@ -204,14 +216,20 @@ def infinite_kernel(
 def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
     """Inputs are finite numbers, of one shape."""
     if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
-        raise Mistake(f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less than {MOST:g}")
+        raise Mistake(
+            f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less than {MOST:g}"
+        )
     for name, x in (("x1", x1), *(() if x2 is None else (("x2", x2),))):
         if not isinstance(x, Tensor):
             raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")
         if x.is_nested or x.layout is not torch.strided or x.is_meta or x.is_quantized:
-            raise Mistake(f"{name} is nested, sparse, quantized or without numbers; give a plain tensor [example, …]")
+            raise Mistake(
+                f"{name} is nested, sparse, quantized or without numbers; give a plain tensor [example, …]"
+            )
         if x.dim() < 2 or not x.is_floating_point():
-            raise Mistake(f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]")
+            raise Mistake(
+                f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]"
+            )
         if x.shape[1:] != x1.shape[1:] or x.dtype != x1.dtype:
             raise Mistake(
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
@@ -224,7 +242,9 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
         else:
             sizes = x.detach().flatten(1).sum(1)
         kind = torch.finfo(sizes.dtype)
-        tiny = (sizes > 0) & (sizes < (kind.tiny / kind.eps) ** 0.5)  # whose squares are no normal numbers
+        tiny = (sizes > 0) & (
+            sizes < (kind.tiny / kind.eps) ** 0.5
+        )  # whose squares are no normal numbers
         for odd, what, advice in (
             (~sizes.isfinite(), "has entries that are not finite, the first", ""),
             (tiny, "is so small that its squares lose digits,", "; scale it up"),

@@ -33,11 +33,17 @@ Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 
 def resolves(network: Network) -> bool:
     """Whether distances help: a layer needs them, and pixels meet only themselves on the way."""
-    layers = (layer for layer in every_layer(network.layers) if isinstance(layer, AbstractPointwise))
-    return any(layer.resolves for layer in layers) and network.pairs == Pairs.equal(network.shape[1:])
+    layers = (
+        layer for layer in every_layer(network.layers) if isinstance(layer, AbstractPointwise)
+    )
+    return any(layer.resolves for layer in layers) and network.pairs == Pairs.equal(
+        network.shape[1:]
+    )
 
 
-def with_near_pairs(network: Network, left: Side, right: Side, same: bool, kernels: Kernels) -> Kernels:
+def with_near_pairs(
+    network: Network, left: Side, right: Side, same: bool, kernels: Kernels
+) -> Kernels:
     """The kernels of a block, with those of near pairs from their distances."""
     rest = NEAR.get(left.x.dtype)
     if rest is None or not resolves(network):
@@ -63,7 +69,9 @@ def all_from_distances(network: Network, left: Side, right: Side, same: bool) ->
     return finite(kernels)
 
 
-def fill(network: Network, left: Side, right: Side, same: bool, kernels: Kernels, places: Places) -> bool:
+def fill(
+    network: Network, left: Side, right: Side, same: bool, kernels: Kernels, places: Places
+) -> bool:
     """Fill in the pairs at these places, and their mirror images if both sides are the same. Return whether there were
     any."""
     rows, columns = places
@@ -85,10 +93,14 @@ def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
 ) -> Iterator[Places]:
     """The places of pairs with 1 − |ρ| ≤ rest, some at a time; above the diagonal if both sides are the same."""
-    axes = torch.randn(PROJECTIONS, x1.shape[1], generator=stream("near pairs"), dtype=torch.float64).to(x1)
+    axes = torch.randn(
+        PROJECTIONS, x1.shape[1], generator=stream("near pairs"), dtype=torch.float64
+    ).to(x1)
     lengths1, keys = projected(x1, axes)
     lengths2, others = (lengths1, keys) if same else projected(x2, axes)
-    reach = DEVIATIONS * sqrt(2 * rest)  # u − v has the length √(2 (1 − ρ)), and projections of this deviation
+    reach = DEVIATIONS * sqrt(
+        2 * rest
+    )  # u − v has the length √(2 (1 − ρ)), and projections of this deviation
     for sign in (1.0, -1.0):
         for places in within(keys[0], sign * others[0], reach):
             if same:
@@ -102,7 +114,9 @@ def near_pairs(
                 yield kept((rows, columns), difference.square().sum(1) <= 2 * rest)
 
 
-def kept(places: Places, chosen: Bool[Tensor, " pair"]) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
+def kept(
+    places: Places, chosen: Bool[Tensor, " pair"]
+) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
     return places[0][chosen], places[1][chosen]
 
 
@@ -112,11 +126,15 @@ def projected(
     """The lengths of examples, and the projections of their units. An example of zeros is far from all others."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     length = torch.where(length > 0, length, 1.0)
-    keys = [torch.mv(x, axis) / length[:, 0] for axis in axes]  # faster than a product with a narrow matrix
+    keys = [
+        torch.mv(x, axis) / length[:, 0] for axis in axes
+    ]  # faster than a product with a narrow matrix
     return length, torch.stack(keys)
 
 
-def within(keys: Float[Tensor, " row"], others: Float[Tensor, " column"], reach: float) -> Iterator[Places]:
+def within(
+    keys: Float[Tensor, " row"], others: Float[Tensor, " column"], reach: float
+) -> Iterator[Places]:
     """The places of pairs of numbers that differ by at most `reach`, some at a time.
 
     >>> [[each.tolist() for each in some] for some in within(torch.tensor([0.0, 5.0]), torch.tensor([5.5, 0.5]), 1.0)]

@@ -36,12 +36,20 @@ def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Networ
     if not layers:
         raise Mistake("a network without layers has no kernel; give it at least one")
     if 0 in shape or not shape:
-        raise Mistake(f"examples of shape {list(shape)} have no kernel; give them a channel and a pixel at least")
+        raise Mistake(
+            f"examples of shape {list(shape)} have no kernel; give them a channel and a pixel at least"
+        )
     if isinstance(layers[0], Flatten):  # of inputs: their kernel is that of vectors
-        return network((*layers[1:],), (prod(shape),)) if len(layers) > 1 else Network((), (prod(shape),))
+        return (
+            network((*layers[1:],), (prod(shape),))
+            if len(layers) > 1
+            else Network((), (prod(shape),))
+        )
     after = base.shapes(layers, shape)[-1]
     if len(after) > 1:
-        raise Mistake(f"the layers end in {list(after)}, an image; end them with Flatten or GlobalAvgPool, and Dense")
+        raise Mistake(
+            f"the layers end in {list(after)}, an image; end them with Flatten or GlobalAvgPool, and Dense"
+        )
     base.carry(layers, Signal())
     return Network(layers, shape)
 
@@ -72,7 +80,10 @@ class Network:
         """Examples as one side of a kernel: their variances are found once, not once for every pair."""
         x = x.reshape(-1, *self.shape)
         parts = torch.split(x, max(1, CHUNK // self.own.count))
-        found = [base.push(self.layers, Covariance.alone(part, self.own), self.shape).left for part in parts]
+        found = [
+            base.push(self.layers, Covariance.alone(part, self.own), self.shape).left
+            for part in parts
+        ]
         return Side(x, tuple(torch.cat(each) for each in zip(*found, strict=True)))
 
 
@@ -94,7 +105,9 @@ def finite(kernels: Kernels) -> Kernels:
         # A sum is quick, and not finite if an entry is not.
         if not values.detach().sum().isfinite() and not values.isfinite().all():
             kind = str(values.dtype).removeprefix("torch.")
-            raise Mistake(f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down")
+            raise Mistake(
+                f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down"
+            )
     return kernels
 
 
@@ -117,7 +130,9 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
             if same and column.start < row.start:
                 continue
             one, two, itself = left.part(row), right.part(column), same and row == column
-            start = Covariance.between(one.x, two.x, network.pairs, one.variances, two.variances, itself)
+            start = Covariance.between(
+                one.x, two.x, network.pairs, one.variances, two.variances, itself
+            )
             kernels = kernels_of(base.push(network.layers, start, network.shape))
             for whole, values in zip((nngp, ntk), kernels, strict=True):
                 whole[row, column] = symmetric(values) if itself else values
@@ -126,7 +141,9 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
     return finite((nngp, ntk))
 
 
-def kernels_of_pairs(network: Network, left: Side, right: Side, same: bool) -> tuple[Tensor, Tensor]:
+def kernels_of_pairs(
+    network: Network, left: Side, right: Side, same: bool
+) -> tuple[Tensor, Tensor]:
     """K and Θ of each example on the left with the one on the right at the same place, from their distances: no digits
     of nearly equal or opposite examples cancel."""
     size = max(1, CHUNK // max(network.pairs.count, left.x[0].numel()))

@@ -40,7 +40,9 @@ class Training:
     is_quadratic: bool  # in the outputs, least at the targets
     is_plain: bool  # whether the gradient of the moment, of all examples, alone moves the weights, all of them alike
     is_flow: bool  # whether they move on a curve instead of in steps
-    mean_coefficients: Float[Tensor, "train out"] | None  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered
+    mean_coefficients: (
+        Float[Tensor, "train out"] | None
+    )  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered
     repeat: Repeat
 
     @property
@@ -63,7 +65,9 @@ class PathKernel:
     rounding: Float[Tensor, "read integrated"] | None = None  # moved by gradients that are rounding
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
-    half_by: Float[Tensor, "read integrated train"] | None = None  # share of the path's time, where that was seen
+    half_by: Float[Tensor, "read integrated train"] | None = (
+        None  # share of the path's time, where that was seen
+    )
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
@@ -108,7 +112,9 @@ class Evidence:
     training: Training
     seed: int = 0  # of the run, for what machines draw
     measured: MeasuredPoints | None = None  # what the path is integrated of, if not of the outputs
-    measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None  # others at these points, or a mistake
+    measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = (
+        None  # others at these points, or a mistake
+    )
 
     @property
     def keeps_kernels(self) -> bool:
@@ -173,7 +179,9 @@ class AbstractMachine(Component):
     """
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = False  # asks for the kernels at infinite width, which are computed for it alone
+    needs_limit: ClassVar[bool] = (
+        False  # asks for the kernels at infinite width, which are computed for it alone
+    )
 
     @abstractmethod
     def predict(self, evidence: Evidence) -> Prediction:

@@ -36,8 +36,14 @@ class Ladder(Component):
 
     def climb(self, evidence: Evidence) -> list[Rung]:
         """Every machine's prediction, or why it has none."""
-        tried = [try_machine(machine.option, machine.predict, evidence, machine.control) for machine in self.machine]
-        sums = [try_machine(rule, partial(path_sum, rule), evidence) for rule in without_machine(evidence.paths)]
+        tried = [
+            try_machine(machine.option, machine.predict, evidence, machine.control)
+            for machine in self.machine
+        ]
+        sums = [
+            try_machine(rule, partial(path_sum, rule), evidence)
+            for rule in without_machine(evidence.paths)
+        ]
         return tried + sums
 
 
@@ -88,7 +94,9 @@ def measured(prediction: Prediction, evidence: Evidence) -> Prediction:
     return replace(prediction, outputs=outputs, note=note, through=g)
 
 
-def ladder_rows(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool) -> list[Result]:
+def ladder_rows(
+    rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool
+) -> list[Result]:
     return [
         replace(compare_on_split(split, rung, region, evidence, classifies), control=rung.control)
         for rung in rungs
@@ -96,7 +104,9 @@ def ladder_rows(rungs: list[Rung], regions: Mapping[str, Region], evidence: Evid
     ]
 
 
-def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool) -> Result:
+def compare_on_split(
+    split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool
+) -> Result:
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))
@@ -104,7 +114,9 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
     if not outcome.partial:
         attributed = attributed | True
     if not attributed.any():
-        return Result(split, rung.name, note="none of these points is attributed: raise path.attributed")
+        return Result(
+            split, rung.name, note="none of these points is attributed: raise path.attributed"
+        )
     # What is compared: outputs, or a measure of them, whose slope multiplies what rounds.
     g, norms, around = outcome.through, region.norms, (evidence.start, evidence.end)
     if g is not None:
@@ -112,7 +124,9 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
         norms, around = norms * slopes[region.points], (g(evidence.start), g(evidence.end))
     partial = outcome.partial and g is evidence.measured
     outputs = list(evidence.integrated if partial else range(around[1].shape[1]))
-    start, end, predicted = (f[region.points][attributed][:, outputs] for f in (*around, outcome.outputs))
+    start, end, predicted = (
+        f[region.points][attributed][:, outputs] for f in (*around, outcome.outputs)
+    )
     error = predicted - end
     missed, moved = float(error.norm()), float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
@@ -120,7 +134,11 @@ def compare_on_split(split: str, rung: Rung, region: Region, evidence: Evidence,
     # Where it was measured, if not everywhere: at how many points, and at which outputs.
     whole = len(outputs) == around[1].shape[1]
     share = "" if attributed.all() else at_points(int(attributed.sum()), len(attributed))
-    those = "" if whole else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    those = (
+        ""
+        if whole
+        else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    )
     note = "; ".join(part for part in (outcome.note, share, those) if part)
     return Result(
         split,

@@ -41,7 +41,9 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
     """The sum by a rule, if the path was integrated by it."""
     if rule not in evidence.paths:
         if evidence.training.is_flow:
-            raise DoesNotApply("a flow has no finite steps; its path is integrated over time, by gauss")
+            raise DoesNotApply(
+                "a flow has no finite steps; its path is integrated over time, by gauss"
+            )
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
     path = evidence.paths[rule]
     change = summed(path.contributions) + path.without_examples
@@ -101,7 +103,9 @@ def describe_parts(facts: Mapping[str, float]) -> str:
         "flow_error": "the flow is solved to {} of its way",
         "decay_share": "decay moved the outputs by {} of their change",
     }
-    numbers = {name: percent(fact) if name == "top_10" else short(fact) for name, fact in facts.items()}
+    numbers = {
+        name: percent(fact) if name == "top_10" else short(fact) for name, fact in facts.items()
+    }
     return "; ".join(text.format(numbers[name]) for name, text in said.items() if name in facts)
 
 
@@ -114,7 +118,9 @@ class Nonlinear(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         if evidence.measured is not None:
-            raise DoesNotApply(f"the path is that of the {evidence.measured.name}: needs path.measure=output")
+            raise DoesNotApply(
+                f"the path is that of the {evidence.measured.name}: needs path.measure=output"
+            )
         if len(evidence.integrated) < evidence.start.shape[1]:
             raise DoesNotApply("its non-linearity is of all outputs: needs path.outputs=all")
         if evidence.measure is None:
@@ -146,12 +152,16 @@ class FixedCoefficients(AbstractMachine):
             here = evidence.attributed[: evidence.train].nonzero()[:, 0]
             if not len(here):
                 raise DoesNotApply("no training example is attributed: add train to path.probes")
-            kernel, parts = (part[here] for part in (evidence.path.kernel, evidence.path.contributions))
+            kernel, parts = (
+                part[here] for part in (evidence.path.kernel, evidence.path.contributions)
+            )
             kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
             parts = parts.flatten(0, 1).t()[..., None]
             if not (kernel.isfinite().all() and parts.isfinite().all()):
                 raise DoesNotApply("the path kernel among the training examples is not finite")
-            coefficients = (torch.linalg.pinv(kernel) @ parts.to(kernel.dtype))[..., 0]  # 𝒮 is summed in float64
+            coefficients = (torch.linalg.pinv(kernel) @ parts.to(kernel.dtype))[
+                ..., 0
+            ]  # 𝒮 is summed in float64
         outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
@@ -162,11 +172,17 @@ class KernelRegression(AbstractMachine):
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
         if evidence.measured is not None:
-            raise DoesNotApply(f"the path kernel is that of the {evidence.measured.name}: needs path.measure=output")
+            raise DoesNotApply(
+                f"the path kernel is that of the {evidence.measured.name}: needs path.measure=output"
+            )
         if evidence.read.start:
-            raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
+            raise DoesNotApply(
+                "the path was not read at the training examples: add train to path.probes"
+            )
         prediction = regression_prediction(evidence.path.kernel, evidence)
-        return Prediction(prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True)
+        return Prediction(
+            prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True
+        )
 
 
 # --- Regression with a kernel that need be neither symmetric nor regular, by singular values:
@@ -176,13 +192,17 @@ class KernelRegression(AbstractMachine):
 # singular values below `cutoff` times the largest counting as zero.
 
 
-def regression_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Prediction:
+def regression_prediction(
+    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
+) -> Prediction:
     """The machine that reproduces what was learned at the training examples."""
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
     if matrix.isnan().all():
-        raise DoesNotApply("the path was not read at the training examples: add train to path.probes")
+        raise DoesNotApply(
+            "the path was not read at the training examples: add train to path.probes"
+        )
     attributed = evidence.attributed[: evidence.train]
     if matrix.isnan().any() and not attributed.all():
         raise DoesNotApply(
@@ -213,7 +233,9 @@ def regression_prediction(kernel: Float[Tensor, "probe out train out_"], evidenc
 # by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
 
 
-def flow_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+def flow_prediction(
+    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
+) -> Float[Tensor, "probe out"]:
     """f_t at the time at which training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
@@ -221,13 +243,17 @@ def flow_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evi
     return evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
 
 
-def descent_prediction(kernel: Float[Tensor, "probe out train out_"], evidence: Evidence) -> Float[Tensor, "probe out"]:
+def descent_prediction(
+    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
+) -> Float[Tensor, "probe out"]:
     """f_T after the steps that training took."""
     train = evidence.train
     coefficients, remaining = evidence.training.repeat(
         train_matrix(kernel), evidence.start[:train], evidence.start_pull[:train]
     )
-    return evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
+    return (
+        evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
+    )
 
 
 class AbstractFrozen(AbstractMachine):
@@ -244,7 +270,9 @@ class AbstractFrozen(AbstractMachine):
         kernel = self.kernel(evidence)
         # small steps along the gradient of a quadratic function of f have a closed form
         if evidence.training.is_quadratic and evidence.training.is_plain:
-            return Prediction(flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}")
+            return Prediction(
+                flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}"
+            )
         return Prediction(descent_prediction(kernel, evidence), evidence.training.manner)
 
 
@@ -280,7 +308,9 @@ class Linearised(AbstractMachine):
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
-        return Prediction(descent_prediction(evidence.kernel_start, evidence), evidence.training.manner)
+        return Prediction(
+            descent_prediction(evidence.kernel_start, evidence), evidence.training.manner
+        )
 
 
 class NNGP(AbstractMachine):
@@ -345,8 +375,12 @@ class RandomIdentity(AbstractMachine):
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = random_kernel(evidence)
         if (kernel == 0).any():
-            raise DoesNotApply("the random kernel vanishes between two points, so nothing can be divided by it")
-        return divide_and_multiply(evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}")
+            raise DoesNotApply(
+                "the random kernel vanishes between two points, so nothing can be divided by it"
+            )
+        return divide_and_multiply(
+            evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}"
+        )
 
 
 def divide_and_multiply(
@@ -370,7 +404,8 @@ class RBFRegression(AbstractMachine):
         train = evidence.inputs[: evidence.train]
         width = median_distance(train)
         prediction = regression_prediction(
-            kernel_for_each_output(gaussian_kernel(evidence.inputs, train, width), evidence), evidence
+            kernel_for_each_output(gaussian_kernel(evidence.inputs, train, width), evidence),
+            evidence,
         )
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
@@ -382,7 +417,9 @@ class RandomRegression(AbstractMachine):
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.kernel_start)
-        return regression_prediction(kernel_for_each_output(random_kernel(evidence), evidence), evidence)
+        return regression_prediction(
+            kernel_for_each_output(random_kernel(evidence), evidence), evidence
+        )
 
 
 def kernel_for_each_output(
@@ -417,7 +454,9 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
     """The random kernel between all points and the training examples, another one for each seed of a run."""
     points = len(evidence.inputs)
-    factor = torch.randn(points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64)
+    factor = torch.randn(
+        points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64
+    )
     kernel = (factor @ factor[: evidence.train].t()).div_(points)
     kernel.diagonal().add_(1.0)
     return kernel.to(evidence.end)

@@ -75,7 +75,9 @@ class ScaledOutput(nn.Module):
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
 
-    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def trained_terms(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         """The terms that change in training."""
         return self.terms(x)
 
@@ -84,7 +86,9 @@ class ScaledOutput(nn.Module):
         total = sum(rest, start=first)
         return total if self.alpha == 1 else self.alpha * total
 
-    def sizes(self, weights: Weights, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "term example"]:
+    def sizes(
+        self, weights: Weights, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "term example"]:
         """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
         there = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
@@ -99,7 +103,9 @@ class TrainedTerms(nn.Module):
         super().__init__()
         self.reading = reading
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         return self.reading.trained_terms(x)
 
 
@@ -124,7 +130,9 @@ class Centred(ScaledOutput):
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.origin(x))
 
-    def trained_terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def trained_terms(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
 
 
@@ -153,7 +161,9 @@ class AbstractArchitecture(Component):
     width: Count = 512
 
     @abstractmethod
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         """A network for the task, its weights drawn from the generator."""
 
     def module(
@@ -167,7 +177,9 @@ class AbstractArchitecture(Component):
         """The network at the start of training, its output read as `init` says; `shape` is that of one example, and
         a `vocabulary` that is not 0 says that examples are tokens.
         """
-        return read_output(self.network(init, LearningTask(shape, outputs, vocabulary), generator), init)
+        return read_output(
+            self.network(init, LearningTask(shape, outputs, vocabulary), generator), init
+        )
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         """What the network h becomes as its width grows; where that is not known, a mistake says so."""
@@ -178,10 +190,14 @@ class AbstractLayered(AbstractArchitecture):
     """An architecture that is a list of layers."""
 
     @abstractmethod
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         """The layers, from an example of the given shape to its outputs."""
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         task.refuse_tokens(self.option)
         return build(self.layers(init, task.shape, task.outputs), task.shape, generator)
 

@@ -53,7 +53,11 @@ class Adapted(nn.Module):
 
 
 def adapt_module(
-    make: Callable[[], nn.Module], task: LearningTask, seed: int, given: str, file: Path | None = None
+    make: Callable[[], nn.Module],
+    task: LearningTask,
+    seed: int,
+    given: str,
+    file: Path | None = None,
 ) -> Adapted:
     """The module that is made, in double precision and evaluation mode, tried; meanwhile torch's own generator starts
     at the seed.
@@ -84,21 +88,29 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
     """Try the module on examples that are made up."""
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
-        raise Mistake(f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example")
+        raise Mistake(
+            f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example"
+        )
     # forwards: the shape, and inputs that stay as they are
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
     assert isinstance(outputs, Tensor)
     if not torch.equal(x, task.sample()):
-        raise Mistake(f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+        raise Mistake(
+            f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
+        )
     if not outputs.requires_grad:
-        raise Mistake(f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?")
+        raise Mistake(
+            f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?"
+        )
     # backwards: dense gradients; and once more, to the same outputs
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):
-        raise Mistake(f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with sparse=False")
+        raise Mistake(
+            f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with sparse=False"
+        )
     if not torch.equal(module(x).nan_to_num(), module(x).nan_to_num()):
         raise Mistake(
             f"{given}: the module gives other outputs when it is called again, in evaluation mode; is there a dropout "
@@ -110,10 +122,16 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
     """There has to be something to train, of real numbers."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
-        why = f"none of its {len(weights)} parameters requires gradients" if weights else "it has no parameters"
+        why = (
+            f"none of its {len(weights)} parameters requires gradients"
+            if weights
+            else "it has no parameters"
+        )
         raise Mistake(f"{given}: the module has nothing to train: {why}")
     if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
-        raise Mistake(f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead")
+        raise Mistake(
+            f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead"
+        )
     if (name := next(hooked(module), None)) is not None:
         raise Mistake(
             f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by derivatives; build "
@@ -143,7 +161,9 @@ def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
     if first.keys() != second.keys():
         raise Mistake(f"{given} builds another module when it is called again with the same seed")
     for name, value in first.items():
-        if isinstance(value, Tensor) and not torch.equal(value.nan_to_num(), second[name].nan_to_num()):
+        if isinstance(value, Tensor) and not torch.equal(
+            value.nan_to_num(), second[name].nan_to_num()
+        ):
             raise Mistake(
                 f"{given} draws another '{name}' when it is called again with the same seed; draw it by torch, which "
                 "is seeded, or from the argument seed"
@@ -173,7 +193,9 @@ class TrustedModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         folder = self.folders.get(fullname)
-        return None if folder is None or path is not None else PathFinder.find_spec(fullname, [folder])
+        return (
+            None if folder is None or path is not None else PathFinder.find_spec(fullname, [folder])
+        )
 
 
 TRUSTED = TrustedModules()
@@ -206,7 +228,9 @@ def load_module(file: Path, given: str) -> ModuleType:
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded
     if loaded is not None or not file.stem.isidentifier():
-        raise Mistake(f"{given}: '{file.stem}' cannot be the name of a new module; give the file another name")
+        raise Mistake(
+            f"{given}: '{file.stem}' cannot be the name of a new module; give the file another name"
+        )
     let_import([file], [file.parent, Path.cwd()])
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -228,7 +252,10 @@ def files_imported(file: Path) -> tuple[Path, ...]:
     files, waiting = {file}, [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
-            beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))  # a module or a package
+            beside = (
+                file.parent / f"{name}.py",
+                *(file.parent / name).rglob("*.py"),
+            )  # a module or a package
             new = {other for other in beside if other.is_file()} - files
             files |= new
             waiting += new
@@ -259,8 +286,13 @@ Option = bool | int | float | str | None
 def import_library(package: str, extra: str) -> Any:  # the types of another library are its own
     """Import the package that an extra of this one installs."""
     if find_spec(package) is None:
-        raise Mistake(f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'")
-    with one_line(f"model={extra}: {package} is installed, and cannot be imported"), warnings.catch_warnings():
+        raise Mistake(
+            f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'"
+        )
+    with (
+        one_line(f"model={extra}: {package} is installed, and cannot be imported"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # what its own imports do is not the user's business
         load_torchvision()
         return import_module(package)
@@ -318,9 +350,13 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
     ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read files elsewhere, which is never done; ...
     """
     for key, value in tree_entries(fields):
-        foreign = key.endswith("_implementation") and (not isinstance(value, str | None) or value not in PLAIN)
+        foreign = key.endswith("_implementation") and (
+            not isinstance(value, str | None) or value not in PLAIN
+        )
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
-            raise Mistake(f"{given}: '{key}' would run or read files elsewhere, which is never done; remove it")
+            raise Mistake(
+                f"{given}: '{key}' would run or read files elsewhere, which is never done; remove it"
+            )
 
 
 def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
@@ -338,13 +374,17 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
     """Weights in several files are found by an index, and an adapter by the folder of its model: both must be here."""
     here = {file.name for file in files}
     if "adapter_config.json" in here:
-        raise Mistake(f"{given} holds an adapter, whose model lies elsewhere; merge them, and save the whole")
+        raise Mistake(
+            f"{given} holds an adapter, whose model lies elsewhere; merge them, and save the whole"
+        )
     for file in files:
         if file.name.endswith(".index.json"):
             parts = read_object(file).get("weight_map")
             named = set(map(json.dumps, parts.values())) if isinstance(parts, dict) else {"no file"}
             if away := sorted(named - set(map(json.dumps, here))):
-                raise Mistake(f"{given}: {file.name} names {away[0]}, which is not a file of that folder")
+                raise Mistake(
+                    f"{given}: {file.name} names {away[0]}, which is not a file of that folder"
+                )
 
 
 @contextmanager

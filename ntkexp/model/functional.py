@@ -32,17 +32,31 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 def weights_of(module: nn.Module) -> Weights:
     """The parameters that are trained, detached from the module's graph."""
-    return {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+    return {
+        name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad
+    }
 
 
 def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
     """Tensors and numbers that torch has saved; nothing of a file that holds anything else is carried out."""
     try:
         with warnings.catch_warnings(action="ignore"):  # the refusal says it
-            tensors: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+            tensors: dict[str, Any] = torch.load(
+                path, map_location=device, weights_only=True, mmap=mmap
+            )
         return dict(tensors)
-    except (UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})") from None
+    except (
+        UnpicklingError,
+        RuntimeError,
+        EOFError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise Damaged(
+            f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})"
+        ) from None
 
 
 def function_of(module: nn.Module, output: str | int | None = None) -> Function:
@@ -56,7 +70,9 @@ def function_of(module: nn.Module, output: str | int | None = None) -> Function:
     if reasons := list(training_modes(module)):
         in_training = any(layer.training for layer in module.modules())
         advice = "call module.eval() first" if in_training else "let it track running statistics"
-        raise Mistake(f"{reasons[0]}; {advice}, so that each output depends on its own example alone")
+        raise Mistake(
+            f"{reasons[0]}; {advice}, so that each output depends on its own example alone"
+        )
     return function_as_it_is(module, output)
 
 
@@ -82,7 +98,9 @@ def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Modul
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"the module cannot be copied ({reason}); let it hold parameters, tensors and numbers") from error
+        raise Mistake(
+            f"the module cannot be copied ({reason}); let it hold parameters, tensors and numbers"
+        ) from error
 
 
 def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Function:
@@ -188,16 +206,29 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
             "the model return several as one (torch.cat)"
         )
     parts = parts_of(answer)
-    kind, tensors = type(answer).__name__, [name for name, value in parts.items() if isinstance(value, Tensor)]
+    kind, tensors = (
+        type(answer).__name__,
+        [name for name, value in parts.items() if isinstance(value, Tensor)],
+    )
     listed = f"its tensors are {', '.join(map(repr, tensors))}" if tensors else "it holds no tensor"
     if output is None:
-        raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output=")
+        raise Mistake(
+            f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output="
+        )
     if not parts:
-        raise Mistake(f"output={output!r}: the module gives a {kind}, which has no parts; leave output out")
+        raise Mistake(
+            f"output={output!r}: the module gives a {kind}, which has no parts; leave output out"
+        )
     value = parts.get(output)
     if not isinstance(value, Tensor):
-        hint = nearest(output, [name for name in tensors if isinstance(name, str)]) if isinstance(output, str) else ""
-        raise Mistake(f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}")
+        hint = (
+            nearest(output, [name for name in tensors if isinstance(name, str)])
+            if isinstance(output, str)
+            else ""
+        )
+        raise Mistake(
+            f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
+        )
     return value
 
 
@@ -212,7 +243,10 @@ def parts_of(answer: object) -> dict[str | int, object]:
     if is_dataclass(answer):
         return {field.name: getattr(answer, field.name) for field in fields(answer)}
     if isinstance(answer, tuple | list):
-        return {**dict(enumerate(answer)), **dict(zip(getattr(answer, "_fields", ()), answer, strict=False))}
+        return {
+            **dict(enumerate(answer)),
+            **dict(zip(getattr(answer, "_fields", ()), answer, strict=False)),
+        }
     return {}
 
 
@@ -231,7 +265,9 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
     return bool(answer.dim()) and len(answer) == 1
 
 
-BATCH_AXIS = "its inputs need an axis of examples, also if there is only one: give x[None] in place of x"
+BATCH_AXIS = (
+    "its inputs need an axis of examples, also if there is only one: give x[None] in place of x"
+)
 
 
 # --- Checkpoints of activations: a module that computes parts of itself again on its way back computes them once.
@@ -301,5 +337,7 @@ class InOrder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in BATCH_NORMS and len(result) == 1:
-            return result.flatten().view(result.shape)  # what comes back to it is in the order of its axes
+            return result.flatten().view(
+                result.shape
+            )  # what comes back to it is in the order of its axes
         return result

@@ -57,7 +57,9 @@ class Module(AbstractArchitecture):
     that it imports, belongs to the identity of a run; other files that it reads do not.
     """
 
-    remedy: ClassVar[str] = "look at how the module draws its weights, and what it does with the data"
+    remedy: ClassVar[str] = (
+        "look at how the module draws its weights, and what it does with the data"
+    )
 
     path: str
 
@@ -81,7 +83,9 @@ class Module(AbstractArchitecture):
         if file.is_file():
             return file
         files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
-        raise Mistake(f"{self.given}: there is no file {file} (seen from {Path.cwd()}){nearest_file(file.name, files)}")
+        raise Mistake(
+            f"{self.given}: there is no file {file} (seen from {Path.cwd()}){nearest_file(file.name, files)}"
+        )
 
     def code(self) -> tuple[Path, ...]:
         return (self.file,)
@@ -89,8 +93,12 @@ class Module(AbstractArchitecture):
     def files(self) -> tuple[Path, ...]:
         return files_imported(self.file)
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
-        build = find_function(load_module(self.file, self.given), file_and_function(self.path)[2], self.given)
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
+        build = find_function(
+            load_module(self.file, self.given), file_and_function(self.path)[2], self.given
+        )
         seed = generator.initial_seed()
         offered = {
             "shape": task.shape,
@@ -103,16 +111,26 @@ class Module(AbstractArchitecture):
         parameters = inspect.signature(build).parameters.values()
         several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         for parameter in parameters:
-            if parameter.name not in offered and parameter.default is parameter.empty and parameter.kind not in several:
+            if (
+                parameter.name not in offered
+                and parameter.default is parameter.empty
+                and parameter.kind not in several
+            ):
                 raise Mistake(
                     f"{self.given} wants '{parameter.name}', and can be given {', '.join(offered)}; give it a default"
                 )
-        arguments = {parameter.name: offered[parameter.name] for parameter in parameters if parameter.name in offered}
+        arguments = {
+            parameter.name: offered[parameter.name]
+            for parameter in parameters
+            if parameter.name in offered
+        }
 
         def make() -> nn.Module:
             made = build(**arguments)
             if not isinstance(made, nn.Module):
-                raise Mistake(f"{self.given} returns a {type(made).__name__}; let it return an nn.Module")
+                raise Mistake(
+                    f"{self.given} returns a {type(made).__name__}; let it return an nn.Module"
+                )
             return made
 
         module, again = (adapt_module(make, task, seed, self.given, self.file) for _ in range(2))
@@ -132,18 +150,26 @@ def file_and_function(path: str) -> tuple[str, str, str]:
 def find_function(module: object, name: str, given: str) -> Callable[..., object]:
     own = getattr(module, "__name__", "")
     functions = [
-        key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == own
+        key
+        for key, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == own
     ]
     value: object = getattr(module, name, None)
     if value is None:
         there = f"it has {', '.join(functions)}" if functions else "it has no function"
-        raise Mistake(f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}")
+        raise Mistake(
+            f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}"
+        )
     if isinstance(value, nn.Module):
-        raise Mistake(f"{given}: {name} is a module, which no seed can draw again; name a function that builds it")
+        raise Mistake(
+            f"{given}: {name} is a module, which no seed can draw again; name a function that builds it"
+        )
     if not callable(value):
         raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
     if inspect.iscoroutinefunction(value):
-        raise Mistake(f"{given}: {name} is async, and nothing would await it; write `def` in place of `async def`")
+        raise Mistake(
+            f"{given}: {name} is async, and nothing would await it; write `def` in place of `async def`"
+        )
     return value
 
 
@@ -167,7 +193,9 @@ class Timm(AbstractArchitecture):
     name: str = "resnet10t"
     options: dict[str, Option] = Field({})
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
             raise Mistake(f"model=timm takes images, and {task.description}; choose model=mlp")
@@ -177,13 +205,19 @@ class Timm(AbstractArchitecture):
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())
-            raise Mistake(f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}")
-        with torch.device("meta"):  # to look at the class without making the weights of its usual size
+            raise Mistake(
+                f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}"
+            )
+        with torch.device(
+            "meta"
+        ):  # to look at the class without making the weights of its usual size
             usual = timm.create_model(self.name)
         names = constructor_settings(type(usual))
         if strange := [key for key in self.options if key not in names]:
             kind = type(usual).__name__
-            raise Mistake(f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}")
+            raise Mistake(
+                f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}"
+            )
         sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
         model: nn.Module = timm.create_model(
             self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
@@ -215,7 +249,9 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
     names: set[str] = set()
     for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         parameters = list(inspect.signature(each).parameters.values())
-        names |= {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
+        names |= {
+            parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD
+        }
         described = get_type_hints(vars(each).get("__init__", each)).get("cfg")
         names |= {field.name for field in fields(described)} if is_dataclass(described) else set()
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
@@ -247,7 +283,9 @@ class DenseByRow(nn.Module):
         super().__init__()
         self.dense = dense
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example position width"]:
         return at_each_position(self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:])))
 
 
@@ -299,15 +337,21 @@ class Huggingface(AbstractArchitecture):
             return ()
         folder = self.path.expanduser()
         if not (folder / "config.json").is_file():
-            raise Mistake(f"{self.given} is not a folder with a config.json; model.name builds one without a folder")
+            raise Mistake(
+                f"{self.given} is not a folder with a config.json; model.name builds one without a folder"
+            )
         kinds = {".json", ".safetensors", ".bin"}
         return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         make = partial(self.build, init, task, generator)
         return adapt_module(make, task, generator.initial_seed(), self.given)
 
-    def build(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def build(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         with quiet_library(import_library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
@@ -320,21 +364,36 @@ class Huggingface(AbstractArchitecture):
         automatic = transformers.AutoModel
         if self.path is None:
             kind = self.kind_of(transformers, "model.name", self.name)
-            usual, own = kind(), kind.attribute_map  # some call our sizes otherwise, and some lack them
-            sizes = {own.get(key, key): size for key, size in self.sizes(task).items() if hasattr(usual, key)}
-            return automatic.from_config(kind(**(sizes | self.chosen(kind))), trust_remote_code=False)
+            usual, own = (
+                kind(),
+                kind.attribute_map,
+            )  # some call our sizes otherwise, and some lack them
+            sizes = {
+                own.get(key, key): size
+                for key, size in self.sizes(task).items()
+                if hasattr(usual, key)
+            }
+            return automatic.from_config(
+                kind(**(sizes | self.chosen(kind))), trust_remote_code=False
+            )
         files = self.files()
         fields = read_object(self.path.expanduser() / "config.json")
         refuse_elsewhere(fields, self.given)
-        kind = self.kind_of(transformers, f"{self.given}: 'model_type'", str(fields.get("model_type")))
+        kind = self.kind_of(
+            transformers, f"{self.given}: 'model_type'", str(fields.get("model_type"))
+        )
         configuration = kind.from_dict(fields | self.chosen(kind))
         refuse_parts_elsewhere(files, self.given)
         if task.vocabulary > getattr(configuration, "vocab_size", task.vocabulary):
-            raise Mistake(f"{self.given} knows {configuration.vocab_size} tokens, and {task.description}")
+            raise Mistake(
+                f"{self.given} knows {configuration.vocab_size} tokens, and {task.description}"
+            )
         if all(file.suffix == ".json" for file in files):
             return automatic.from_config(configuration, trust_remote_code=False)
         folder, safe = self.path.expanduser(), {"trust_remote_code": False, "weights_only": True}
-        return automatic.from_pretrained(folder, config=configuration, local_files_only=True, **safe)
+        return automatic.from_pretrained(
+            folder, config=configuration, local_files_only=True, **safe
+        )
 
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
         """The library's own class of configurations of a name."""
@@ -347,8 +406,12 @@ class Huggingface(AbstractArchitecture):
         """The options as this configuration calls them: entries that it has, which are values and no methods."""
         refuse_elsewhere(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
-        if strange := [key for key in self.options if key not in names and not key.endswith("_implementation")]:
-            raise Mistake(f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], names)}")
+        if strange := [
+            key for key in self.options if key not in names and not key.endswith("_implementation")
+        ]:
+            raise Mistake(
+                f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], names)}"
+            )
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
@@ -369,7 +432,11 @@ class Huggingface(AbstractArchitecture):
         }
         if len(task.shape) == 3:
             side = fitting_patch(4, task.shape)
-            sizes |= {"num_channels": task.shape[0], "image_size": task.shape[1:], "patch_size": side}
+            sizes |= {
+                "num_channels": task.shape[0],
+                "image_size": task.shape[1:],
+                "patch_size": side,
+            }
         return sizes
 
     def entrance(
@@ -382,7 +449,9 @@ class Huggingface(AbstractArchitecture):
         if task.vocabulary:
             return nn.Identity(), "input_ids"
         features = rows_of_example(task.shape)[1]
-        return DenseByRow(init.dense(model.config.hidden_size).build((features,), generator)), "inputs_embeds"
+        return DenseByRow(
+            init.dense(model.config.hidden_size).build((features,), generator)
+        ), "inputs_embeds"
 
 
 @contextmanager

@@ -35,7 +35,9 @@ class MLP(AbstractLayered):
     depth: int = Field(2, ge=0, le=DEEPEST)
     activation: Activation = ReLU()
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         hidden = (init.dense(self.width), self.activation) * self.depth
         return (Flatten(), *hidden, init.readout(outputs))
 
@@ -53,7 +55,9 @@ class DeepLinear(AbstractLayered):
 
     depth: int = Field(2, ge=0, le=DEEPEST)
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         return (Flatten(), *(init.dense(self.width),) * self.depth, init.readout(outputs))
 
 
@@ -67,7 +71,9 @@ class Linear(AbstractLayered):
     ['Flatten', 'Dense']
     """
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         return (Flatten(), init.readout(outputs))
 
 
@@ -96,7 +102,9 @@ class Layers(AbstractLayered):
     width: Count = 64
     spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = USUAL
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         if not self.spec or not isinstance(self.spec[-1], AbstractAffine):
             raise Mistake("model.spec ends without a readout; let its last layer be Dense")
         *hidden, readout = at_width(self.spec, self.width)
@@ -125,10 +133,14 @@ class UCINtk(AbstractLayered):
     def refuse_untrained(self) -> Self:
         """The readout is always trained."""
         if self.fixed > self.depth:
-            raise Mistake(f"model.fixed={self.fixed}: there are {self.depth} hidden layers; it takes at most that many")
+            raise Mistake(
+                f"model.fixed={self.fixed}: there are {self.depth} hidden layers; it takes at most that many"
+            )
         return self
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         scales = [sqrt(prod(shape)), *[1.0] * (self.depth - 1)]
         hidden = [
             layer
@@ -159,20 +171,30 @@ class RBFNetwork(AbstractArchitecture):
 
     width: Count = 128
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         task.refuse_tokens(self.option)
         inputs = prod(task.shape)
         centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)
         inverse, scale = torch.ones(self.width, dtype=torch.float64), init.W_std / sqrt(inputs)
         standard = init.param == "standard"
-        units = Gaussians(centres, scale * inverse, 1.0) if standard else Gaussians(centres, inverse, scale)
-        return nn.Sequential(nn.Flatten(), units, init.readout(task.outputs).build((self.width,), generator))
+        units = (
+            Gaussians(centres, scale * inverse, 1.0)
+            if standard
+            else Gaussians(centres, inverse, scale)
+        )
+        return nn.Sequential(
+            nn.Flatten(), units, init.readout(task.outputs).build((self.width,), generator)
+        )
 
 
 class Gaussians(nn.Module):
     """φ_j(x) = exp(−½ (gain · w_j ‖x − c_j‖)²)."""
 
-    def __init__(self, centre: Float[Tensor, "unit input"], inverse: Float[Tensor, " unit"], gain: float) -> None:
+    def __init__(
+        self, centre: Float[Tensor, "unit input"], inverse: Float[Tensor, " unit"], gain: float
+    ) -> None:
         super().__init__()
         self.centre, self.inverse, self.gain = nn.Parameter(centre), nn.Parameter(inverse), gain
 
@@ -202,9 +224,13 @@ class CNN(AbstractLayered):
     pooling: Pooling = None
     head: Literal["flatten", "average"] = "flatten"
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         if len(shape) < 2:
-            raise Mistake(f"model=cnn takes images, and the data has examples of shape {list(shape)}; choose model=mlp")
+            raise Mistake(
+                f"model=cnn takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
+            )
         convolution = init.conv(self.width, self.kernel, self.stride, self.padding == "circular")
         pooling = () if self.pooling is None else (self.pooling,)
         rest = (convolution, self.activation) * (self.depth - 1)
@@ -236,7 +262,9 @@ class CNTK(AbstractLayered):
     pooling: bool = False
     fixed: bool = False
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         if len(shape) != 3:
             raise Mistake(
                 f"model=cntk takes images, and the data has examples of shape {list(shape)}; choose model=uci_ntk"
@@ -279,7 +307,9 @@ class Resnet(AbstractLayered):
             )
         return self
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         if len(shape) < 2:
             raise Mistake(
                 f"model=resnet takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
@@ -289,12 +319,25 @@ class Resnet(AbstractLayered):
             for stage in range(self.stages)
             for block in range(self.blocks)
         )
-        return (init.conv(self.width, 3), *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
+        return (
+            init.conv(self.width, 3),
+            *blocks,
+            *self.before(),
+            GlobalAvgPool(),
+            init.readout(outputs),
+        )
 
     def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
         """Two convolutions beside a shortcut, which is a convolution where the shape changes."""
-        branch = (*self.before(), init.conv(channels, 3, stride), *self.before(), init.conv(channels, 3))
-        return Residual(branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),))
+        branch = (
+            *self.before(),
+            init.conv(channels, 3, stride),
+            *self.before(),
+            init.conv(channels, 3),
+        )
+        return Residual(
+            branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),)
+        )
 
     def before(self) -> tuple[AbstractLayer, ...]:
         """The layers that come before weights."""

@@ -26,7 +26,9 @@ class AbstractScalar(AbstractArchitecture):
     def function(self) -> nn.Module:
         """The function [example, 1] → [example, 1] at its start."""
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         task.refuse_tokens(self.option)
         if task.shape != (1,) or task.outputs != 1:
             raise Mistake(
@@ -135,9 +137,15 @@ class RadialBasis(AbstractScalar):
 class Bumps(nn.Module):
     """f(x) = Σ_j a_j exp(−(x − c_j)²/30) + b."""
 
-    def __init__(self, centre: tuple[float, float], amplitude: tuple[float, float], offset: float) -> None:
+    def __init__(
+        self, centre: tuple[float, float], amplitude: tuple[float, float], offset: float
+    ) -> None:
         super().__init__()
-        self.centre, self.amplitude, self.offset = parameter(*centre), parameter(*amplitude), parameter(offset)
+        self.centre, self.amplitude, self.offset = (
+            parameter(*centre),
+            parameter(*amplitude),
+            parameter(offset),
+        )
 
     def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
         bumps = torch.exp(-1 / 30 * torch.square(x - self.centre))
@@ -170,7 +178,9 @@ class LookupTable(AbstractScalar):
     def refuse_empty(self) -> Self:
         """There is at least one entry."""
         if self.last < self.first:
-            raise Mistake(f"model.last={self.last}: the table starts at model.first={self.first}; raise it")
+            raise Mistake(
+                f"model.last={self.last}: the table starts at model.first={self.first}; raise it"
+            )
         return self
 
     def function(self) -> nn.Module:

@@ -32,7 +32,9 @@ class Transformer(AbstractArchitecture):
     causal: bool = False
     tied: bool = False
 
-    def network(self, init: AbstractInit, task: LearningTask, generator: torch.Generator) -> nn.Module:
+    def network(
+        self, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    ) -> nn.Module:
         heads = largest_divisor(self.heads, self.width)
         self.refuse_unfit(task)
         tokens = Tokens(task, self.width, generator) if task.vocabulary else None
@@ -55,7 +57,9 @@ class Transformer(AbstractArchitecture):
 class Encoder(nn.Module):
     """Embedding, blocks, a last norm, and a readout at the last position (of tokens) or of the mean (of patches)."""
 
-    def __init__(self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module) -> None:
+    def __init__(
+        self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
+    ) -> None:
         super().__init__()
         self.embedding = embedding
         self.blocks = nn.Sequential(*blocks)
@@ -96,7 +100,11 @@ class Patches(nn.Module):
     """Squares of an image, or single features where there is no image, through a dense layer, and their positions."""
 
     def __init__(
-        self, model: Transformer, init: AbstractInit, shape: tuple[int, ...], generator: torch.Generator
+        self,
+        model: Transformer,
+        init: AbstractInit,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.side = fitting_patch(model.patch, shape)
@@ -104,14 +112,18 @@ class Patches(nn.Module):
         self.dense = init.dense(model.width).build((size,), generator)
         self.positions = nn.Parameter(draw_normal((count, model.width), generator))
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example position width"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example position width"]:
         return at_each_position(self.dense, cut_patches(x, self.side)) + self.positions
 
 
 class EncoderBlock(nn.Module):
     """Attention and a network for each position, each beside a shortcut and after a norm."""
 
-    def __init__(self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator
+    ) -> None:
         super().__init__()
 
         def dense(inputs: int, features: int) -> nn.Module:
@@ -125,15 +137,21 @@ class EncoderBlock(nn.Module):
         self.gate = dense(width, 4 * width) if self.gated else None
         self.outer = dense(4 * width, width)
 
-    def forward(self, x: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
+    def forward(
+        self, x: Float[Tensor, "example position width"]
+    ) -> Float[Tensor, "example position width"]:
         x = x + self.attention(self.norms[0](x))
         h = self.norms[1](x)
         inner = at_each_position(self.inner, h)
         if self.gate is None:
             return x + at_each_position(self.outer, nn.functional.gelu(inner))
-        return x + at_each_position(self.outer, nn.functional.silu(inner) * at_each_position(self.gate, h))
+        return x + at_each_position(
+            self.outer, nn.functional.silu(inner) * at_each_position(self.gate, h)
+        )
 
-    def attention(self, h: Float[Tensor, "example position width"]) -> Float[Tensor, "example position width"]:
+    def attention(
+        self, h: Float[Tensor, "example position width"]
+    ) -> Float[Tensor, "example position width"]:
         """softmax(QKᵀ/√d) V, head by head."""
         maps = (at_each_position(dense, h) for dense in (self.query, self.key, self.value))
         q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in maps)
@@ -166,10 +184,16 @@ def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
     """Find the largest side up to `patch` that divides both sides of an image."""
     if len(shape) != 3:
         return 1
-    return next(side for side in range(min(patch, *shape[1:]), 0, -1) if shape[1] % side == shape[2] % side == 0)
+    return next(
+        side
+        for side in range(min(patch, *shape[1:]), 0, -1)
+        if shape[1] % side == shape[2] % side == 0
+    )
 
 
-def cut_patches(x: Float[Tensor, "example *shape"], side: int) -> Float[Tensor, "example position size"]:
+def cut_patches(
+    x: Float[Tensor, "example *shape"], side: int
+) -> Float[Tensor, "example position size"]:
     """Cut an image into squares, row by row; anything else into its elements.
 
     >>> cut_patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]

@@ -46,7 +46,9 @@ class Arc:
         first, second, third, fourth = self.coefficients
         return {
             name: torch.add(
-                weight, first[name] + v * (second[name] + u * (third[name] + v * fourth[name])), alpha=position
+                weight,
+                first[name] + v * (second[name] + u * (third[name] + v * fourth[name])),
+                alpha=position,
             )
             for name, weight in self.start.items()
         }
@@ -90,10 +92,14 @@ class Mixing:
     matrix: Float[Tensor, "line line"]  # L
     by_rows: bool = False
 
-    def of(self, weight: Float[Tensor, "*several row column"]) -> Float[Tensor, "*several row column"]:
+    def of(
+        self, weight: Float[Tensor, "*several row column"]
+    ) -> Float[Tensor, "*several row column"]:
         return weight @ self.matrix.mT if self.by_rows else self.matrix @ weight
 
-    def adjoint(self, weight: Float[Tensor, "*several row column"]) -> Float[Tensor, "*several row column"]:
+    def adjoint(
+        self, weight: Float[Tensor, "*several row column"]
+    ) -> Float[Tensor, "*several row column"]:
         """The map that is the transpose of this one: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
@@ -134,7 +140,11 @@ class LinearStep:
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
         """S and N, if each is one number for all weights of the parameter."""
-        if isinstance(self.scale, Tensor) or isinstance(self.ahead, Tensor) or self.below is not None:
+        if (
+            isinstance(self.scale, Tensor)
+            or isinstance(self.ahead, Tensor)
+            or self.below is not None
+        ):
             return None
         if self.mixing is not None:
             return None
@@ -195,12 +205,20 @@ class AbstractOptimizer(Component):
     clip_norm: PositiveFloat | None = None
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
-    remembers: ClassVar[bool] = False  # whether past gradients move the weights, so that U is needed
+    remembers: ClassVar[bool] = (
+        False  # whether past gradients move the weights, so that U is needed
+    )
     records: ClassVar[tuple[str, ...]] = ()  # the memory that the recursion needs of every step
     decouples: ClassVar[bool] = False  # whether weights decay by themselves, past the memory
-    flows: ClassVar[bool] = False  # whether weights move on a curve, which has arcs instead of steps
-    copies: ClassVar[int] = 0  # how many sets of weights a move holds beyond both ends and the gradient
-    elementwise: ClassVar[bool] = False  # whether each weight is scaled by itself, which no kernel knows of
+    flows: ClassVar[bool] = (
+        False  # whether weights move on a curve, which has arcs instead of steps
+    )
+    copies: ClassVar[int] = (
+        0  # how many sets of weights a move holds beyond both ends and the gradient
+    )
+    elementwise: ClassVar[bool] = (
+        False  # whether each weight is scaled by itself, which no kernel knows of
+    )
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
@@ -217,7 +235,13 @@ class AbstractOptimizer(Component):
         """Find the weights and the memory after one step."""
 
     def move(
-        self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        field: VectorField,
+        sizes: Sizes,
+        memory: Memory,
     ) -> Move:
         """The move of a step, where the gradient at other weights can be asked for; nothing that goes straight does."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
@@ -265,7 +289,10 @@ class AbstractOptimizer(Component):
                     f"first of {len(weights)} is {next(iter(weights))}"
                 )
         known = {"": 1.0} | self.layers
-        return {name: known[max((b for b in known if not b or belongs(name, b)), key=len)] for name in weights}
+        return {
+            name: known[max((b for b in known if not b or belongs(name, b)), key=len)]
+            for name in weights
+        }
 
     def clipping(self, gradient: Weights) -> float:
         """min(1, clip_norm/‖g‖), with PyTorch's guard against ‖g‖ = 0."""
@@ -278,7 +305,10 @@ class AbstractOptimizer(Component):
         """Add decay to the gradient, g + λθ."""
         if not self.weight_decay:
             return gradient
-        return {name: part.add(weights[name], alpha=self.weight_decay) for name, part in gradient.items()}
+        return {
+            name: part.add(weights[name], alpha=self.weight_decay)
+            for name, part in gradient.items()
+        }
 
 
 def belongs(name: str, beginning: str) -> bool:
@@ -292,7 +322,10 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
     >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
     """
-    return {name: torch.sub(weight, direction[name], alpha=sizes[name]) for name, weight in weights.items()}
+    return {
+        name: torch.sub(weight, direction[name], alpha=sizes[name])
+        for name, weight in weights.items()
+    }
 
 
 def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:

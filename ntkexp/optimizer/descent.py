@@ -64,14 +64,19 @@ class Momentum(AbstractBatched, AbstractStable):
         velocity = gradient
         if step:
             velocity = {
-                name: torch.add(self.momentum * memory["velocity"][name], part, alpha=1 - self.dampening)
+                name: torch.add(
+                    self.momentum * memory["velocity"][name], part, alpha=1 - self.dampening
+                )
                 for name, part in gradient.items()
             }
         return moved(weights, velocity, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         intake = 1 - self.dampening * (step > 0)
-        return {name: LinearStep(size, carry=self.momentum, intake=intake) for name, size in sizes.items()}
+        return {
+            name: LinearStep(size, carry=self.momentum, intake=intake)
+            for name, size in sizes.items()
+        }
 
 
 class Nesterov(AbstractBatched, AbstractStable):
@@ -90,12 +95,21 @@ class Nesterov(AbstractBatched, AbstractStable):
         gradient = self.with_decay(gradient, weights)
         velocity = gradient
         if step:
-            velocity = {name: self.momentum * memory["velocity"][name] + part for name, part in gradient.items()}
-        ahead = {name: torch.add(part, velocity[name], alpha=self.momentum) for name, part in gradient.items()}
+            velocity = {
+                name: self.momentum * memory["velocity"][name] + part
+                for name, part in gradient.items()
+            }
+        ahead = {
+            name: torch.add(part, velocity[name], alpha=self.momentum)
+            for name, part in gradient.items()
+        }
         return moved(weights, ahead, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        return {name: LinearStep(size, size, self.momentum, self.momentum) for name, size in sizes.items()}
+        return {
+            name: LinearStep(size, size, self.momentum, self.momentum)
+            for name, size in sizes.items()
+        }
 
 
 class AbstractAdaptive(AbstractBatched):
@@ -127,11 +141,17 @@ class Rmsprop(AbstractAdaptive):
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
-        square = memory["square"] if memory else {name: torch.zeros_like(g) for name, g in gradient.items()}
+        square = (
+            memory["square"]
+            if memory
+            else {name: torch.zeros_like(g) for name, g in gradient.items()}
+        )
         square = {name: torch.addcmul(self.smoothing * square[name], g, g, value=1 - self.smoothing)
                   for name, g in gradient.items()}  # fmt: skip
         after = {
-            name: torch.addcdiv(weight, gradient[name], square[name].sqrt() + self.eps, value=-sizes[name])
+            name: torch.addcdiv(
+                weight, gradient[name], square[name].sqrt() + self.eps, value=-sizes[name]
+            )
             for name, weight in weights.items()
         }
         return after, {"mean": gradient, "square": square}  # m of a step is its gradient alone
@@ -144,7 +164,10 @@ class Rmsprop(AbstractAdaptive):
         return ("mean",)
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        return {name: LinearStep(sizes[name] / (v.sqrt() + self.eps)) for name, v in memory["square"].items()}
+        return {
+            name: LinearStep(sizes[name] / (v.sqrt() + self.eps))
+            for name, v in memory["square"].items()
+        }
 
 
 # --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has them:
@@ -158,7 +181,10 @@ class AbstractAdam(AbstractAdaptive):
     """S = η/(1 − β₁ˢ⁺¹) D,  β = β₁,  α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
     eps: PositiveFloat = 1e-8
     amsgrad: bool = False
 
@@ -171,17 +197,23 @@ class AbstractAdam(AbstractAdaptive):
             memory = {"mean": zeros, "latest": zeros, "square": zeros}
         # m, v, and the largest v so far
         first, second = self.betas
-        mean = {name: torch.lerp(memory["mean"][name], g, 1 - first) for name, g in gradient.items()}
+        mean = {
+            name: torch.lerp(memory["mean"][name], g, 1 - first) for name, g in gradient.items()
+        }
         latest = {name: torch.addcmul(second * memory["latest"][name], g, g, value=1 - second)
                   for name, g in gradient.items()}  # fmt: skip
         square = latest
         if self.amsgrad:
-            square = {name: torch.maximum(memory["square"][name], part) for name, part in latest.items()}
+            square = {
+                name: torch.maximum(memory["square"][name], part) for name, part in latest.items()
+            }
         after = {}
         for name, weight in weights.items():
             kept = weight * (1 - sizes[name] * self.weight_decay) if self.decouples else weight
             scale = -sizes[name] / (1 - first ** (step + 1))
-            after[name] = torch.addcdiv(kept, mean[name], self.spread(step, square[name]), value=scale)
+            after[name] = torch.addcdiv(
+                kept, mean[name], self.spread(step, square[name]), value=scale
+            )
         return after, {"mean": mean, "latest": latest, "square": square}
 
     def spread(self, step: int, square: Tensor) -> Tensor:

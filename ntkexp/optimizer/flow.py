@@ -112,11 +112,19 @@ class Flow(AbstractPlain):
         return None
 
     def move(
-        self, step: int, weights: Weights, gradient: Weights, field: VectorField, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        field: VectorField,
+        sizes: Sizes,
+        memory: Memory,
     ) -> Move:
         def downhill(gradient: Weights, here: Weights) -> Weights:
             # −η ⊙ (g + λθ): the way of a whole training step, at this slope
-            return {name: part * -sizes[name] for name, part in self.with_decay(gradient, here).items()}
+            return {
+                name: part * -sizes[name] for name, part in self.with_decay(gradient, here).items()
+            }
 
         def slope(here: Weights) -> Weights:
             return downhill(field(here), here)
@@ -155,13 +163,21 @@ class Controller:
         """Whether the arc is good enough; the next length follows from how good it is."""
         allowed = self.tolerance * (self.way + tried.distance) + 10 * EPS * weights
         good = tried.error / allowed if allowed else 0.0
-        stretch = SHORTER if not isfinite(good) else min(max(SAFETY * max(good, EPS) ** -0.2, SHORTER), LONGER)
+        stretch = (
+            SHORTER
+            if not isfinite(good)
+            else min(max(SAFETY * max(good, EPS) ** -0.2, SHORTER), LONGER)
+        )
         if not good <= 1:
             self.length = tried.arc.length * min(stretch, SAFETY)
             return False
         cut_off = tried.arc.length < self.length  # by the end of the training step
-        self.length = max(self.length, stretch * tried.arc.length) if cut_off else stretch * tried.arc.length
-        self.done = 1.0 if self.done + tried.arc.length > 1 - NEARLY else self.done + tried.arc.length
+        self.length = (
+            max(self.length, stretch * tried.arc.length) if cut_off else stretch * tried.arc.length
+        )
+        self.done = (
+            1.0 if self.done + tried.arc.length > 1 - NEARLY else self.done + tried.arc.length
+        )
         self.way += tried.distance
         self.error += tried.error
         return True
@@ -171,7 +187,9 @@ class Controller:
         """The next length, the way gone, and the sum of all errors on it are kept in the memory."""
         values = (self.length * self.scale or self.before, self.way, self.error)
         named = zip(KNOWN, values, strict=True)
-        return {"controller": {name: torch.tensor(value, dtype=torch.float64) for name, value in named}}
+        return {
+            "controller": {name: torch.tensor(value, dtype=torch.float64) for name, value in named}
+        }
 
 
 KNOWN = ("length", "way", "error")

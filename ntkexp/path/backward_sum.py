@@ -63,10 +63,16 @@ class StepBack:
     start: Weights  # θ_s
     difference: Weights  # θ_{s+1} − θ_s
     linear: Mapping[str, LinearStep]  # of every parameter that was moved
-    right: Sequence[Jacobian]  # J of examples, or of what ℓ′ mixes of their outputs, at the weights they were called at
+    right: Sequence[
+        Jacobian
+    ]  # J of examples, or of what ℓ′ mixes of their outputs, at the weights they were called at
     factor: Mapping[str, float] | None = None  # c; None where it is in ℓ′ already
-    beside: Weights = field(default_factory=dict)  # what was taken in beside the gradients of examples
-    credit: Weights = field(default_factory=dict)  # 0 where a gradient is rounding, of parameters that have any
+    beside: Weights = field(
+        default_factory=dict
+    )  # what was taken in beside the gradients of examples
+    credit: Weights = field(
+        default_factory=dict
+    )  # 0 where a gradient is rounding, of parameters that have any
 
 
 class TakenBack(NamedTuple):
@@ -74,9 +80,13 @@ class TakenBack(NamedTuple):
 
     kernel: Float[Tensor, "probe out train out_"]  # ⟨V, c J⟩
     decay: Float[Tensor, "probe out"]
-    pushed: Float[Tensor, "probe out"]  # J̄Δθ, which is the change of the outputs if J̄ closes the step
+    pushed: Float[
+        Tensor, "probe out"
+    ]  # J̄Δθ, which is the change of the outputs if J̄ closes the step
     beside: Float[Tensor, "probe out"]  # −⟨V, ·⟩ of what was taken in beside
-    shares: Sequence[ComponentShare] = ()  # of each component in all this but `pushed`, where components are told apart
+    shares: Sequence[
+        ComponentShare
+    ] = ()  # of each component in all this but `pushed`, where components are told apart
 
 
 class ComponentShare(NamedTuple):
@@ -96,7 +106,9 @@ class BackwardSum:
 
     adjoint: Adjoint | None = None  # made when the first Jacobian is seen, and filled with `saved`
     carry: Mapping[str, float] = field(default_factory=dict)
-    mixed: set[str] = field(default_factory=set)  # the parameters that some of these steps mixed, whose U are vectors
+    mixed: set[str] = field(
+        default_factory=set
+    )  # the parameters that some of these steps mixed, whose U are vectors
     saved: Sequence[Tensor] = ()  # U of a checkpoint
     components: Sequence[Collection[str]] = ()
 
@@ -106,7 +118,9 @@ class BackwardSum:
         scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
         ahead = {name: each.ahead for name, each in linear.items()}  # N
         intake = {name: each.intake for name, each in linear.items()}  # α
-        mixings = {name: each.mixing for name, each in linear.items() if each.mixing is not None}  # M
+        mixings = {
+            name: each.mixing for name, each in linear.items() if each.mixing is not None
+        }  # M
         self.mix(mixings.keys(), step.start)
         forms_v = bool(self.mixed) or needs_v(ahead, intake, step.credit)
         rest = rests(linear, step.start)  # r
@@ -128,17 +142,25 @@ class BackwardSum:
         parts = self.components or (None,)  # one, of all parameters, where they are not told apart
         kernel, decay, beside = ([pushed] * len(parts) for _ in range(3))
         for weight, whole in pieces:
-            jacobian = whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
+            jacobian = (
+                whole if not self.mixed else mixed_back(whole, self.mixed, mixings, step.start)
+            )
             self.adjoint = self.adjoint or self.begun(jacobian, step.start)
             self.adjoint.accumulate(
-                jacobian, {name: weight * each for name, each in scale.items()}, 1.0 if carry is None else carry
+                jacobian,
+                {name: weight * each for name, each in scale.items()},
+                1.0 if carry is None else carry,
             )
             carry = 1.0
             pushed = torch.add(pushed, whole.applied(step.difference), alpha=weight)
             if forms_v:
                 straight = straight or zero_adjoint(jacobian, step.start)
-                each_ahead = ((name, spread(each, step.start[name])) for name, each in ahead.items())
-                straight.accumulate(jacobian, {name: weight * each for name, each in each_ahead}, 1.0)
+                each_ahead = (
+                    (name, spread(each, step.start[name])) for name, each in ahead.items()
+                )
+                straight.accumulate(
+                    jacobian, {name: weight * each for name, each in each_ahead}, 1.0
+                )
             for k, (names, some) in enumerate((names, whole.of(names)) for names in parts):
                 decay[k] = decay[k] - weight * some.applied(lost) if lost else decay[k]
                 beside[k] = beside[k] - weight * some.applied(rest) if rest else beside[k]
@@ -147,7 +169,9 @@ class BackwardSum:
                     into = part if step.factor is None else part.scaled(factor)
                     kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
-                    beside[k] = beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
+                    beside[k] = (
+                        beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
+                    )
         self.carry = {name: each.carry for name, each in linear.items()}
         assert self.adjoint is not None
 
@@ -162,7 +186,11 @@ class BackwardSum:
             felt.scaled_in(step.credit) if step.credit else felt
         )  # V where gradients are those of examples
         for k, names in enumerate(parts):
-            into_v = right_of(names) if alike is not None else (each.scaled(scales) for each in right_of(names))
+            into_v = (
+                right_of(names)
+                if alike is not None
+                else (each.scaled(scales) for each in right_of(names))
+            )
             share = products(felt_of_examples.of(names), into_v, pushed)
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * share
             for sums, vector in ((decay, coupled), (beside, step.beside)):
@@ -187,10 +215,16 @@ class BackwardSum:
     @property
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
-        return [part.total for part in self.adjoint.parts.values()] if self.adjoint else list(self.saved)
+        return (
+            [part.total for part in self.adjoint.parts.values()]
+            if self.adjoint
+            else list(self.saved)
+        )
 
 
-def needs_v(ahead: Mapping[str, Coefficient], intake: Mapping[str, Coefficient], credit: Weights) -> bool:
+def needs_v(
+    ahead: Mapping[str, Coefficient], intake: Mapping[str, Coefficient], credit: Weights
+) -> bool:
     """Whether V has to be formed: α or N differ between the weights of a parameter, or some gradients are rounding."""
     if any(isinstance(coefficient, Tensor) for coefficient in (*ahead.values(), *intake.values())):
         return True
@@ -209,7 +243,12 @@ def formed(
 
 
 def summed_shares(
-    kernel: Sequence[Tensor], decay: Sequence[Tensor], beside: Sequence[Tensor], pushed: Tensor, *, told_apart: bool
+    kernel: Sequence[Tensor],
+    decay: Sequence[Tensor],
+    beside: Sequence[Tensor],
+    pushed: Tensor,
+    *,
+    told_apart: bool,
 ) -> TakenBack:
     """What came of a step is the sum of what came of it by each component."""
     shares = [
@@ -227,7 +266,9 @@ def times(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     return {name: weight * factors[name] for name, weight in weights.items()}
 
 
-def mixed_back(jacobian: Jacobian, names: Set[str], mixings: Mapping[str, Mixing], weights: Weights) -> Jacobian:
+def mixed_back(
+    jacobian: Jacobian, names: Set[str], mixings: Mapping[str, Mixing], weights: Weights
+) -> Jacobian:
     """MᵀJ̄, in which the parameters that were ever mixed have rows."""
 
     def mixed(block: Block) -> Block:
@@ -243,7 +284,10 @@ def rests(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
     """r of every parameter; nothing, if none has any."""
     if all(each.rest is None for each in linear.values()):
         return {}
-    return {n: torch.zeros_like(weights[n]) if each.rest is None else each.rest for n, each in linear.items()}
+    return {
+        n: torch.zeros_like(weights[n]) if each.rest is None else each.rest
+        for n, each in linear.items()
+    }
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
@@ -251,7 +295,9 @@ def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
 
 
-def through(adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]) -> Float[Tensor, "probe out"]:
+def through(
+    adjoint: Adjoint, vector: Weights, intake: Mapping[str, float]
+) -> Float[Tensor, "probe out"]:
     """⟨αU, v⟩."""
     if (alike := common(intake)) is not None:
         return alike * adjoint.applied(vector)
@@ -373,10 +419,17 @@ class SecondPass:
         few = self.domain.explained.some(self.domain.attributed[chunk])
         for name, rule in self.rules.items():
             components = tuple(self.domain.components.values())
-            rule.sum = BackwardSum(carry=carry, saved=self.saved.get(name, ()), components=components)
+            rule.sum = BackwardSum(
+                carry=carry, saved=self.saved.get(name, ()), components=components
+            )
         if (doubled := self.doubled) is not None:
-            (doubled.place,) = torch.where((doubled.sample >= chunk.start) & (doubled.sample < chunk.stop))
-            doubled.sum, doubled.points = BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())), None
+            (doubled.place,) = torch.where(
+                (doubled.sample >= chunk.start) & (doubled.sample < chunk.stop)
+            )
+            doubled.sum, doubled.points = (
+                BackwardSum(carry=carry, saved=self.saved.get(DOUBLED, ())),
+                None,
+            )
             if len(doubled.place):
                 doubled.points = few.some(doubled.sample[doubled.place] - chunk.start)
         self.saved = {}
@@ -395,14 +448,21 @@ class SecondPass:
             beside=rounding,
             credit=credited,
         )
-        block, rows = StepBlock(points, step.segment, slice(0, len(points.inputs))), self.domain.rows[chunk]
+        block, rows = (
+            StepBlock(points, step.segment, slice(0, len(points.inputs))),
+            self.domain.rows[chunk],
+        )
         for rule in self.rules.values():
             taken, parts = taken_back(rule.sum, back, rule.integrals, rows, step, block)
             summed = parts.sum(2)
             rule.tallies[step.index].add(block, taken.kernel, parts, summed, expected=taken.pushed)
             rule.halves.add(step.index, chunk, parts)
             rule.totals.add(step.index, rows, summed + taken.decay + taken.beside)
-        if (doubled := self.doubled) is not None and doubled.points is not None and doubled.place is not None:
+        if (
+            (doubled := self.doubled) is not None
+            and doubled.points is not None
+            and doubled.place is not None
+        ):
             block = StepBlock(doubled.points, step.segment, slice(0, len(doubled.points.inputs)))
             taken_back(doubled.sum, back, doubled.integrals, doubled.place, step, block)
 
@@ -416,7 +476,8 @@ class SecondPass:
             "brackets": {name: rule.sum.state for name, rule in rules},
             "totals": {name: rule.totals.state for name, rule in rules},
             "halves": {name: rule.halves.state for name, rule in rules},
-            "doubled": doubled and {"integrals": doubled.integrals.state, "bracket": doubled.sum.state},
+            "doubled": doubled
+            and {"integrals": doubled.integrals.state, "bracket": doubled.sum.state},
             "tallies": {name: [asdict(tally) for tally in rule.tallies] for name, rule in rules},
         }
 
@@ -444,7 +505,9 @@ def taken_back(
     block: StepBlock,
 ) -> tuple[TakenBack, Float[Tensor, "probe out train"]]:
     """Take a step back by the rule of some integrals, at these rows of them; what came of it, and −K_s ℓ′."""
-    taken = backward_sum.take(back, ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces))
+    taken = backward_sum.take(
+        back, ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces)
+    )
     parts = contract(taken.kernel, step.output_gradient).neg_()
     integrals.kernel[rows] += taken.kernel
     integrals.contributions[rows] += parts
@@ -452,7 +515,10 @@ def taken_back(
     if integrals.rounding is not None:
         integrals.rounding[rows] += taken.beside
     if integrals.by_component is not None:
-        shares = [(contract(each.kernel, step.output_gradient).neg_(), each.decay) for each in taken.shares]
+        shares = [
+            (contract(each.kernel, step.output_gradient).neg_(), each.decay)
+            for each in taken.shares
+        ]
         integrals.by_component.add(step.index, rows, shares, [each.beside for each in taken.shares])
     return taken, parts
 
@@ -499,7 +565,10 @@ class TwoPasses(AbstractAccumulator):
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
         self.recording.close(len(step_sizes), end)
-        ends = [*(switch for switch in self.domain.switches if switch < len(step_sizes)), len(step_sizes)]
+        ends = [
+            *(switch for switch in self.domain.switches if switch < len(step_sizes)),
+            len(step_sizes),
+        ]
         for number in range(len(self.noted), len(ends)):
             second = self.second = self.begin_pass(step_sizes[: ends[number]])
             if number + 1 < len(ends):
@@ -527,13 +596,21 @@ class TwoPasses(AbstractAccumulator):
                 integrals=integrals,
                 totals=totals,
                 tallies=[Tally() for _ in step_sizes],
-                halves=halves_at_zero(len(step_sizes), zeros(len(domain.attributed), *domain.shape[1:3])),
+                halves=halves_at_zero(
+                    len(step_sizes), zeros(len(domain.attributed), *domain.shape[1:3])
+                ),
             )
         doubled = None
         if path.closing is not None and path.finer:
-            sample = sample_points(len(domain.attributed), path.error_samples).to(domain.attributed.device)
-            integrals = Integrals(path.finer, *(zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2)))
-            doubled = Doubled(rule=path.closing.option, integrals=integrals, sample=sample, gain=path.gain)
+            sample = sample_points(len(domain.attributed), path.error_samples).to(
+                domain.attributed.device
+            )
+            integrals = Integrals(
+                path.finer, *(zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
+            )
+            doubled = Doubled(
+                rule=path.closing.option, integrals=integrals, sample=sample, gain=path.gain
+            )
         steps = Playback(
             recording=self.recording,
             points=domain.points,
@@ -541,7 +618,9 @@ class TwoPasses(AbstractAccumulator):
             factors=self.optimizer.factors(self.recording.like),
             weight_decay=self.optimizer.weight_decay,
         )
-        return SecondPass(steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=doubled)
+        return SecondPass(
+            steps=steps, optimizer=self.optimizer, domain=domain, rules=rules, doubled=doubled
+        )
 
     @property
     def marks(self) -> Sequence[Mark]:
@@ -552,7 +631,9 @@ class TwoPasses(AbstractAccumulator):
         if self.second is None:
             return None
         rules = self.second.rules.items()
-        return [{name: rule.tallies[step] for name, rule in rules} for step in range(self.second.length)]
+        return [
+            {name: rule.tallies[step] for name, rule in rules} for step in range(self.second.length)
+        ]
 
     def recorded(self) -> Recording:
         return self.recording
@@ -562,7 +643,9 @@ class TwoPasses(AbstractAccumulator):
             return None
         contributions = self.second.rules[rule].integrals.contributions[self.domain.rows]
         difference = doubled.integrals.contributions - contributions[doubled.sample]
-        return Error(doubled.gain * float(difference.norm()) * sqrt(len(contributions) / len(doubled.sample)))
+        return Error(
+            doubled.gain * float(difference.norm()) * sqrt(len(contributions) / len(doubled.sample))
+        )
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         if self.second is None:
@@ -577,7 +660,10 @@ class TwoPasses(AbstractAccumulator):
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"second": None if self.second is None else self.second.state, "marks": states(self.noted)}
+        return {
+            "second": None if self.second is None else self.second.state,
+            "marks": states(self.noted),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.saved = state["second"]

@@ -80,12 +80,22 @@ class Budget:
     @property
     def always(self) -> float:
         """Bytes that are needed wherever the sums lie."""
-        row, keeps_kernels = self.read_outputs * self.train * self.number_bytes, self.kernels == "all"
+        row, keeps_kernels = (
+            self.read_outputs * self.train * self.number_bytes,
+            self.kernels == "all",
+        )
         squares = SQUARE_COPIES * row * self.outputs * self.train * keeps_kernels
-        features = self.train * (1 + self.kernel_outputs) * self.tape_bytes + (self.kernels == "trace") * AT_ONCE
-        weights = (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
+        features = (
+            self.train * (1 + self.kernel_outputs) * self.tape_bytes
+            + (self.kernels == "trace") * AT_ONCE
+        )
+        weights = (
+            (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
+        )
         numbers = self.rules * self.read * self.read_outputs * (1 + self.components)
-        by_component = self.components * self.rules * self.read * self.integrated * self.train * SUM_BYTES
+        by_component = (
+            self.components * self.rules * self.read * self.integrated * self.train * SUM_BYTES
+        )
         totals = 8.0 * min(self.steps * numbers, max(MOST, FEWEST * numbers))
         return PROGRAM + weights + squares + features + totals + by_component
 
@@ -95,7 +105,9 @@ class Budget:
         kept = self.tangents * self.points * self.kernel_outputs**2
         summed = self.path_kernels * self.read * self.integrated * self.outputs
         parts = self.read * self.integrated * self.train
-        contributions = parts * (self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes)
+        contributions = parts * (
+            self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes
+        )
         return (kept + summed) * self.train * self.number_bytes + contributions
 
     @property
@@ -112,7 +124,9 @@ class Budget:
     def per_point(self) -> float:
         """Bytes of one point while its block is read."""
         kernel_row = self.read_outputs * self.kernel_outputs * self.train * self.number_bytes
-        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + (4 + self.components) * kernel_row
+        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + (
+            4 + self.components
+        ) * kernel_row
 
     @property
     def block(self) -> int:
@@ -128,7 +142,9 @@ class Budget:
 
     def chunk(self, wanted: int) -> int:
         """How many points are attributed at once by a sum backwards: each has an adjoint for every rule and output."""
-        adjoint = (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+        adjoint = (
+            (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+        )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         kept = 2 * self.train * self.tape_bytes + halves
         free = self.memory_gb * 1e9 - self.fixed - kept
@@ -160,12 +176,17 @@ class Budget:
 
 START, BASE, RATE = 3.0, 0.003, 8e-11
 PER_NUMBER = 64  # of a tape, in weights: rows of the features are multiplied with those of the training examples
-PATIENCE = {"cpu": 10.0, "cuda": 10_000.0}  # years of such a core: of many cores, a year; a GPU is a thousand of them
+PATIENCE = {
+    "cpu": 10.0,
+    "cuda": 10_000.0,
+}  # years of such a core: of many cores, a year; a GPU is a thousand of them
 
 
 def core_seconds(budget: Budget, steps: int, passes: int) -> float:
     """The seconds of a run that goes over its path once, or there and back."""
-    work = budget.points * (budget.parameters + PER_NUMBER * budget.tape_bytes / budget.number_bytes)
+    work = budget.points * (
+        budget.parameters + PER_NUMBER * budget.tape_bytes / budget.number_bytes
+    )
     return START + steps * budget.tapes * passes * (BASE + work * RATE)
 
 

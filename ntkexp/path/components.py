@@ -18,7 +18,9 @@ By: TypeAlias = Literal["module", "parameter"] | Mapping[str, Sequence[str]]
 Components: TypeAlias = Mapping[str, frozenset[str]]
 """Names of components, in order, and of the parameters of each."""
 
-PARAMETRISED = ".parametrizations."  # beneath a module whose weight torch.nn.utils.parametrize makes of others
+PARAMETRISED = (
+    ".parametrizations."  # beneath a module whose weight torch.nn.utils.parametrize makes of others
+)
 ROOT = "(root)"  # the module itself, where it owns parameters
 
 
@@ -53,22 +55,44 @@ def owner(parameter: str) -> str:
     >>> owner("block.1.weight"), owner("scale"), owner("head.parametrizations.weight.original0")
     ('block.1', '(root)', 'head')
     """
-    module = parameter.partition(PARAMETRISED)[0] if PARAMETRISED in parameter else parameter.rpartition(".")[0]
+    module = (
+        parameter.partition(PARAMETRISED)[0]
+        if PARAMETRISED in parameter
+        else parameter.rpartition(".")[0]
+    )
     return module or ROOT
 
 
-def matched(by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str) -> dict[str, frozenset[str]]:
+def matched(
+    by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
+) -> dict[str, frozenset[str]]:
     """The components of patterns, of which exactly one has each parameter."""
     patterns = {
-        str(name): [each] if isinstance(each, str) else list(each) if isinstance(each, list | tuple) else []
+        str(name): [each]
+        if isinstance(each, str)
+        else list(each)
+        if isinstance(each, list | tuple)
+        else []
         for name, each in by.items()
     }
-    if wrong := [name for name, each in patterns.items() if not each or not all(isinstance(p, str) for p in each)]:
-        raise Mistake(f"{key}: '{wrong[0]}' has no list of patterns; give one, such as ['layers.0.*']")
+    if wrong := [
+        name
+        for name, each in patterns.items()
+        if not each or not all(isinstance(p, str) for p in each)
+    ]:
+        raise Mistake(
+            f"{key}: '{wrong[0]}' has no list of patterns; give one, such as ['layers.0.*']"
+        )
     rest = [name for name, each in patterns.items() if each == ["*"]]
     if not patterns or len(rest) > 1:
-        what = "no component" if not patterns else f"the rest, '*', is both '{rest[0]}' and '{rest[1]}'"
-        raise Mistake(f"{key}={dict(by)}: {what}; name components, of which one at most takes what is left by '*'")
+        what = (
+            "no component"
+            if not patterns
+            else f"the rest, '*', is both '{rest[0]}' and '{rest[1]}'"
+        )
+        raise Mistake(
+            f"{key}={dict(by)}: {what}; name components, of which one at most takes what is left by '*'"
+        )
 
     # who is matched by what; a pattern that matches nothing is a slip of the pen
     found: dict[str, frozenset[str]] = {}
@@ -81,7 +105,9 @@ def matched(by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
                 raise Mistake(
                     f"{key}: '{pattern}' of '{name}' matches no trained parameter{nearest(pattern, parameters)}"
                 )
-        found[name] = frozenset(p for p in parameters if any(fnmatchcase(p, pattern) for pattern in each))
+        found[name] = frozenset(
+            p for p in parameters if any(fnmatchcase(p, pattern) for pattern in each)
+        )
         if both := sorted(found[name] & taken.keys()):
             raise Mistake(
                 f"{key}: '{both[0]}' is in both '{taken[both[0]]}' and '{name}', and would be counted twice; each "
@@ -95,6 +121,8 @@ def matched(by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
         known = [pattern for each in patterns.values() for pattern in each]
         close = nearest(left[0], known).removeprefix("; did you mean ").removesuffix("?")
         hint = f" (nearest: {close})" if close else ""
-        raise Mistake(f"{key}: no pattern matches '{left[0]}'{hint}; add one, or 'rest': ['*'] for all that is left")
+        raise Mistake(
+            f"{key}: no pattern matches '{left[0]}'{hint}; add one, or 'rest': ['*'] for all that is left"
+        )
     found |= {name: frozenset(left) for name in rest}
     return {name: found[name] for name in patterns}

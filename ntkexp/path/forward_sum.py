@@ -14,7 +14,16 @@ from torch import Tensor
 
 from ntkexp.on_disk import blocks, release_pages
 from ntkexp.path.checkpoint import Resumable
-from ntkexp.path.integrals import Integrals, Mark, StepTotals, Tally, contract, mark_of, marks_from, states
+from ntkexp.path.integrals import (
+    Integrals,
+    Mark,
+    StepTotals,
+    Tally,
+    contract,
+    mark_of,
+    marks_from,
+    states,
+)
 from ntkexp.path.points import Domain
 from ntkexp.path.recording import Recording
 from ntkexp.path.rule.base import Piece
@@ -159,15 +168,24 @@ class StepSum(AbstractAccumulator):
                 self.totals[name].add(step.index, block.rows, change)
             if bar is not None and bar.measures(step.index):
                 # e = (S_2n − S_n) · gain
-                (fine, _), (coarse, _) = block.kernel(bar.fine, step.side), block.kernel(bar.coarse, step.side)
+                (fine, _), (coarse, _) = (
+                    block.kernel(bar.fine, step.side),
+                    block.kernel(bar.coarse, step.side),
+                )
                 missed = fine - coarse
                 makes_kernels = self.domain.points.makes_kernels
-                error = contract(missed, step.output_gradient) if makes_kernels else missed.squeeze(3)
+                error = (
+                    contract(missed, step.output_gradient) if makes_kernels else missed.squeeze(3)
+                )
                 bar.add(block.rows, error.mul_(step.step_size * bar.gain))
         return tallies
 
     def error(self, rule: str, steps: int) -> Error | None:
-        return Error(bar.estimate(steps)) if (bar := self.error_bar) is not None and rule == bar.rule else None
+        return (
+            Error(bar.estimate(steps))
+            if (bar := self.error_bar) is not None and rule == bar.rule
+            else None
+        )
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals[rule]
@@ -204,7 +222,9 @@ class FlowIntegral(AbstractAccumulator):
         self.integrate(self.rule, step, self.nodes)
         self.totals.add(step.index, slice(None), self.rule.together() - together)
         if (bar := self.error_bar) is not None and bar.measures(step.index):
-            finer = Integrals(self.rule.pieces, *(torch.zeros_like(part) for part in self.rule.parts))
+            finer = Integrals(
+                self.rule.pieces, *(torch.zeros_like(part) for part in self.rule.parts)
+            )
             self.integrate(finer, step, self.nodes + 1)
             error = finer.contributions - (self.rule.contributions - before)
             bar.add(slice(None), error.nan_to_num())  # NaN where the path is not read

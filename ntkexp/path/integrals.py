@@ -121,10 +121,20 @@ class Integrals(Resumable):
     kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
     contributions: Float[Tensor, "probe out train"]
     decay: Float[Tensor, "probe out"]
-    by_component: ComponentSums | None = field(default=None, kw_only=True)  # where components are told apart
-    rounding: Float[Tensor, "probe out"] | None = field(default=None, kw_only=True)  # of optimizers that divide
+    by_component: ComponentSums | None = field(
+        default=None, kw_only=True
+    )  # where components are told apart
+    rounding: Float[Tensor, "probe out"] | None = field(
+        default=None, kw_only=True
+    )  # of optimizers that divide
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("kernel", "contributions", "decay", "by_component", "rounding")
+    checkpointed: ClassVar[tuple[str, ...]] = (
+        "kernel",
+        "contributions",
+        "decay",
+        "by_component",
+        "rounding",
+    )
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
@@ -133,10 +143,17 @@ class Integrals(Resumable):
             kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
         else:
             # of each component, of which the whole is the sum
-            terms = block.kernels_by_component(self.pieces, step.side, step.decay, self.by_component.components)
+            terms = block.kernels_by_component(
+                self.pieces, step.side, step.decay, self.by_component.components
+            )
             makes_kernels, size = bool(self.kernel.shape[2]), step.step_size
             shares = [
-                ((contract(each, step.output_gradient) if makes_kernels else each.squeeze(3)).mul(-size), -taken)
+                (
+                    (
+                        contract(each, step.output_gradient) if makes_kernels else each.squeeze(3)
+                    ).mul(-size),
+                    -taken,
+                )
                 for each, taken in terms
             ]
             self.by_component.add(step.index, block.rows, shares)
@@ -217,7 +234,10 @@ class StepTotals(Resumable):
     sums: list[Float[Tensor, "probe out *component"]] = field(default_factory=list)
 
     def add(
-        self, step: int, rows: slice | Int[Tensor, " chosen"], added: Float[Tensor, "chosen out *component"]
+        self,
+        step: int,
+        rows: slice | Int[Tensor, " chosen"],
+        added: Float[Tensor, "chosen out *component"],
     ) -> None:
         """Take in what came of a step at some of the points."""
         self.reach(step + 1)
@@ -233,7 +253,10 @@ class StepTotals(Resumable):
         many.
         """
         if len(self.sums) == self.most:
-            self.sums = [first + second for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)]
+            self.sums = [
+                first + second
+                for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)
+            ]
             self.edges = self.edges[::2]
             self.every *= 2
         self.edges.append(self.edges[-1] + self.every if end is None else end)
@@ -304,7 +327,9 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     count = len(domain.components)
     parts, zero = (domain.sums(axes)[..., None].repeat(*[1] * axes, count) for axes in (3, 2))
     totals = StepTotals(zero=zero, most=most_stretches(domain, rules))
-    return ComponentSums(components=domain.components, parts=parts, decay=zero.clone(), totals=totals)
+    return ComponentSums(
+        components=domain.components, parts=parts, decay=zero.clone(), totals=totals
+    )
 
 
 # --- What a path has added up by the end of each of its phases, so that each phase's share is a difference.
@@ -337,13 +362,20 @@ def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """Marks as plain data and tensors, for a checkpoint."""
-    return [{name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks]
+    return [
+        {name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks
+    ]
 
 
-def marks_from(state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor) -> list[Mark]:
+def marks_from(
+    state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
+) -> list[Mark]:
     """Marks of a checkpoint, where the sums of the run lie."""
     return [
-        {name: Sums(copied_like(parts, like), decay.to(like.device)) for name, (parts, decay) in mark.items()}
+        {
+            name: Sums(copied_like(parts, like), decay.to(like.device))
+            for name, (parts, decay) in mark.items()
+        }
         for mark in state
     ]
 
@@ -357,7 +389,9 @@ class Share(NamedTuple):
     @property
     def contributions(self) -> RowsOfArray:
         """What each example added."""
-        return RowsOfArray(self.end.contributions, None if self.begin is None else self.begin.contributions)
+        return RowsOfArray(
+            self.end.contributions, None if self.begin is None else self.begin.contributions
+        )
 
     @property
     def decay(self) -> Float[Tensor, "point out"]:

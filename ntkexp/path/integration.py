@@ -36,7 +36,9 @@ class AbstractIntegration(ABC):
     """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
 
     path: Path
-    passes: ClassVar[int] = 1  # how often the path is gone over; a point more costs little where that is once
+    passes: ClassVar[int] = (
+        1  # how often the path is gone over; a point more costs little where that is once
+    )
 
     @property
     @abstractmethod
@@ -80,7 +82,10 @@ class EveryStep(AbstractIntegration):
                 every=path.sampled_every(domain.steps),
                 total=domain.zeros(3),
             )
-        rules = {rule.option: integrals_at_zero(path.quadrature(rule), domain, len(path.rule)) for rule in path.rule}
+        rules = {
+            rule.option: integrals_at_zero(path.quadrature(rule), domain, len(path.rule))
+            for rule in path.rule
+        }
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
         return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
@@ -153,7 +158,9 @@ class AlongFlow(AbstractIntegration):
     def costs(self) -> Costs:
         errors = 1 if self.path.error_samples else 0
         tapes = len(self.path.positions(self.path.finer))
-        return Costs(1, 1 + errors, errors, tapes)  # if there is an error, a finer kernel is at work
+        return Costs(
+            1, 1 + errors, errors, tapes
+        )  # if there is an error, a finer kernel is at work
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -169,10 +176,14 @@ class AlongFlow(AbstractIntegration):
         error_bar = None
         if self.path.error_samples:
             every = self.path.sampled_every(domain.steps)
-            error_bar = ErrorBar(rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3))
+            error_bar = ErrorBar(
+                rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3)
+            )
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
         totals = totals_at_zero(domain, 1)
-        return FlowIntegral(domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar)
+        return FlowIntegral(
+            domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +212,9 @@ class Backward(AbstractIntegration):
         differentiated = self.optimizer.differentiated if self.path.effects else ()
         records = (*self.optimizer.records, *differentiated)
         recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
-        return TwoPasses(path=self.path, optimizer=self.optimizer, domain=domain, recording=recording)
+        return TwoPasses(
+            path=self.path, optimizer=self.optimizer, domain=domain, recording=recording
+        )
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
@@ -214,7 +227,9 @@ def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
     ([8, 28, 28], [8, 8])
     """
     taken = [0] * len(sizes)
-    while (left := count - sum(taken)) > 0 and (open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]):
+    while (left := count - sum(taken)) > 0 and (
+        open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]
+    ):
         for turn, k in enumerate(open_):
             fair = left // len(open_) + (turn < left % len(open_))
             taken[k] += min(fair, sizes[k] - taken[k])

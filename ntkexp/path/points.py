@@ -81,7 +81,9 @@ def products(
             known = left.kernel(each) if left.parts and each.blocks else None
         else:
             known = gram(left, each) if left.blocks and each.blocks else None
-        kernels.append(like.new_zeros(*like.shape, each.examples, each.outputs) if known is None else known)
+        kernels.append(
+            like.new_zeros(*like.shape, each.examples, each.outputs) if known is None else known
+        )
     return side_by_side(kernels, like)
 
 
@@ -136,12 +138,24 @@ class Points:
 
     def given(self, where: slice | Int[Tensor, " some"]) -> Inputs:
         """What the function is given of some of the points."""
-        return self.inputs[where] if self.targets is None else (self.inputs[where], self.targets[where])
+        return (
+            self.inputs[where]
+            if self.targets is None
+            else (self.inputs[where], self.targets[where])
+        )
 
     def some(self, where: Int[Tensor, " some"]) -> Points:
         """Some of the points alone, read in one block, none of them as a training example."""
         targets = None if self.targets is None else self.targets[where]
-        return replace(self, inputs=self.inputs[where], targets=targets, train=0, block=len(where), keep=True, cache=[])
+        return replace(
+            self,
+            inputs=self.inputs[where],
+            targets=targets,
+            train=0,
+            block=len(where),
+            keep=True,
+            cache=[],
+        )
 
     def refuse_without_rules(self, tape: Tape) -> None:
         """Refuse operations that no difference is passed through, before any training, by a tape of some points."""
@@ -184,7 +198,9 @@ class StepBlock:
             if position in (0.0, 1.0):
                 self.tapes[position] = self.points.tape(weights, self.place)
             else:
-                self.tapes[position] = self.points.reader.record(weights, self.points.given(self.place))
+                self.tapes[position] = self.points.reader.record(
+                    weights, self.points.given(self.place)
+                )
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
@@ -197,7 +213,9 @@ class StepBlock:
         if piece.start == piece.end:
             return self.points.reader.tangent(self.tape(piece.start), self.points.chosen)
         try:
-            return self.points.reader.along(self.tape(piece.start), self.tape(piece.end), self.points.chosen)
+            return self.points.reader.along(
+                self.tape(piece.start), self.tape(piece.end), self.points.chosen
+            )
         except NoRule as error:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
@@ -208,7 +226,11 @@ class StepBlock:
         first, *rest = pieces
         jacobian = self.jacobian(first)
         kernel = right.between(jacobian).mul_(first.weight)
-        applied = first.weight * jacobian.applied(vector) if vector else kernel.new_zeros(kernel.shape[:2])
+        applied = (
+            first.weight * jacobian.applied(vector)
+            if vector
+            else kernel.new_zeros(kernel.shape[:2])
+        )
         for piece in rest:
             jacobian = self.jacobian(piece)
             kernel.add_(right.between(jacobian), alpha=piece.weight)
@@ -217,7 +239,11 @@ class StepBlock:
         return kernel, applied
 
     def kernels_by_component(
-        self, pieces: tuple[Piece, ...], right: RightSide, vector: Weights | None, components: Components
+        self,
+        pieces: tuple[Piece, ...],
+        right: RightSide,
+        vector: Weights | None,
+        components: Components,
     ) -> list[tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]]:
         """The terms of both that the parameters of each component make; a piece is read once for all."""
         blocks = [[block.of(names) for block in right.blocks] for names in components.values()]
@@ -249,7 +275,9 @@ def cut(start: int, stop: int, size: int) -> list[slice]:
 # --- The gradient of a loss from Jacobians: Σᵢ J(xᵢ)ᵀℓ′ᵢ.
 
 
-def total(right: Sequence[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights) -> Weights:
+def total(
+    right: Sequence[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights
+) -> Weights:
     """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
     parts = torch.split(output_gradient, [block.examples for block in right])
     return summed((block.weighted(part) for block, part in zip(right, parts, strict=True)), weights)
@@ -278,7 +306,9 @@ class NetworkView:
     points: Points
     weights: Weights
 
-    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)  # ℓ′, and Jᵀℓ′
+    latest: list[tuple[Tensor, list[Jacobian]]] = field(
+        default_factory=list, repr=False
+    )  # ℓ′, and Jᵀℓ′
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
         """One after the other."""
@@ -297,7 +327,9 @@ class NetworkView:
     @cached_property
     def outputs(self) -> Float[Tensor, "point out"]:
         """f(θ) at all points."""
-        return torch.cat([self.train_outputs, *(tape.outputs for tape in self.tapes(self.points.other_blocks))])
+        return torch.cat(
+            [self.train_outputs, *(tape.outputs for tape in self.tapes(self.points.other_blocks))]
+        )
 
     @property
     def train_outputs(self) -> Float[Tensor, "train out"]:
@@ -330,17 +362,27 @@ class NetworkView:
         if points.kernels == "all":
             side = RightSide(self.right, points.sketch)
             own = [side.between(block) for block in self.right]
-            return torch.cat(own + [side.between(tangent(tape)) for tape in self.tapes(points.other_blocks)])
+            return torch.cat(
+                own + [side.between(tangent(tape)) for tape in self.tapes(points.other_blocks)]
+            )
 
         def trace_of(outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
             right = [tangent(tape, outputs) for tape in self.tapes(points.train_blocks)]
             others = (tangent(tape, outputs) for tape in self.tapes(points.other_blocks))
-            rows = (torch.cat([trace(block, side) for side in right], dim=2) for block in chain(right, others))
+            rows = (
+                torch.cat([trace(block, side) for side in right], dim=2)
+                for block in chain(right, others)
+            )
             return torch.cat(list(rows))
 
         # a few outputs at a time
-        first, examples = points.tape(self.weights, points.train_blocks[0]), points.train + points.block
-        outputs = chunks(first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen))
+        first, examples = (
+            points.tape(self.weights, points.train_blocks[0]),
+            points.train + points.block,
+        )
+        outputs = chunks(
+            first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen)
+        )
         return reduce(torch.add, map(trace_of, outputs))
 
     def sketch_error(self, kernel: Float[Tensor, "train out train out_"]) -> float:
@@ -349,8 +391,12 @@ class NetworkView:
         """
         vectors = random_vectors(kernel.shape[2:], 0, kernel)
         gradients = (total(self.right, vector, self.weights) for vector in vectors)
-        exact = torch.stack([torch.cat([block.applied(each) for block in self.right]) for each in gradients])
-        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - exact) / float(kernel.norm())
+        exact = torch.stack(
+            [torch.cat([block.applied(each) for block in self.right]) for each in gradients]
+        )
+        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - exact) / float(
+            kernel.norm()
+        )
 
     def largest_eigenvalue(self, examples: slice) -> float:
         """λ_max of the kernel among some training examples, from below, without it: by products with JJᵀ."""
@@ -358,8 +404,13 @@ class NetworkView:
         inside[examples] = 1.0
 
         def times(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-            gradient, tapes = summed(self.pulled(vector), self.weights), self.tapes(self.points.train_blocks)
-            products: Tensor = torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
+            gradient, tapes = (
+                summed(self.pulled(vector), self.weights),
+                self.tapes(self.points.train_blocks),
+            )
+            products: Tensor = (
+                torch.cat([self.points.reader.applied(tape, gradient) for tape in tapes]) * inside
+            )
             return products
 
         start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
@@ -378,7 +429,9 @@ class Domain:
 
     points: Points
     explained: Points  # the same points, as they are read where the path is integrated
-    reads_train: bool  # whether training examples are among the points that are read, as they are among all
+    reads_train: (
+        bool  # whether training examples are among the points that are read, as they are among all
+    )
     attributed: Int[Tensor, " attributed"]  # those of the points at which the path is integrated
     integrated: tuple[int, ...]  # those of the outputs
     outputs: int
@@ -386,7 +439,9 @@ class Domain:
     switches: tuple[int, ...] = ()  # those at which another phase begins
     chunk: int  # how many attributed points at once, where they take a pass backwards
     like: Tensor  # of the kind of number that kernels are made of
-    components: Components = field(default_factory=dict)  # by which sums are told apart; none: they are not
+    components: Components = field(
+        default_factory=dict
+    )  # by which sums are told apart; none: they are not
     spills: bool = False  # whether contributions do not fit into the memory
     scratch: Path | None = None  # a folder where they lie then
 
@@ -417,7 +472,12 @@ class Domain:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """[point, out, train, out_] of the path kernel, at the points where the network is read."""
-        return len(self.points.inputs) - self.first, len(self.integrated), self.points.train, self.outputs
+        return (
+            len(self.points.inputs) - self.first,
+            len(self.integrated),
+            self.points.train,
+            self.outputs,
+        )
 
     def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
         """Zeros with the first `axes` axes of the path kernel; large contributions lie on disk."""

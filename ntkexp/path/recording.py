@@ -65,7 +65,10 @@ class Recording:
     def write(self, step: Step) -> None:
         """Keep a step."""
         groups = [step.view.weights, *(step.memory[part] for part in self.records)]
-        self.put(step.index, [group[name] for group in groups for name in self.like] + [step.output_gradient])
+        self.put(
+            step.index,
+            [group[name] for group in groups for name in self.like] + [step.output_gradient],
+        )
 
     def close(self, steps: int, end: Weights) -> None:
         """Keep the weights after the last step."""
@@ -85,15 +88,23 @@ class Recording:
         for _ in range(1 + len(self.records)):
             groups.append({})
             for name, weight in self.like.items():
-                numbers = row[at : at + weight.numel()].clone()  # of its own storage, as a parameter has one
+                numbers = row[
+                    at : at + weight.numel()
+                ].clone()  # of its own storage, as a parameter has one
                 groups[-1][name] = numbers.view(weight.shape).to(weight.device)
                 at += weight.numel()
-        pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
+        pull = (
+            row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
+        )
         return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
 
 
 def new_recording(
-    steps: int, like: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"], room: Room
+    steps: int,
+    like: Weights,
+    records: tuple[str, ...],
+    pull: Float[Tensor, "train out"],
+    room: Room,
 ) -> Recording:
     """An empty recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
@@ -180,11 +191,17 @@ class RecordedTraining(AbstractTrajectory):
             index=index,
             weights=self.flat.vector(recorded.weights),
             batches=(batch,),
-            updates=(update_of(descent.optimizer, self.recording.like, index, sizes, recorded.memory, before),),
+            updates=(
+                update_of(
+                    descent.optimizer, self.recording.like, index, sizes, recorded.memory, before
+                ),
+            ),
             clip_norm=descent.optimizer.clip_norm,
         )
 
-    def losses(self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
+    def losses(
+        self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
+    ) -> Float[Tensor, " row"]:
         """ℓ of these examples, with what scales the loss."""
         points, descent = self.descent.points, self.descent
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
@@ -192,7 +209,12 @@ class RecordedTraining(AbstractTrajectory):
 
 
 def update_of(
-    optimizer: AbstractOptimizer, like: Weights, index: int, sizes: Sizes, memory: Memory, before: Memory
+    optimizer: AbstractOptimizer,
+    like: Weights,
+    index: int,
+    sizes: Sizes,
+    memory: Memory,
+    before: Memory,
 ) -> Update:
     """How a step of an optimizer took its gradient in, as one linear update of all weights, given what was recorded of
     its memory after the step and before.
@@ -258,7 +280,9 @@ class Halves(Resumable):
         """Take in what a step contributed at some of the points."""
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
 
-    def add_rows(self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]) -> None:
+    def add_rows(
+        self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
+    ) -> None:
         """Take in what the rows of a step contributed to all points, each of the example that is named for it.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))

@@ -160,7 +160,9 @@ class Path(Component):
     effects: Effects = False
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1
-    schedule: Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...] = "log"
+    schedule: (
+        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...]
+    ) = "log"
     count: int = Field(16, ge=2, le=MOST_KERNELS)
     change: PositiveFloat = 0.02
 
@@ -169,11 +171,17 @@ class Path(Component):
         """Rules that cannot be accumulated together, or not at all."""
         names = [rule.option for rule in self.rule]
         if not names or len(set(names)) < len(names):
-            raise Mistake(f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]")
+            raise Mistake(
+                f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]"
+            )
         if not self.probes:
-            raise Mistake("path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]")
+            raise Mistake(
+                "path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]"
+            )
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
-            raise Mistake(f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all")
+            raise Mistake(
+                f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all"
+            )
         if not self.keeps_kernels and self.every == "snapshots":
             raise Mistake(
                 f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use path.every=1, or "
@@ -259,13 +267,17 @@ class Path(Component):
         if self.outputs == "all":
             return tuple(range(count))
         if max(self.outputs) >= count:
-            raise Mistake(f"path.outputs={list(self.outputs)}: the network has {count}, numbered from 0 to {count - 1}")
+            raise Mistake(
+                f"path.outputs={list(self.outputs)}: the network has {count}, numbered from 0 to {count - 1}"
+            )
         return tuple(sorted(self.outputs))
 
     @property
     def details(self) -> dict[str, str]:
         """The settings that concern each rule."""
-        return {rule.option: rule.detail(self.nodes, self.pieces, self.romberg) for rule in self.rule}
+        return {
+            rule.option: rule.detail(self.nodes, self.pieces, self.romberg) for rule in self.rule
+        }
 
     def sampled_every(self, steps: int) -> int:
         """How far apart the steps are at which the error of the parts is measured."""
@@ -289,7 +301,9 @@ class Path(Component):
         (0, 40, 80, 100)
         """
         if schedule == "log":
-            positions = [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
+            positions = (
+                [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
+            )
             chosen = {round(steps**position) for position in positions}
         elif isinstance(schedule, int):
             if steps // schedule >= MOST_KERNELS:

@@ -97,9 +97,18 @@ class Track(Resumable):
     before: Float[Tensor, "probe out train out_"]
     error: Float[Tensor, "probe out train"]
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("integrals", "totals", "latest", "pulled", "before", "error")
+    checkpointed: ClassVar[tuple[str, ...]] = (
+        "integrals",
+        "totals",
+        "latest",
+        "pulled",
+        "before",
+        "error",
+    )
 
-    def add(self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight) -> Float[Tensor, "chosen out"]:
+    def add(
+        self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight
+    ) -> Float[Tensor, "chosen out"]:
         """Accumulate a snapshot, as often as it counts; all that comes of it."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
@@ -115,7 +124,9 @@ class SnapshotSum(AbstractAccumulator):
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
-    arriving: Float[Tensor, "train out_"]  # what the latest snapshot is multiplied with, from the steps before it
+    arriving: Float[
+        Tensor, "train out_"
+    ]  # what the latest snapshot is multiplied with, from the steps before it
     last: int
     taken: int = 0
     span: float = 0.0  # between the two latest
@@ -157,10 +168,16 @@ class SnapshotSum(AbstractAccumulator):
                 kernel, pulled = block.kernel(track.integrals.pieces, step.side, shrinking)
                 own = contract(kernel, step.output_gradient).mul_(-step.step_size)
                 summed = own.sum(2)
-                tallies[name].add(block, step.step_size * kernel, own, summed, summed - step.step_size * pulled)
+                tallies[name].add(
+                    block, step.step_size * kernel, own, summed, summed - step.step_size * pulled
+                )
                 # 𝒦 and 𝒮 take in both snapshots
                 before = track.add(rows, track.latest[rows], track.pulled[rows], left)
-                track.totals.add(track.totals.edges[-1] - 1, rows, before + track.add(rows, kernel, pulled, right))
+                track.totals.add(
+                    track.totals.edges[-1] - 1,
+                    rows,
+                    before + track.add(rows, kernel, pulled, right),
+                )
                 if middle is not None:
                     missed = track.latest[rows] - torch.lerp(track.before[rows], kernel, position)
                     track.error[rows].add_(contract(missed, middle), alpha=1 / 3)

@@ -54,7 +54,9 @@ class Step:
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
-    factors: Mapping[str, float] = field(default_factory=dict)  # of the step size, by weight; 1 where there is none
+    factors: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the step size, by weight; 1 where there is none
     weight_decay: float = 0.0
     memory: Memory = field(default_factory=dict)  # of past gradients, after the step
     clipping: float = 1.0
@@ -98,7 +100,9 @@ class Step:
         """ηℓ′, or ∫ℓ′dt along a curve."""
         if self.curve is None:
             return self.step_size * self.output_gradient
-        return torch.stack([node.step_size * node.output_gradient for node in self.nodes(IMPULSE_NODES)]).sum(0)
+        return torch.stack(
+            [node.step_size * node.output_gradient for node in self.nodes(IMPULSE_NODES)]
+        ).sum(0)
 
     def nodes(self, count: int) -> Iterator[Step]:
         """So many Gauss nodes on every arc of a curve, in the order of time: steps that lead nowhere, each as long as
@@ -212,7 +216,9 @@ class Descent:
         # where the optimizer takes the weights; a flow asks for ∇L on its way
         size = self.size(index)
         sizes = sizes_of(weights, self.factors, size)
-        move = self.optimizer.move(index, weights, gradient, partial(self.gradient, index), sizes, memory)
+        move = self.optimizer.move(
+            index, weights, gradient, partial(self.gradient, index), sizes, memory
+        )
         return Step(
             index=index,
             view=view,
@@ -243,12 +249,18 @@ class Descent:
         """What is learned in a step."""
         return phase_at(self.phases or (Phase(0, self.steps, slice(0, self.points.train)),), index)
 
-    def output_gradient(self, index: int, outputs: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
+    def output_gradient(
+        self, index: int, outputs: Float[Tensor, "train out"]
+    ) -> Float[Tensor, "train out"]:
         """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at all."""
         derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
         if batch is None and phase.count == self.points.train:
             return derivative * self.weight(phase.count)
         times = derivative.new_zeros(self.points.train)
-        times[phase.examples] = 1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
-        return derivative * times[:, None] * self.weight(phase.count if batch is None else len(batch))
+        times[phase.examples] = (
+            1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
+        )
+        return (
+            derivative * times[:, None] * self.weight(phase.count if batch is None else len(batch))
+        )

@@ -45,8 +45,19 @@ def read_headers(path: Path) -> dict[str, Header]:
     """Read what the arrays of a file are, or raise unless they lie there as they are, uncompressed."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return {entry.filename.removesuffix(".npy"): header_of(archive, entry) for entry in archive.infolist()}
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+            return {
+                entry.filename.removesuffix(".npy"): header_of(archive, entry)
+                for entry in archive.infolist()
+            }
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as error:
         if isinstance(error, Mistake):
             raise
         raise Damaged(f"{path} is missing or damaged: it is not a file of arrays") from error
@@ -58,7 +69,10 @@ def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
         raise ValueError("it is compressed")
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
         shape, _, kind = read(file)
         if kind.kind not in ANY or prod(shape) * kind.itemsize != entry.file_size - file.tell():
             raise ValueError("an array is not what it says")
@@ -67,7 +81,11 @@ def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 def refuse_half_characters(words: NDArray[Any]) -> None:
     """Raise ValueError if a text holds a code that is no character."""
-    codes = np.ascontiguousarray(words).view(np.uint32) if words.size and words.dtype.itemsize else np.zeros(0, int)
+    codes = (
+        np.ascontiguousarray(words).view(np.uint32)
+        if words.size and words.dtype.itemsize
+        else np.zeros(0, int)
+    )
     if ((codes >= 0xD800) & (codes < 0xE000)).any() or (codes > 0x10FFFF).any():
         raise ValueError("a text holds a code that is no character")
 
@@ -96,7 +114,11 @@ class RunAxes:
 
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
     """Return the first fault in the arrays of data.npz, or nothing."""
-    faults = [f"'{name}' is missing, or no names" for name in ("classes",) if not is_like(headers.get(name), 1, WORDS)]
+    faults = [
+        f"'{name}' is missing, or no names"
+        for name in ("classes",)
+        if not is_like(headers.get(name), 1, WORDS)
+    ]
     for name, axes in (("out_name", 1), ("phases", 1), ("phase_classes", 2)):
         if name in headers and not is_like(headers[name], axes, WORDS):
             faults.append(f"'{name}' are no names")
@@ -110,13 +132,28 @@ def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
     index = headers.get(f"{split}_index")
     if index is None or not is_like(index, 1, WHOLE):
         return [f"it has no '{split}_index', a number for each example"]
-    own = {name.removeprefix(f"{split}_"): each for name, each in headers.items() if name.startswith(f"{split}_")}
+    own = {
+        name.removeprefix(f"{split}_"): each
+        for name, each in headers.items()
+        if name.startswith(f"{split}_")
+    }
     faults = [
-        f"'{split}_{part}' is not of {index.shape[0]} examples" for part in own if own[part].shape[:1] != index.shape
+        f"'{split}_{part}' is not of {index.shape[0]} examples"
+        for part in own
+        if own[part].shape[:1] != index.shape
     ]
-    kinds = {"shown": NUMBERS, "target": NUMBERS, "targets": NUMBERS, "name": WORDS, "text": WORDS, "phase": WHOLE}
+    kinds = {
+        "shown": NUMBERS,
+        "target": NUMBERS,
+        "targets": NUMBERS,
+        "name": WORDS,
+        "text": WORDS,
+        "phase": WHOLE,
+    }
     faults += [
-        f"'{split}_{part}' is of another kind" for part in own if own[part].kind.kind not in kinds.get(part, ANY)
+        f"'{split}_{part}' is of another kind"
+        for part in own
+        if own[part].kind.kind not in kinds.get(part, ANY)
     ]
     required = ("shown", "name" if "name" in own else "target")
     return faults + [f"it has no '{split}_{part}'" for part in required if part not in own]
@@ -147,7 +184,9 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
 
 def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> None:
     """Raise ValueError unless these are whole numbers from `low` to below `high`."""
-    if numbers.dtype.kind not in WHOLE or (numbers.size and not low <= numbers.min() <= numbers.max() < high):
+    if numbers.dtype.kind not in WHOLE or (
+        numbers.size and not low <= numbers.min() <= numbers.max() < high
+    ):
         raise ValueError(f"'{name}' has numbers outside {low} to {high - 1}")
 
 
@@ -191,7 +230,9 @@ def read_store(path: Path) -> Store:
             try:
                 arrays[place.name] = ArrayRecord.model_validate(record)
             except ValidationError as error:
-                raise Damaged(f"{place / ZARR} holds what no run writes: {first_fault(error)}") from None
+                raise Damaged(
+                    f"{place / ZARR} holds what no run writes: {first_fault(error)}"
+                ) from None
             if fault := array_fault(arrays[place.name], place):
                 raise Damaged(f"{place} holds what no run writes: {fault}")
     return Store(group["attributes"], arrays)
@@ -235,7 +276,11 @@ Dims: TypeAlias = tuple[str, ...]
 
 
 def refuse_odd_store(
-    store: Store, path: Path, kinds: Mapping[str, Dims], required: Sequence[str], lengths: Mapping[str, int]
+    store: Store,
+    path: Path,
+    kinds: Mapping[str, Dims],
+    required: Sequence[str],
+    lengths: Mapping[str, int],
 ) -> None:
     """Raise unless a store has these arrays, each of a kind with its axes, whose lengths are as they should be.
 
@@ -245,8 +290,14 @@ def refuse_odd_store(
         raise Damaged(f"{path} holds no array '{lacking[0]}'; {AGAIN}")
     for name, array in store.arrays.items():
         dims = tuple(array.dimension_names)
-        if not any(dims == axes for kind, axes in kinds.items() if name == kind or name.startswith(f"{kind}_")):
-            raise Damaged(f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {AGAIN}")
+        if not any(
+            dims == axes
+            for kind, axes in kinds.items()
+            if name == kind or name.startswith(f"{kind}_")
+        ):
+            raise Damaged(
+                f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {AGAIN}"
+            )
         for axis, length in zip(dims, array.shape, strict=True):
             if axis in lengths and length != lengths[axis]:
                 raise Damaged(

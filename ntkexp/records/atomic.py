@@ -60,7 +60,9 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
         with opening as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # before the move: else a power cut could leave a file in its place that is empty
+            os.fsync(
+                file.fileno()
+            )  # before the move: else a power cut could leave a file in its place that is empty
         partial.replace(path)
     except BaseException:  # a full disk: what was begun would keep it full
         partial.unlink(missing_ok=True)
@@ -105,9 +107,14 @@ def cannot_write(folder: Path) -> PermissionError:
 try:
     import fcntl
 except ImportError as error:  # not a POSIX system
-    raise Mistake("run folders are locked with flock, which this system lacks; use Linux, macOS or WSL") from error
+    raise Mistake(
+        "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
+    ) from error
 
-ATTEMPTS, PAUSE = 10, 0.01  # `is_held` shares the lock for an instant, which must not make a claim fail
+ATTEMPTS, PAUSE = (
+    10,
+    0.01,
+)  # `is_held` shares the lock for an instant, which must not make a claim fail
 
 
 def acquire(lock: Path) -> int:
@@ -160,7 +167,9 @@ def waited_for(lock: Path) -> Iterator[None]:
 def is_held(lock: Path) -> bool:
     """Whether someone holds the lock; a file that is not there is not held."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)  # lest a pipe of that name wait for a writer
+        descriptor = os.open(
+            lock, os.O_RDONLY | os.O_NONBLOCK
+        )  # lest a pipe of that name wait for a writer
     except OSError:
         return False
     try:
@@ -229,7 +238,10 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
     """The seals of files that were written, those in folders among them."""
     paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
     files = sorted(path for path in paths if path.is_file())
-    return {file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark for file in files}
+    return {
+        file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark
+        for file in files
+    }
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
@@ -317,9 +329,13 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Mistake(f"{path} is not JSON; the file is damaged") from error
     if not isinstance(value, dict):
-        raise Mistake(f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged")
+        raise Mistake(
+            f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged"
+        )
     if content.count(b"{") + content.count(b"[") > DEEPEST and depth_of(value) > DEEPEST:
-        raise Mistake(f"{path} holds more than {DEEPEST} objects in each other; the file is damaged")
+        raise Mistake(
+            f"{path} holds more than {DEEPEST} objects in each other; the file is damaged"
+        )
     if b"\\u" in content:
         refuse_half_characters(value, path)
     return value
@@ -330,7 +346,9 @@ def depth_of(value: object) -> int:
     depth = 0
     level = [value]
     while level := [part for part in level if isinstance(part, dict | list)]:
-        level = [item for part in level for item in (part.values() if isinstance(part, dict) else part)]
+        level = [
+            item for part in level for item in (part.values() if isinstance(part, dict) else part)
+        ]
         depth += 1
     return depth
 
@@ -422,7 +440,9 @@ class SealedLog:
         if len(head) < HEAD:
             return None
         if head != self.head(int.from_bytes(head[:LENGTH], "little")):
-            if len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD:  # a power cut may leave room that was never filled
+            if (
+                len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD
+            ):  # a power cut may leave room that was never filled
                 return None
             raise Damaged(self.damaged)
         end = begin + int.from_bytes(head[:LENGTH], "little") + WIDTH
@@ -450,7 +470,10 @@ class SealedLog:
     def entries(self) -> list[memoryview]:
         """What every entry holds."""
         content, begins = self.content(), [0, *self.ends]
-        return [content[begin + HEAD : end - WIDTH] for begin, end in zip(begins, self.ends, strict=False)]
+        return [
+            content[begin + HEAD : end - WIDTH]
+            for begin, end in zip(begins, self.ends, strict=False)
+        ]
 
     def append(self, *content: bytes | memoryview) -> int:
         """Write an entry, which may be given in parts; its place. A full disk leaves the log as it was."""
@@ -458,7 +481,9 @@ class SealedLog:
         try:
             with self.path.open("ab", buffering=0) as file:
                 if file.tell() < self.end:
-                    raise Damaged(f"{self.path} was cut while it was being written; follow the loop again")
+                    raise Damaged(
+                        f"{self.path} was cut while it was being written; follow the loop again"
+                    )
                 file.truncate(self.end)  # of an entry that was left unfinished
                 parts = [self.head(size), *content, seal]
                 for part in [b"".join(parts)] if size <= SMALL else parts:
@@ -466,7 +491,9 @@ class SealedLog:
                         raise OSError(None, "no room")
         except OSError as error:
             self.cut(len(self))
-            raise NoPlace(f"{self.path} cannot grow ({error.strerror}); choose another place") from error
+            raise NoPlace(
+                f"{self.path} cannot grow ({error.strerror}); choose another place"
+            ) from error
         self.ends.append(self.end + HEAD + size + WIDTH)
         self.seals.append(seal)
         return len(self) - 1
@@ -513,5 +540,9 @@ def size_of_folder(path: str) -> int:
     with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # a link to nothing
-                total += size_of_folder(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat().st_size
+                total += (
+                    size_of_folder(entry.path)
+                    if entry.is_dir(follow_symlinks=False)
+                    else entry.stat().st_size
+                )
     return total

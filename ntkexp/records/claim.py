@@ -46,8 +46,17 @@ class Judgement:
 
     @property
     def fields(self) -> dict[str, Json]:
-        fields: dict[str, Json] = {"verdict": self.verdict, "figure": self.figure, "interval": [self.low, self.high]}
-        fields |= {"p": self.p, "more_seeds": self.more_seeds, "expected": self.expected, "seeds": list(self.seeds)}
+        fields: dict[str, Json] = {
+            "verdict": self.verdict,
+            "figure": self.figure,
+            "interval": [self.low, self.high],
+        }
+        fields |= {
+            "p": self.p,
+            "more_seeds": self.more_seeds,
+            "expected": self.expected,
+            "seeds": list(self.seeds),
+        }
         return fields | {"draws": self.draws, "note": self.note}
 
     @classmethod
@@ -55,8 +64,12 @@ class Judgement:
         """Read it; a number that JSON could not write is NaN."""
         numbers = (fields["figure"], *fields["interval"])
         figure, low, high = (math.nan if number is None else float(number) for number in numbers)
-        rest = {key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")}
-        return cls(figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest)
+        rest = {
+            key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")
+        }
+        return cls(
+            figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +118,12 @@ class ClaimRecord:
     @property
     def fields(self) -> dict[str, Json]:
         fields: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
-        fields |= {"statement": self.statement, "source": self.source, "refutes": self.refutes, "command": self.command}
+        fields |= {
+            "statement": self.statement,
+            "source": self.source,
+            "refutes": self.refutes,
+            "command": self.command,
+        }
         return fields | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
@@ -113,7 +131,13 @@ class ClaimRecord:
         """The claim as JSON shows it: the verdict of the pair, the figures of its own look, then all looks by name."""
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
-        return {**about, **self.main.fields, "verdict": self.verdict, **looks, "cpu_minutes": self.cpu_minutes}
+        return {
+            **about,
+            **self.main.fields,
+            "verdict": self.verdict,
+            **looks,
+            "cpu_minutes": self.cpu_minutes,
+        }
 
 
 def pair_verdict(main: str, second: str) -> str:
@@ -140,13 +164,17 @@ def read_claim_record(path: Path) -> ClaimRecord:
         looks = {str(name): Judgement.of_fields(look) for name, look in fields.pop("looks").items()}
         return ClaimRecord(path=path, looks=looks, **fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Mistake(f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})") from error
+        raise Mistake(
+            f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})"
+        ) from error
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
     """Read the claims that were judged in a folder, by name: of each name and size the latest that can be read."""
     records: dict[tuple[str, str], ClaimRecord] = {}
-    for file in sorted(folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)):
+    for file in sorted(
+        folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)
+    ):
         try:
             record = read_claim_record(file.parent)
         except Mistake:
@@ -176,7 +204,11 @@ class Exhibit:
 
 def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
     rows: Sequence[Sequence[float | str | None]] = exhibit.rows
-    fields = {"caption": exhibit.caption, "columns": list(exhibit.columns), "rows": [list(row) for row in rows]}
+    fields = {
+        "caption": exhibit.caption,
+        "columns": list(exhibit.columns),
+        "rows": [list(row) for row in rows],
+    }
     write_atomically(folder / EXHIBIT, sealed_text(fields, of_claim(folder, EXHIBIT)))
 
 

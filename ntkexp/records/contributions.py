@@ -16,8 +16,22 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
 from ntkexp.records.atomic import AGAIN, Damaged, Json, broken, sealed
 from ntkexp.records.folder import RunFolder
-from ntkexp.records.kernels import Facts, ManyRows, create_store, get_array, open_store, write_array, write_stacked
-from ntkexp.records.schema import ContributionsAttributes, EffectAttributes, RemovalFacts, RuleAttributes, checked
+from ntkexp.records.kernels import (
+    Facts,
+    ManyRows,
+    create_store,
+    get_array,
+    open_store,
+    write_array,
+    write_stacked,
+)
+from ntkexp.records.schema import (
+    ContributionsAttributes,
+    EffectAttributes,
+    RemovalFacts,
+    RuleAttributes,
+    checked,
+)
 
 # --- contributions.zarr: what made each output at each point.
 #
@@ -54,7 +68,11 @@ from ntkexp.records.schema import ContributionsAttributes, EffectAttributes, Rem
 
 CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
 OUTSIDE, STATISTICS, COUPLING, ROUNDING = "outside", "statistics", "coupling", "rounding"
-BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = "by_component", "decay_by_component", "by_component_step"
+BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = (
+    "by_component",
+    "decay_by_component",
+    "by_component_step",
+)
 BY_POSITION, POSITION = "by_position", "position"
 COMPONENT = "component"
 MEASURE = "measure"
@@ -131,7 +149,9 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
     facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
     examples, outs = facts["example"], facts["out"]
     if len(examples) != lengths["example"] or len(set(outs)) < len(outs) or max(outs) >= outputs:
-        raise Damaged(f"{path} holds what no run writes: other examples, or outputs that there are not; {AGAIN}")
+        raise Damaged(
+            f"{path} holds what no run writes: other examples, or outputs that there are not; {AGAIN}"
+        )
     known = {COMPONENT: len(facts.get(COMPONENT, ())), "phase": len(facts.get(PHASES, ()))}
     steps = {STEP: store.arrays[STEP].shape[0]} if STEP in store.arrays else {}
     required = [name for kind, names in NEEDED.items() if any(each.startswith(kind) for each in store.arrays)
@@ -139,11 +159,18 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
     required += [EXAMPLE_PHASE, POINT_PHASE] if PHASES in facts else []
     refuse_odd_store(store, path, KINDS, required, {**lengths, "out": len(outs), **known, **steps})
     # each rule has its contributions under its own name
-    parts = [name for name in store.arrays if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")]
-    rules = {name: checked(store.arrays[name].attributes, RuleAttributes, path / name)["rule"] for name in parts}
+    parts = [
+        name for name in store.arrays if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")
+    ]
+    rules = {
+        name: checked(store.arrays[name].attributes, RuleAttributes, path / name)["rule"]
+        for name in parts
+    }
     explained = explained_rule(rules.values()) or ""
     if any(called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()):
-        raise Damaged(f"{path} holds what no run writes: contributions by the rules {', '.join(rules.values())}")
+        raise Damaged(
+            f"{path} holds what no run writes: contributions by the rules {', '.join(rules.values())}"
+        )
     if EFFECT in store.arrays:
         checked(store.arrays[EFFECT].attributes, EffectAttributes, path / EFFECT)
 
@@ -167,7 +194,10 @@ def called(kind: str, rule: str, explained: str) -> str:
 
 
 def write_contributions(
-    path: Path, rules: Mapping[str, ContributionsByRule], examples: list[int] | list[str], outs: Sequence[int]
+    path: Path,
+    rules: Mapping[str, ContributionsByRule],
+    examples: list[int] | list[str],
+    outs: Sequence[int],
 ) -> None:
     """Write what each rule says of these examples at these outputs."""
     store = create_store(path, {"example": examples, "out": list(outs)})
@@ -187,13 +217,24 @@ def write_contributions(
             ROUNDING: (found.rounding, DIMS[:2], {}),
             BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
             BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
-            DECAY_BY_COMPONENT: (decay if found.decay is not None else None, (*DIMS[:2], COMPONENT), {}),
+            DECAY_BY_COMPONENT: (
+                decay if found.decay is not None else None,
+                (*DIMS[:2], COMPONENT),
+                {},
+            ),
             BY_COMPONENT_STEP: (steps, (*DIMS[:2], STEP, COMPONENT), {}),
             BY_POSITION: (found.by_position, (*DIMS, POSITION), {}),
         }
         for kind, (array, dims, facts) in arrays.items():
             if array is not None:
-                write_array(store, called(kind, rule, first or rule), array, dims, facts, kind=np.dtype(np.float64))
+                write_array(
+                    store,
+                    called(kind, rule, first or rule),
+                    array,
+                    dims,
+                    facts,
+                    kind=np.dtype(np.float64),
+                )
     if edges := [found.by_step.edges for found in rules.values() if found.by_step is not None]:
         begins = np.array(edges[0], dtype=np.int64)  # which are the same by every rule
         write_array(store, STEP, begins[:-1], (STEP,), {})
@@ -202,7 +243,9 @@ def write_contributions(
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
     """Write what leaving each example out would change, beside contributions that are written."""
-    write_array(open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
+    write_array(
+        open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts
+    )
 
 
 # --- What contributions.zarr holds beside contributions where data come in phases, the axis `phase` counted from 1:
@@ -240,13 +283,22 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
     """Write what happened in each phase, beside contributions that are written."""
     store, first = open_store(path, write=True), explained_rule(phases.parts)
     store.attrs[PHASES] = list(phases.names)
-    write_array(store, CHANGE, np.asarray(phases.change, dtype=np.float64), ("phase", "probe", "out"), {})
+    write_array(
+        store, CHANGE, np.asarray(phases.change, dtype=np.float64), ("phase", "probe", "out"), {}
+    )
     write_array(store, EXAMPLE_PHASE, phases.examples, ("example",), {})
     write_array(store, POINT_PHASE, phases.points, ("probe",), {})
     for rule, parts in phases.parts.items():
-        write_stacked(store, called(BY_PHASE, rule, first or rule), parts, ("phase", "probe", "out", "example"))
+        write_stacked(
+            store,
+            called(BY_PHASE, rule, first or rule),
+            parts,
+            ("phase", "probe", "out", "example"),
+        )
     for rule, decay in phases.decay.items():
-        write_array(store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {})
+        write_array(
+            store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {}
+        )
 
 
 # --- leave_out.zarr: predicted changes of outputs compared with those of trainings that really left examples out.
@@ -279,7 +331,9 @@ class LeaveOut:
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
         """The actual changes when each example is left out by itself, [probe, out, example], if all of them were."""
-        singles = {each.examples[0]: k for k, each in enumerate(self.removals) if len(each.examples) == 1}
+        singles = {
+            each.examples[0]: k for k, each in enumerate(self.removals) if len(each.examples) == 1
+        }
         if len(singles) < examples:
             return None
         return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
@@ -294,7 +348,13 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
     write_array(store, "example", everyone, ("place",), {})
     counts = np.array([len(each.examples) for each in retrained.removals], dtype=np.int64)
     write_array(store, "count", counts, ("removal",), {})
-    write_array(store, "influential", np.array([each.influential for each in retrained.removals]), ("removal",), {})
+    write_array(
+        store,
+        "influential",
+        np.array([each.influential for each in retrained.removals]),
+        ("removal",),
+        {},
+    )
 
 
 LEAVE_OUT_KINDS: Mapping[str, Dims] = {
@@ -308,28 +368,47 @@ LEAVE_OUT_KINDS: Mapping[str, Dims] = {
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
     """Raise if the store holds what no run writes, of a run whose axes have these lengths."""
     store = read_store(path)
-    own = {name: store.arrays[name].shape[0] for name in ("probe", "example", "count") if name in store.arrays}
-    axes = {"probe": own.get("probe", 0), "place": own.get("example", 0), "removal": own.get("count", 0), "out": outs}
+    own = {
+        name: store.arrays[name].shape[0]
+        for name in ("probe", "example", "count")
+        if name in store.arrays
+    }
+    axes = {
+        "probe": own.get("probe", 0),
+        "place": own.get("example", 0),
+        "removal": own.get("count", 0),
+        "out": outs,
+    }
     refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
     opened = open_store(path)
-    probe, example, count = (np.asarray(get_array(opened, name)[...]) for name in ("probe", "example", "count"))
+    probe, example, count = (
+        np.asarray(get_array(opened, name)[...]) for name in ("probe", "example", "count")
+    )
     for numbers, high in ((probe, lengths["probe"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= high:
-            raise Damaged(f"{path} holds what no run writes: points or examples that there are not; {AGAIN}")
+            raise Damaged(
+                f"{path} holds what no run writes: points or examples that there are not; {AGAIN}"
+            )
     if count.min() < 1 or count.sum() != len(example):
-        raise Damaged(f"{path} holds what no run writes: removals of other numbers of examples; {AGAIN}")
+        raise Damaged(
+            f"{path} holds what no run writes: removals of other numbers of examples; {AGAIN}"
+        )
 
 
 def read_leave_out(path: Path) -> LeaveOut:
     store = open_store(path)
     parts = ("example", "count", "influential", "probe", "predicted", "actual")
-    everyone, counts, kinds, probe, predicted, actual = (np.asarray(get_array(store, part)[...]) for part in parts)
+    everyone, counts, kinds, probe, predicted, actual = (
+        np.asarray(get_array(store, part)[...]) for part in parts
+    )
     groups = np.split(everyone, np.cumsum(counts)[:-1])
     removals = tuple(
         LeftOut(influential=bool(kind), examples=tuple(group.tolist()))
         for kind, group in zip(kinds, groups, strict=True)
     )
-    return LeaveOut(removals=removals, probe=tuple(probe.tolist()), predicted=predicted, actual=actual)
+    return LeaveOut(
+        removals=removals, probe=tuple(probe.tolist()), predicted=predicted, actual=actual
+    )
 
 
 # --- removal/KEY.zarr beside a finished run: what leaving out a group of examples changed, and how that splits over
@@ -346,7 +425,11 @@ def read_leave_out(path: Path) -> LeaveOut:
 
 
 FOLDER = "removal"
-NUMBERS = {"actual": ("probe", "out"), "shares": ("probe", "out", "example"), "by_step": ("probe", "out", "step")}
+NUMBERS = {
+    "actual": ("probe", "out"),
+    "shares": ("probe", "out", "example"),
+    "by_step": ("probe", "out", "step"),
+}
 PLACES = ("probe", "out", "example")
 FACTS = ("growth", "repeated", "emptied")
 

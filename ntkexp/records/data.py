@@ -41,11 +41,21 @@ def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 
 def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
     """Read all arrays of the file; one that would run code on reading is refused."""
-    read_headers(path)  # before anything is read: an array may say that it is larger than the memory
+    read_headers(
+        path
+    )  # before anything is read: an array may say that it is larger than the memory
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        TypeError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise Mistake(f"{path} is missing or damaged: it is not a file of arrays") from error
 
 

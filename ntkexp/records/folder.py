@@ -154,7 +154,13 @@ def version_of(package: object, results: object) -> str:
 #                                   one, which is emptied further
 
 
-LOCK, CONFIG, OVERRIDES, BEGUN, DONE = ".lock", "config.json", "overrides.txt", "BEGUN.json", "DONE.json"
+LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
+    ".lock",
+    "config.json",
+    "overrides.txt",
+    "BEGUN.json",
+    "DONE.json",
+)
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """What an attempt can go on from: that of a run, and that of a loop that was followed."""
@@ -165,7 +171,14 @@ SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
 """Keys of the config.json of a trace: a random number, drawn when it begins, and the digest of its start weights."""
 
-CIRCUMSTANCES = ("device", "threads", "memory_gb", "checkpoint_seconds", TRACE_IDENTITY, START_WEIGHTS)
+CIRCUMSTANCES = (
+    "device",
+    "threads",
+    "memory_gb",
+    "checkpoint_seconds",
+    TRACE_IDENTITY,
+    START_WEIGHTS,
+)
 """Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
@@ -250,9 +263,15 @@ class RunFolder:
             return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
         if strange := self.misnamed_by(done["identity"]):
             return strange
-        wrong = [name for name, size in done["sizes"].items() if surplus and size_of(self.path / name) != size]
+        wrong = [
+            name
+            for name, size in done["sizes"].items()
+            if surplus and size_of(self.path / name) != size
+        ]
         wrong = wrong or broken(self.path, done["seals"], largest)
-        wrong = wrong or [name for name in SOMETIMES if name not in done["sizes"] and (self.path / name).exists()]
+        wrong = wrong or [
+            name for name in SOMETIMES if name not in done["sizes"] and (self.path / name).exists()
+        ]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
     # --- Whose it is, and the seals of its files
@@ -276,7 +295,9 @@ class RunFolder:
         """The size of the steps of a finished run, and their number."""
         facts = self.sealed_facts
         if not {"step_size", "steps"} <= facts.keys():
-            raise Damaged(f"{self.path / DONE} does not say how many steps of which size were taken; {REDO}")
+            raise Damaged(
+                f"{self.path / DONE} does not say how many steps of which size were taken; {REDO}"
+            )
         return float(facts["step_size"]), int(facts["steps"])
 
     @property
@@ -324,7 +345,8 @@ class RunFolder:
         except Mistake:
             return [self.seal_file or BEGUN]
         seals_by_name = {
-            name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")} for name in names
+            name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")}
+            for name in names
         }
         return [
             file
@@ -346,9 +368,13 @@ class RunFolder:
             make_folder(self.path)
             descriptor = acquire(self.path / LOCK)
         except BlockingIOError as error:
-            raise Held(f"{self.path} is being written by another process; wait for it, or change the run") from error
+            raise Held(
+                f"{self.path} is being written by another process; wait for it, or change the run"
+            ) from error
         except OSError as error:
-            raise NoPlace(f"{self.path} cannot be written ({error.strerror}); choose another place") from error
+            raise NoPlace(
+                f"{self.path} cannot be written ({error.strerror}); choose another place"
+            ) from error
         try:
             yield
         finally:
@@ -377,7 +403,9 @@ class RunFolder:
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:
         """Seal what is written before the first step, and say whose it is."""
-        self.write(BEGUN, sealed_text({"identity": identity, "seals": sealed(self.path, names)}, BEGUN))
+        self.write(
+            BEGUN, sealed_text({"identity": identity, "seals": sealed(self.path, names)}, BEGUN)
+        )
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
         """Declare the run finished: whose it is, the sizes of files and folders with the same bytes each time, the
@@ -387,7 +415,12 @@ class RunFolder:
         sizes = {name: size_of(self.path / name) for name in names}
         if missing := [name for name, size in sizes.items() if size is None]:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
-        record = {"identity": identity, **facts, "sizes": sizes, "seals": sealed(self.path, [*names, *others])}
+        record = {
+            "identity": identity,
+            **facts,
+            "sizes": sizes,
+            "seals": sealed(self.path, [*names, *others]),
+        }
         self.write(DONE, sealed_text(record, DONE))
 
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
@@ -401,7 +434,9 @@ class RunFolder:
             sealing = Sealing()
             sealing.take(content)
             marks[place] = sealing.mark
-        self.write(BEGUN, sealed_text({**read_sealed(self.path / BEGUN, BEGUN), "pictures": marks}, BEGUN))
+        self.write(
+            BEGUN, sealed_text({**read_sealed(self.path / BEGUN, BEGUN), "pictures": marks}, BEGUN)
+        )
         for place, content in contents.items():
             self.write(place, content)
         return sorted(contents)
@@ -416,7 +451,11 @@ class RunFolder:
             with suppress(Mistake):
                 record = read_sealed(self.path / name, name)
                 listed |= record.get("pictures", {})
-                listed |= {place: mark for place, mark in record["seals"].items() if PICTURE.fullmatch(place)}
+                listed |= {
+                    place: mark
+                    for place, mark in record["seals"].items()
+                    if PICTURE.fullmatch(place)
+                }
         return listed
 
     def reopen(self) -> None:
@@ -424,7 +463,9 @@ class RunFolder:
         pictures = self.pictures
         if changed := [name for name in broken(self.path, pictures) if (self.path / name).exists()]:
             what = several(changed)
-            raise NoPlace(f"{self.path} holds what no run wrote ({what}); move it away, or choose another place")
+            raise NoPlace(
+                f"{self.path} holds what no run wrote ({what}); move it away, or choose another place"
+            )
         remove_files(self.path, [*pictures, DONE])
 
     @property
@@ -445,7 +486,10 @@ class RunFolder:
         """Raise if anything lies here that no run wrote; so does a picture that was changed since."""
         pictures = self.pictures
         changed = set(broken(self.path, pictures))
-        refuse_strangers(self.path, lambda name: OURS.fullmatch(name) or (name in pictures and name not in changed))
+        refuse_strangers(
+            self.path,
+            lambda name: OURS.fullmatch(name) or (name in pictures and name not in changed),
+        )
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
@@ -470,12 +514,17 @@ class RunFolder:
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
         # a run that lost its configuration is known by what says that it ended, or began
-        if entries.isdisjoint((CONFIG, DONE, BEGUN)) and not all(name.endswith(PARTIAL) for name in entries):
+        if entries.isdisjoint((CONFIG, DONE, BEGUN)) and not all(
+            name.endswith(PARTIAL) for name in entries
+        ):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
         self.refuse_strangers()
         ranks = {DONE: 1, BEGUN: 3, CONFIG: 4}
         names = [name for name in files_in(self.path) if name != LOCK]
-        remove_files(self.path, sorted(names, key=lambda name: 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)))
+        remove_files(
+            self.path,
+            sorted(names, key=lambda name: 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)),
+        )
         remove_empty_folders(self.path)
 
 

@@ -132,7 +132,11 @@ def read_ground_truth(path: Path) -> GroundTruth:
                 fresh=int(fresh),
             )
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise Mistake(f"{path} is not a ground truth that ntkexp validate wrote ({type(error).__name__})") from None
+        raise Mistake(
+            f"{path} is not a ground truth that ntkexp validate wrote ({type(error).__name__})"
+        ) from None
     if truth.digest != digest:
-        raise Mistake(f"{path} is damaged: its numbers are not those of its digest; ntkexp validate writes it again")
+        raise Mistake(
+            f"{path} is damaged: its numbers are not those of its digest; ntkexp validate writes it again"
+        )
     return truth

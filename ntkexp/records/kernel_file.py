@@ -155,31 +155,54 @@ class Layout:
     def bytes(self) -> int:
         """What the store takes on the disk."""
         row = self.tiling.train + 1
-        return len(self.kernels) * self.tiling.points * row * self.outputs**2 * np.dtype(self.dtype).itemsize
+        return (
+            len(self.kernels)
+            * self.tiling.points
+            * row
+            * self.outputs**2
+            * np.dtype(self.dtype).itemsize
+        )
 
 
-def create(path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+def create(
+    path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
+) -> None:
     """Create a store without a tile, there whole or not at all, in place of whatever was there."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     for link in (partial, path):
         if link.is_symlink():
-            raise Mistake(f"{link} is a link; kernel files are written where no link leads, so choose another place")
-    store = create_store(partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side})
+            raise Mistake(
+                f"{link} is a link; kernel files are written where no link leads, so choose another place"
+            )
+    store = create_store(
+        partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side}
+    )
     tiling, outputs, nothing = layout.tiling, layout.outputs, np.dtype(layout.dtype).type("nan")
     for name in layout.kernels:
         whole = (tiling.points, outputs, tiling.train, outputs)
         preallocate(
-            store, name, whole, chunks=(tiling.side, outputs, tiling.side, outputs), dims=KERNEL_DIMS, fill=nothing
+            store,
+            name,
+            whole,
+            chunks=(tiling.side, outputs, tiling.side, outputs),
+            dims=KERNEL_DIMS,
+            fill=nothing,
         )
         own, dims = (tiling.points, outputs, outputs), ("probe", "out", "out_")
-        preallocate(store, name + SELF, own, chunks=(tiling.side, outputs, outputs), dims=dims, fill=nothing)
+        preallocate(
+            store, name + SELF, own, chunks=(tiling.side, outputs, outputs), dims=dims, fill=nothing
+        )
     done = np.dtype(MARK).type(0)
-    preallocate(store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done)
+    preallocate(
+        store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done
+    )
     for name, array in arrays.items():
         write_array(store, name, array, ("probe", "out")[: array.ndim], {})
     # The attributes seal the files that are in the store, and themselves.
     group = read_object(partial / GROUP)
-    group["attributes"][SEALS] = sealed(partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP])
+    group["attributes"][SEALS] = sealed(
+        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
+    )
     group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
     write_atomically(partial / GROUP, to_text(group))
     if path.is_dir():
@@ -204,7 +227,9 @@ def refuse_foreign_files(path: Path) -> None:
     kernels = {name.removesuffix(SELF) for name in arrays if name.endswith(SELF)}
     ours = {*WITH_EACH, *kernels, *(name + SELF for name in kernels)}
     if not kernels or not ours <= arrays:
-        raise Mistake(f"{path} is not a kernel file: it lacks arrays that every one has; choose another place")
+        raise Mistake(
+            f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
+        )
     stored = rf"{GROUP}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
@@ -212,14 +237,20 @@ def refuse_foreign_files(path: Path) -> None:
 def check_attributes(path: Path) -> None:
     """Refuse a store that is none of ours, or not as it was begun."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
-        raise Mistake(f"{path} is not a kernel file: it is not a store of arrays with marks of what is done")
-    seals: Seals | None = None  # of what was written when the file was begun, if its attributes are as they were
+        raise Mistake(
+            f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
+        )
+    seals: Seals | None = (
+        None  # of what was written when the file was begun, if its attributes are as they were
+    )
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
         mark = store["attributes"].pop(SEAL)
         seals = store["attributes"][SEALS] if mark == seal(to_text(store).encode()).hex() else None
     if wrong := [GROUP] if seals is None else broken(path, seals):
-        raise DamagedKernel(f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again")
+        raise DamagedKernel(
+            f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
+        )
 
 
 # --- A kernel by itself: a store that is filled tile by tile, and knows what it is of.
@@ -254,8 +285,13 @@ class KernelMatrix:
     @cached_property
     def facts(self) -> dict[str, Any]:
         facts = dict(self.store.attrs)
-        if missing := {"identity", "description", "kernels", "splits", "classes", "side"} - facts.keys():
-            raise Mistake(f"{self.path} is not a kernel file: it lacks {', '.join(sorted(missing))}")
+        if (
+            missing := {"identity", "description", "kernels", "splits", "classes", "side"}
+            - facts.keys()
+        ):
+            raise Mistake(
+                f"{self.path} is not a kernel file: it lacks {', '.join(sorted(missing))}"
+            )
         return facts
 
     @cached_property
@@ -263,7 +299,9 @@ class KernelMatrix:
         kernels = tuple(map(str, self.facts["kernels"]))
         array = get_array(self.store, kernels[0])
         points, outputs, train, _ = array.shape
-        return Layout(kernels, Tiling(points, train, int(self.facts["side"])), outputs, str(array.dtype))
+        return Layout(
+            kernels, Tiling(points, train, int(self.facts["side"])), outputs, str(array.dtype)
+        )
 
     @property
     def description(self) -> dict[str, Any]:
@@ -273,7 +311,10 @@ class KernelMatrix:
     @property
     def splits(self) -> dict[str, slice]:
         """Where each split lies among the points."""
-        sizes = [(name, int(count)) for name, _, count in (text.partition("=") for text in self.facts["splits"])]
+        sizes = [
+            (name, int(count))
+            for name, _, count in (text.partition("=") for text in self.facts["splits"])
+        ]
         ends = np.cumsum([0, *(count for _, count in sizes)]).tolist()
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
@@ -281,7 +322,10 @@ class KernelMatrix:
     def done(self) -> NDArray[np.uint64]:
         """The marks of the tiles; a row of marks that is cut off marks none."""
         rows, columns = self.layout.tiling.shape
-        marks, mirrored = np.zeros((rows, columns), MARK), np.triu(np.ones((rows, columns), bool), 1)
+        marks, mirrored = (
+            np.zeros((rows, columns), MARK),
+            np.triu(np.ones((rows, columns), bool), 1),
+        )
         for row in range(rows):
             content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
             if len(content) == marks[row].nbytes:
@@ -313,7 +357,11 @@ class KernelMatrix:
     def missing(self) -> list[tuple[int, int]]:
         """The tiles that are not written, or not as they were."""
         done = self.done
-        return [tile for tile in self.layout.tiling.todo if not done[tile] or done[tile] != self.seal(*tile)]
+        return [
+            tile
+            for tile in self.layout.tiling.todo
+            if not done[tile] or done[tile] != self.seal(*tile)
+        ]
 
     def seal(self, row: int, column: int) -> int:
         """The mark of a tile as its files are: it is one of this kernel, in its place."""
@@ -326,7 +374,13 @@ class KernelMatrix:
                 content.take(file.read_bytes() if file.is_file() else b"")
         return int(np.frombuffer(content.digest, MARK)[0])
 
-    def write(self, row: int, column: int, tile: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]) -> None:
+    def write(
+        self,
+        row: int,
+        column: int,
+        tile: Mapping[str, NDArray[Any]],
+        own: Mapping[str, NDArray[Any]],
+    ) -> None:
         """A tile with its mirror image, and where it lies on the diagonal the points with themselves; its mark last."""
         tiling = self.layout.tiling
         for name, block in tile.items():
@@ -348,12 +402,16 @@ class KernelMatrix:
         try:
             return np.asarray(get_array(self.store, name)[rows])
         except (ValueError, RuntimeError) as error:
-            raise DamagedKernel(f"{self.path} is damaged: {name} cannot be read; compute it again") from error
+            raise DamagedKernel(
+                f"{self.path} is damaged: {name} cannot be read; compute it again"
+            ) from error
 
 
 def open_matrix(path: Path) -> KernelMatrix:
     if not path.is_dir():
-        raise Mistake(f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}")
+        raise Mistake(
+            f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}"
+        )
     check_attributes(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout

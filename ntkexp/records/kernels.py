@@ -45,7 +45,9 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
         raise Mistake(f"{path} is missing or damaged: it is not a store of arrays") from error
 
 
-def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
+def get_array(
+    store: zarr.Group, name: str
+) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
     array = store.get(name)
     if not isinstance(array, zarr.Array):
         raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
@@ -93,7 +95,9 @@ def write_array(
         stored[rows] = array[rows]
 
 
-def write_stacked(store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]) -> None:
+def write_stacked(
+    store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]
+) -> None:
     """Put arrays of one shape as one array of numbers in double precision, in chunks of rows of each."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
@@ -163,22 +167,32 @@ NOT_YET = -1
 FEW = 16  # points in a chunk, where not all are known
 
 
-def create_kernels(path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False) -> None:
+def create_kernels(
+    path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False
+) -> None:
     """Create a store with `room` for tangent kernels, or their traces; kernels that it holds already stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     kernel_sizes = {TRACE: {"probe": points, "train": train}}
     if not traced:
-        kernel_sizes = {TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))}
-    for name, sizes in (kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}).items():
+        kernel_sizes = {
+            TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))
+        }
+    for name, sizes in (
+        kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}
+    ).items():
         dims, shape = ("snapshot", *sizes), tuple(sizes.values())
-        preallocate(store, name, (room, *shape), chunks=(1, *shape), dims=dims, fill=np.float64("nan"))
+        preallocate(
+            store, name, (room, *shape), chunks=(1, *shape), dims=dims, fill=np.float64("nan")
+        )
     preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
 
 
-def write_snapshot(path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]) -> None:
+def write_snapshot(
+    path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]
+) -> None:
     """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
     store, values = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
     name = tangent_array_name(path)
@@ -194,18 +208,35 @@ def tangent_array_name(path: Path) -> str:
 
 def snapshot_chunks(path: Path, index: int) -> list[str]:
     """The file, and the folders of files, that hold one snapshot of a run folder."""
-    return [f"{KERNELS}/{name}/c/{index}" for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")]
+    return [
+        f"{KERNELS}/{name}/c/{index}"
+        for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")
+    ]
 
 
-def write_path_kernel(path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]) -> None:
+def write_path_kernel(
+    path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
+) -> None:
     """Write the path kernel by a rule, known at these points and, along its axis `out`, at these of the outputs.
 
     Nothing is kept of other points and outputs, but for points that lie beside known ones: they are read as NaN.
     """
     count, _, train, outputs = kernel.shape
-    chunks = (count if len(points) == count else FEW, outputs if len(outs) == outputs else 1, train, outputs)
+    chunks = (
+        count if len(points) == count else FEW,
+        outputs if len(outs) == outputs else 1,
+        train,
+        outputs,
+    )
     store, name = open_store(path, write=True), f"path_{rule}"
-    preallocate(store, name, (count, outputs, train, outputs), chunks=chunks, dims=KERNEL_DIMS, fill=np.float64("nan"))
+    preallocate(
+        store,
+        name,
+        (count, outputs, train, outputs),
+        chunks=chunks,
+        dims=KERNEL_DIMS,
+        fill=np.float64("nan"),
+    )
     values = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
     get_array(store, name).oindex[np.array(points), np.array(outs)] = values
 
@@ -262,8 +293,12 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
     store = read_store(path)
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
-        raise Damaged(f"{path} holds what no run writes: its machines are {', '.join(names)}; {AGAIN}")
-    refuse_odd_store(store, path, PREDICTION_KINDS, ["prediction"], {**lengths, "machine": len(names)})
+        raise Damaged(
+            f"{path} holds what no run writes: its machines are {', '.join(names)}; {AGAIN}"
+        )
+    refuse_odd_store(
+        store, path, PREDICTION_KINDS, ["prediction"], {**lengths, "machine": len(names)}
+    )
     return store.arrays["prediction"].shape[2]
 
 

@@ -31,7 +31,9 @@ def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
     """Raise if a file in a folder is not ours, before anything is removed."""
     if strangers := [name for name in files_in(folder) if not is_ours(name)]:
         what = several(strangers)
-        raise NoPlace(f"{folder} holds what no run wrote ({what}); move it away, or choose another place")
+        raise NoPlace(
+            f"{folder} holds what no run wrote ({what}); move it away, or choose another place"
+        )
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:

@@ -31,7 +31,15 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, finite_json, read_bytes, read_object, to_text, waited_for, write_atomically
+from ntkexp.records.atomic import (
+    Json,
+    finite_json,
+    read_bytes,
+    read_object,
+    to_text,
+    waited_for,
+    write_atomically,
+)
 from ntkexp.records.claim import ClaimRecord
 
 REGISTER, SEAL = "register.jsonl", "register.seal"
@@ -69,7 +77,12 @@ class RegisterEntry:
 
     @property
     def fields(self) -> dict[str, Json]:
-        about: dict[str, Json] = {"name": self.name, "date": self.date, "version": self.version, "commit": self.commit}
+        about: dict[str, Json] = {
+            "name": self.name,
+            "date": self.date,
+            "version": self.version,
+            "commit": self.commit,
+        }
         about |= {"digest": self.digest, "reason": self.reason, "replaces": self.replaces}
         about |= {"entered": self.entered} if self.entered else {}
         return about | {"changed": self.differs, "looks": list(self.looks)}
@@ -99,7 +112,9 @@ class Register:
         `out` of the claims' outputs, where it goes on from the log beside them.
         """
         beside, package = claim_file.parent / REGISTER, Path(__file__).resolve().parents[1]
-        if os.access(claim_file.parent, os.W_OK) and not claim_file.resolve().is_relative_to(package):
+        if os.access(claim_file.parent, os.W_OK) and not claim_file.resolve().is_relative_to(
+            package
+        ):
             return cls.opened(beside)
         if beside.is_file() and not (out / REGISTER).is_file():
             for name in (SEAL, REGISTER):
@@ -143,7 +158,9 @@ class Register:
 
     def append(self, line: Mapping[str, Json]) -> None:
         """Write a line behind the last one, the chain going on; the caller holds the lock and has read the log."""
-        text = json.dumps(finite_json({**line, "previous": self.last}), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(
+            finite_json({**line, "previous": self.last}), ensure_ascii=False, allow_nan=False
+        )
         written = f"{text}\n".encode()
         with self.path.open("r+b") as file:
             file.truncate(self.size)  # of a line that was left unfinished
@@ -153,7 +170,9 @@ class Register:
             os.fsync(file.fileno())
         self.lines.append(json.loads(text))
         self.last, self.size = sha256(text.encode()).hexdigest(), self.size + len(written)
-        write_atomically(self.path.with_name(SEAL), to_text({"lines": len(self.lines), "last": self.last}))
+        write_atomically(
+            self.path.with_name(SEAL), to_text({"lines": len(self.lines), "last": self.last})
+        )
 
     # --- What stands in it.
 
@@ -162,7 +181,16 @@ class Register:
         found: list[RegisterEntry] = []
         for line in self.lines:
             if "entry" in line and name in {None, line["entry"]}:
-                said = ("date", "version", "commit", "digest", "sizes", "reason", "replaces", "changed")
+                said = (
+                    "date",
+                    "version",
+                    "commit",
+                    "digest",
+                    "sizes",
+                    "reason",
+                    "replaces",
+                    "changed",
+                )
                 found.append(
                     RegisterEntry(
                         line["entry"],
@@ -173,7 +201,9 @@ class Register:
                 )
             elif "look" in line:
                 # an entry that was returned to has its looks at the later of its two lines
-                of = [one for one in found if (one.name, one.digest) == (line["look"], line["digest"])]
+                of = [
+                    one for one in found if (one.name, one.digest) == (line["look"], line["digest"])
+                ]
                 if of:
                     seen = ("date", "version", "commit", "size", "verdict", "looks")
                     of[-1].looks.append({key: line[key] for key in seen})
@@ -187,13 +217,20 @@ class Register:
         """Find what the standing entry said: the sum of all lines of its name."""
         fields: dict[str, Json] = {}
         for attempt in self.attempts(name):
-            fields = {key: value for key, value in fields.items() if key not in attempt.removed} | {**attempt.changed}
+            fields = {key: value for key, value in fields.items() if key not in attempt.removed} | {
+                **attempt.changed
+            }
         return fields
 
     # --- What is added to it.
 
     def enter(
-        self, name: str, sizes: Mapping[str, str], fields: Mapping[str, Any], reason: str, about: Mapping[str, Json]
+        self,
+        name: str,
+        sizes: Mapping[str, str],
+        fields: Mapping[str, Any],
+        reason: str,
+        about: Mapping[str, Json],
     ) -> RegisterEntry:
         """Enter what a claim says now, unless that is what stands; a change takes a reason of a sentence.
 
@@ -206,19 +243,33 @@ class Register:
             if before is not None and before.sizes == sizes:
                 return before
             now, then = flatten(fields), self.fields_of(name)
-            changed = {key: value for key, value in now.items() if key not in then or then[key] != value}
+            changed = {
+                key: value for key, value in now.items() if key not in then or then[key] != value
+            }
             removed = sorted(key for key in then if key not in now)
             if before is not None and len(reason.split()) < SHORTEST:
-                parts = [*changed, *removed] or [f"size {size}" for size in sizes if sizes[size] != before.sizes[size]]
-                what = ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+                parts = [*changed, *removed] or [
+                    f"size {size}" for size in sizes if sizes[size] != before.sizes[size]
+                ]
+                what = ", ".join(parts[:4]) + (
+                    f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+                )
                 raise Mistake(
                     f"{name} is not what was registered on {before.date[:10]} as {before.digest}: {what} changed; "
                     f"give `ntkexp claims register {name}` a reason of at least {SHORTEST} words, or put it back"
                 )
             if before is not None and before.looks:
                 refuse_spent_seeds(name, {key: now.get(key) for key in [*changed, *removed]}, then)
-            line: dict[str, Json] = {"entry": name, **about, "digest": sizes["default"], "sizes": dict(sizes)}
-            line |= {"reason": reason or FIRST, "replaces": None if before is None else before.digest}
+            line: dict[str, Json] = {
+                "entry": name,
+                **about,
+                "digest": sizes["default"],
+                "sizes": dict(sizes),
+            }
+            line |= {
+                "reason": reason or FIRST,
+                "replaces": None if before is None else before.digest,
+            }
             self.append(line | {"changed": changed, "removed": removed})
             return self.attempts(name)[-1]
 
@@ -226,9 +277,18 @@ class Register:
         """Write down what a look found, unless the same look at the same entry found the same before."""
         with waited_for(self.path):
             self.read()
-            entry = next((one for one in self.attempts(claim.name)[::-1] if claim.digest in one.sizes.values()), None)
+            entry = next(
+                (
+                    one
+                    for one in self.attempts(claim.name)[::-1]
+                    if claim.digest in one.sizes.values()
+                ),
+                None,
+            )
             if entry is None:
-                raise Mistake(f"{claim.name}: {claim.digest} is not in {self.path}, so no look at it can be recorded")
+                raise Mistake(
+                    f"{claim.name}: {claim.digest} is not in {self.path}, so no look at it can be recorded"
+                )
             looks = {
                 name: {
                     "verdict": look.verdict,
@@ -242,7 +302,12 @@ class Register:
             known = [one for one in entry.looks if one["size"] == claim.size]
             if any(same_outcome(one["looks"], looks) for one in known):
                 return
-            line: dict[str, Json] = {"look": claim.name, **about, "digest": entry.digest, "size": claim.size}
+            line: dict[str, Json] = {
+                "look": claim.name,
+                **about,
+                "digest": entry.digest,
+                "size": claim.size,
+            }
             self.append(line | {"verdict": claim.verdict, "looks": looks})
 
 
@@ -269,7 +334,9 @@ def same_outcome(first: Any, second: Any) -> bool:
     True
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return first.keys() == second.keys() and all(same_outcome(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            same_outcome(first[key], second[key]) for key in first
+        )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(same_outcome, first, second))
     if isinstance(first, float | int) and isinstance(second, float | int):

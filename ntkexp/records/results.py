@@ -82,7 +82,10 @@ class MetricsWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.file.close()
 
@@ -198,7 +201,11 @@ def read_results(path: Path) -> tuple[Result, ...]:
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {first_line(error)}") from error
+        raise (
+            error
+            if isinstance(error, Mistake)
+            else Mistake(f"{path} is damaged: {first_line(error)}")
+        ) from error
 
 
 def read_row(row: Mapping[str, str]) -> Result:
@@ -249,14 +256,25 @@ def read_timings(path: Path) -> dict[str, Seconds]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [checked_row(row, TimingRow) for row in csv.DictReader(file)]
     except (OSError, ValueError, csv.Error) as error:
-        raise error if isinstance(error, Mistake) else Mistake(f"{path} is damaged: {first_line(error)}") from error
+        raise (
+            error
+            if isinstance(error, Mistake)
+            else Mistake(f"{path} is damaged: {first_line(error)}")
+        ) from error
     unknown = math.nan
-    return {row.what: Seconds(row.seconds, unknown if row.processor is None else row.processor) for row in rows}
+    return {
+        row.what: Seconds(row.seconds, unknown if row.processor is None else row.processor)
+        for row in rows
+    }
 
 
 def total_seconds(path: Path) -> Seconds:
     """Add up what all parts took; machines of the ladder are in them already."""
-    parts = [total_seconds for what, total_seconds in read_timings(path).items() if not what.startswith(MACHINE)]
+    parts = [
+        total_seconds
+        for what, total_seconds in read_timings(path).items()
+        if not what.startswith(MACHINE)
+    ]
     return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 
 
@@ -266,4 +284,8 @@ def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
     >>> of_machines({"run": Seconds(2.0), "machine.left": Seconds(0.5)})
     {'left': 0.5}
     """
-    return {what.removeprefix(MACHINE): seconds.wall for what, seconds in parts.items() if what.startswith(MACHINE)}
+    return {
+        what.removeprefix(MACHINE): seconds.wall
+        for what, seconds in parts.items()
+        if what.startswith(MACHINE)
+    }

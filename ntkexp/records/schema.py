@@ -238,11 +238,15 @@ def refuse_odd_metrics(path: Path) -> None:
     """Raise if a table of steps has no column `step`, a column twice, or is too large to be one."""
     size = path.stat().st_size
     if size > LARGEST_TABLE:
-        raise Damaged(f"{path} has {size} bytes, and tables are read up to {LARGEST_TABLE}; {AGAIN}")
+        raise Damaged(
+            f"{path} has {size} bytes, and tables are read up to {LARGEST_TABLE}; {AGAIN}"
+        )
     with path.open(encoding="utf-8", newline="") as file:
         header = next(csv.reader(file), [])
     if "step" not in header or len(set(header)) < len(header):
-        raise Damaged(f"{path} is damaged: its columns are not 'step' and others, each once; {AGAIN}")
+        raise Damaged(
+            f"{path} is damaged: its columns are not 'step' and others, each once; {AGAIN}"
+        )
 
 
 # --- The descriptions of arrays and stores, zarr.json: as `records.kernels` writes them.
@@ -266,7 +270,9 @@ class ArrayRecord(Record):
 
     zarr_format: Literal[3]
     node_type: Literal["array"]
-    shape: Annotated[list[Annotated[int, Field(strict=True, ge=0, lt=2**40)]], Field(min_length=1, max_length=8)]
+    shape: Annotated[
+        list[Annotated[int, Field(strict=True, ge=0, lt=2**40)]], Field(min_length=1, max_length=8)
+    ]
     data_type: Literal["float64", "int64", "bool"]
     chunk_grid: ChunkGrid
     codecs: Annotated[list[Codec], Field(min_length=1, max_length=1)]

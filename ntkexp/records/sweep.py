@@ -124,11 +124,19 @@ class Sweep:
     @property
     def fields(self) -> dict[str, Json]:
         definition = resolved(self.axes, self.seeds, self.base, self.fits)
-        return {"name": self.name, "command": self.command, **definition, "runs": [run.fields for run in self.runs]}
+        return {
+            "name": self.name,
+            "command": self.command,
+            **definition,
+            "runs": [run.fields for run in self.runs],
+        }
 
 
 def resolved(
-    axes: Mapping[str, Sequence[Any]], seeds: Sequence[int], base: Sequence[str], fits: Sequence[Fit]
+    axes: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    base: Sequence[str],
+    fits: Sequence[Fit],
 ) -> dict[str, Json]:
     """What a sweep asks for as plain data, every range written out."""
     return {
@@ -161,7 +169,12 @@ def read_sweep(path: Path) -> Sweep:
             for row in fields["runs"]
         ]
         # point by point along each axis, and seed by seed
-        runs.sort(key=lambda run: ([values.index(run.axes[key]) for key, values in axes.items()], run.seed))
+        runs.sort(
+            key=lambda run: (
+                [values.index(run.axes[key]) for key, values in axes.items()],
+                run.seed,
+            )
+        )
         return Sweep(
             path=path,
             name=str(fields["name"]),
@@ -181,7 +194,9 @@ def folder_of(folder: Path, path: Path) -> Path:
     """Find where a run lies: as the record says, or beside it, if the outputs were copied elsewhere."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     tried = (outputs / folder, outputs / "runs" / folder.name)
-    return next((there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1])
+    return next(
+        (there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1]
+    )
 
 
 def level(value: object) -> Level:

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from ntkexp.effects.curvature import Clipping, gradient, recorded_gradient, scores
 from ntkexp.effects.sweep import AbstractMean, StateAdjoint
-from ntkexp.effects.trajectory import AbstractTrajectory, Denominator, TakenBatch, TrainedStep, Update
+from ntkexp.effects.trajectory import (
+    AbstractTrajectory,
+    Denominator,
+    TakenBatch,
+    TrainedStep,
+    Update,
+)
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.text import short
@@ -65,7 +71,9 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
     tensor([4., 4.])
     """
     near = at.change.abs() <= CLOSE * torch.maximum(at.first.abs(), at.second.abs())
-    return torch.where(near, derivative, value.change / torch.where(near, torch.ones_like(at.change), at.change))
+    return torch.where(
+        near, derivative, value.change / torch.where(near, torch.ones_like(at.change), at.change)
+    )
 
 
 # --- A matrix of slopes is made a secant between two weights: the smallest change of it that is right along their
@@ -78,7 +86,9 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
 
 
 def secant(
-    slopes: Float[Tensor, "row weight"], value: Float[Tensor, " row"], change: Float[Tensor, " weight"]
+    slopes: Float[Tensor, "row weight"],
+    value: Float[Tensor, " row"],
+    change: Float[Tensor, " weight"],
 ) -> Float[Tensor, "row weight"]:
     """Rows that make `value` of `change`; the slopes themselves where nothing changed.
 
@@ -89,7 +99,9 @@ def secant(
     return slopes + along(value - slopes @ change, change) if change.any() else slopes
 
 
-def along(missed: Float[Tensor, " row"], change: Float[Tensor, " weight"]) -> Float[Tensor, "row weight"]:
+def along(
+    missed: Float[Tensor, " row"], change: Float[Tensor, " weight"]
+) -> Float[Tensor, "row weight"]:
     """The smallest matrix that makes up for what is missed along a change."""
     return missed[:, None] * change / (change @ change)
 
@@ -110,7 +122,9 @@ class Clipped:
     @property
     def taken(self) -> Pair:
         """The gradients c g."""
-        return Pair(self.factor.first * self.gradient.first, self.factor.second * self.gradient.second)
+        return Pair(
+            self.factor.first * self.gradient.first, self.factor.second * self.gradient.second
+        )
 
     def back(self, pulled: Float[Tensor, "direction weight"]) -> Float[Tensor, "direction weight"]:
         """The adjoint of g, given that of c g."""
@@ -211,13 +225,19 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
     """What both steps were divided by, in the mean, with an m that has the mean ratio to it."""
-    now, before = roots(first.latest, second.latest), roots(first.latest_before, second.latest_before)
+    now, before = (
+        roots(first.latest, second.latest),
+        roots(first.latest_before, second.latest_before),
+    )
     found = replace(first, mean=mean, latest=now.mean.square(), latest_before=before.mean.square())
     if first.largest is None or second.largest is None:
         return found
     assert first.largest_before is not None
     assert second.largest_before is not None
-    largest, so_far = roots(first.largest, second.largest), roots(first.largest_before, second.largest_before)
+    largest, so_far = (
+        roots(first.largest, second.largest),
+        roots(first.largest_before, second.largest_before),
+    )
     beyond = Pair(now.first - so_far.first, now.second - so_far.second)
     gained = Pair(beyond.first.relu(), beyond.second.relu())
     return replace(
@@ -241,7 +261,9 @@ def roots(first: Tensor, second: Tensor) -> Pair:
 def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) -> None:
     """Refuse steps of other sizes: no example has a share in what a schedule decides by what it sees."""
     one, other = torch.as_tensor(first), torch.as_tensor(second)
-    if one.shape != other.shape or float((one - other).abs().max()) > SAME_SIZE * float(one.abs().max()):
+    if one.shape != other.shape or float((one - other).abs().max()) > SAME_SIZE * float(
+        one.abs().max()
+    ):
         raise Mistake(
             f"step {step}: without the examples it was taken with other settings of the optimizer; a schedule that "
             "looks at the loss has a share in the change that belongs to no example; use another"
@@ -393,7 +415,9 @@ class TrainingPair:
         """Take the secant of the gradient between both weights, with the mean of both shares, back to them; the
         magnitudes of that gradient, and of what examples add to it."""
         batches = tuple(self.averaged(pair, k) for k in range(len(pair.first.batches)))
-        curved, rows = recorded_gradient(batches, pair.weights.mean).curvature(pulled, self.together)
+        curved, rows = recorded_gradient(batches, pair.weights.mean).curvature(
+            pulled, self.together
+        )
         ends = Pair(*(gradient(batches, end) for end in pair.weights))
         adjoint.weights += secant(curved, pulled @ ends.change, pair.weights.change)
         added = torch.cat([batch.shares for batch in batches]).abs()
@@ -416,10 +440,15 @@ class TrainingPair:
         if not ours.any():
             return False
         expected = theirs * (one.shares.sum() / ours.sum())
-        return float((expected - other.shares).abs().max()) > SAME_SHARES * float(expected.abs().max())
+        return float((expected - other.shares).abs().max()) > SAME_SHARES * float(
+            expected.abs().max()
+        )
 
     def split(
-        self, pair: StepPair, pulled: Float[Tensor, "vector weight"], shares: Float[Tensor, "vector example"]
+        self,
+        pair: StepPair,
+        pulled: Float[Tensor, "vector weight"],
+        shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
         """Add up what examples did by weighing less in one training; what all of them did."""
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
@@ -445,6 +474,8 @@ def parts(
         each = Pair(*[other.by_weight if weight.second.any() else one.by_weight] * 2)
     changed = each.mean * weight.change
     left, others = changed * one.counts, rows @ (weight.mean * each.change)
-    if left.sum().abs() <= CLOSE * left.abs().sum():  # as many came as went, and the mean is one over as much
+    if (
+        left.sum().abs() <= CLOSE * left.abs().sum()
+    ):  # as many came as went, and the mean is one over as much
         return rows * changed
     return (rows + others[:, None] / left.sum() * one.counts) * changed

@@ -23,7 +23,13 @@ from torch.func import vjp
 from ntkexp.effects.curvature import at_once
 from ntkexp.effects.plan import IN_CACHE
 from ntkexp.effects.sweep import MEANS
-from ntkexp.effects.trajectory import AbstractTrajectory, FlatWeights, TakenBatch, TrainedStep, flat_like
+from ntkexp.effects.trajectory import (
+    AbstractTrajectory,
+    FlatWeights,
+    TakenBatch,
+    TrainedStep,
+    flat_like,
+)
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
@@ -87,7 +93,9 @@ class Rerun:
     length: int  # that are taken
     seed: int
     memory_gb: float = 4.0
-    renormalises: bool = True  # whether a mean is one over what is left, or over the whole batch as it was
+    renormalises: bool = (
+        True  # whether a mean is one over what is left, or over the whole batch as it was
+    )
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -148,7 +156,9 @@ class Rerun:
         """The step size of every parameter."""
         return dict(sizes_of(self.start, self.factors, self.size(step)))
 
-    def outputs(self, vector: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "example out"]:
+    def outputs(
+        self, vector: Float[Tensor, " weight"], inputs: Tensor
+    ) -> Float[Tensor, "example out"]:
         """The network at weights that are one vector."""
         return self.function(self.flat.weights(vector), inputs)
 
@@ -163,7 +173,10 @@ AT_ONCE = 16
 
 
 def gradient(
-    rerun: Rerun, weights: Float[Tensor, " weight"], share: Float[Tensor, " row"], rows: Int[Tensor, " row"]
+    rerun: Rerun,
+    weights: Float[Tensor, " weight"],
+    share: Float[Tensor, " row"],
+    rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
     """Find g(θ), given κ of the examples in these rows."""
     inputs, targets = rerun.inputs[rows], rerun.targets[rows]
@@ -197,10 +210,14 @@ class Film:
 
     def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
         """A part of a frame, of one of the runs."""
-        return torch.from_numpy(np.array(self.frames[step, self.parts.index(part), run])).to(self.device)
+        return torch.from_numpy(np.array(self.frames[step, self.parts.index(part), run])).to(
+            self.device
+        )
 
 
-def film_for(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path) -> Film:
+def film_for(
+    parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
+) -> Film:
     """An empty film of two runs, in a file of this folder."""
     shape, kind = (frames, len(parts), 2, len(like)), like.cpu().numpy().dtype
     room, free = bytes_of(parts, frames, like), disk_usage(folder).free
@@ -242,7 +259,9 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         left = drawn.left(weight)
         share = left * rerun.divided(drawn, left)[:, None]
         with torch.no_grad(), plain_kernels():
-            pulled = at_once(partial(gradient, rerun, rows=drawn.rows), weights, share, together=AT_ONCE)
+            pulled = at_once(
+                partial(gradient, rerun, rows=drawn.rows), weights, share, together=AT_ONCE
+            )
         before = weights
         weights, memory = moved(rerun, step, weights, pulled, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
@@ -250,13 +269,21 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
 
 
 def moved(
-    rerun: Rerun, step: int, weights: Float[Tensor, "run weight"], gradient: Float[Tensor, "run weight"], memory: Memory
+    rerun: Rerun,
+    step: int,
+    weights: Float[Tensor, "run weight"],
+    gradient: Float[Tensor, "run weight"],
+    memory: Memory,
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
     """Where the optimizer takes all runs, and what it remembers."""
     flat = rerun.flat
-    clippings = gradient.new_tensor([rerun.optimizer.clipping(flat.weights(row)) for row in gradient])
+    clippings = gradient.new_tensor(
+        [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
+    )
     taken = gradient * clippings[:, None]
-    after, kept = rerun.optimizer.update(step, flat.weights(weights), flat.weights(taken), rerun.sizes(step), memory)
+    after, kept = rerun.optimizer.update(
+        step, flat.weights(weights), flat.weights(taken), rerun.sizes(step), memory
+    )
     return flat.vector(after), kept
 
 
@@ -337,17 +364,23 @@ class RerunAt(AbstractRetraining):
             found = self.rerun.outputs(end, self.inputs)
         return found if self.outs is None else found[:, list(self.outs)]
 
-    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
+    def ends(
+        self, weights: Float[Tensor, "training example"]
+    ) -> Iterator[Float[Tensor, " weight"]]:
         """All are trained at once, as far as there is memory."""
         for some in torch.split(weights, self.rerun.directions):
             yield from trained(self.rerun, some)
 
-    def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+    def doubts(
+        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+    ) -> list[str]:
         """Where training amplifies rounding to the size of what it is asked about, nothing is to be believed."""
         return [] if self.end is None else drifted(repeated - self.whole, changes)
 
 
-def drifted(missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+def drifted(
+    missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+) -> list[str]:
     """Say so, where training again as it was misses where it led by too large a share of what it is asked about."""
     changed, off = float(changes.square().mean().sqrt()), float(missed.square().mean().sqrt())
     if off <= REPEATED * changed or off == changed == 0.0:
@@ -392,7 +425,9 @@ class FilmedTraining(AbstractTrajectory):
             index=index,
             weights=self.film.read(index, WEIGHTS, self.run),
             batches=(self.batch(index),),
-            updates=(update_of(rerun.optimizer, rerun.start, index, rerun.sizes(index), after, before),),
+            updates=(
+                update_of(rerun.optimizer, rerun.start, index, rerun.sizes(index), after, before),
+            ),
             clip_norm=rerun.optimizer.clip_norm,
         )
 
@@ -414,12 +449,16 @@ class FilmedTraining(AbstractTrajectory):
             per_weight=drawn.times * divided,
         )
 
-    def losses(self, rows: Int[Tensor, " row"]) -> Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]:
+    def losses(
+        self, rows: Int[Tensor, " row"]
+    ) -> Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]:
         """ℓ of these examples; what scales the loss is in their shares."""
         return partial(losses, self.rerun, self.rerun.inputs[rows], self.rerun.targets[rows])
 
 
-def losses(rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor, " weight"]) -> Float[Tensor, " row"]:
+def losses(
+    rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor, " weight"]
+) -> Float[Tensor, " row"]:
     """The losses of some examples."""
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
@@ -438,7 +477,9 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
     room = bytes_of(parts, rerun.length + 1, start)
-    progress.say(f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split")
+    progress.say(
+        f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split"
+    )
     film = film_for(parts, rerun.length + 1, start, folder)
     film.write(0, {WEIGHTS: start.expand(2, -1)})
     progress.start("again", rerun.length, 0)
@@ -451,12 +492,20 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
 
 def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
     """Both trainings on the film."""
-    first, second = (FilmedTraining(rerun=rerun, film=film, run=k, weight=each) for k, each in enumerate(weight))
+    first, second = (
+        FilmedTraining(rerun=rerun, film=film, run=k, weight=each) for k, each in enumerate(weight)
+    )
     for which, training in (("as it was", first), ("without these examples", second)):
         if not training.end.isfinite().all():
-            raise Mistake(f"training {which} diverges, so there is no change to split; choose a smaller step size")
-    lefts = ((step, rerun.batch(step).left(torch.stack(tuple(weight)))) for step in range(rerun.length))
-    begun = next((step for step, (one, other) in lefts if not torch.equal(one, other)), rerun.length)
+            raise Mistake(
+                f"training {which} diverges, so there is no change to split; choose a smaller step size"
+            )
+    lefts = (
+        (step, rerun.batch(step).left(torch.stack(tuple(weight)))) for step in range(rerun.length)
+    )
+    begun = next(
+        (step for step, (one, other) in lefts if not torch.equal(one, other)), rerun.length
+    )
     return TrainingPair(
         first=first,
         second=second,
@@ -481,12 +530,17 @@ def ledger_between(
 ) -> Ledger:
     """Train with both weights of the examples, and split what differs at chosen pairs of a point and an output."""
 
-    def outputs(chosen: Int[Tensor, "some 2"], weights: Float[Tensor, " weight"]) -> Float[Tensor, " some"]:
+    def outputs(
+        chosen: Int[Tensor, "some 2"], weights: Float[Tensor, " weight"]
+    ) -> Float[Tensor, " some"]:
         return rerun.outputs(weights, inputs)[chosen[:, 0], chosen[:, 1]]
 
     try:
         pair = pair_of(rerun, filmed(rerun, weight, folder, progress), weight)
-        each = [OutputsAt([partial(outputs, some)], AT_ONCE_BACK) for some in torch.split(chosen, rerun.directions)]
+        each = [
+            OutputsAt([partial(outputs, some)], AT_ONCE_BACK)
+            for some in torch.split(chosen, rerun.directions)
+        ]
         return split_change(pair, each, progress)
     finally:
         progress.stop()

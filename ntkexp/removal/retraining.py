@@ -45,19 +45,25 @@ class AbstractRetraining(ABC):
         """The outputs after training with all examples."""
 
     @abstractmethod
-    def ends(self, weights: Float[Tensor, "training example"]) -> Iterator[Float[Tensor, " weight"]]:
+    def ends(
+        self, weights: Float[Tensor, "training example"]
+    ) -> Iterator[Float[Tensor, " weight"]]:
         """Where trainings with these weights of the examples lead, one after another, as vectors."""
 
     @abstractmethod
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         """The outputs at the end of a training."""
 
-    def outputs(self, weights: Float[Tensor, "training example"]) -> Float[Tensor, "training point out"]:
+    def outputs(
+        self, weights: Float[Tensor, "training example"]
+    ) -> Float[Tensor, "training point out"]:
         """The outputs after trainings with these weights of the examples."""
         return torch.stack([self.at(end) for end in self.ends(weights)])
 
     @abstractmethod
-    def doubts(self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]) -> list[str]:
+    def doubts(
+        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+    ) -> list[str]:
         """Why these changes are not to be believed, if training again with all examples gave other outputs than these,
         `repeated`; or an error.
         """
@@ -90,7 +96,9 @@ SHARE = 20  # one example in this many is left out
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
     """The weights of the examples for both trainings, of a group that is drawn from the seed."""
     count = len(training.everyone)
-    chosen = torch.randperm(count, generator=stream("half", training.seed))[: max(1, count // SHARE)]
+    chosen = torch.randperm(count, generator=stream("half", training.seed))[
+        : max(1, count // SHARE)
+    ]
     weights = training.everyone.repeat(2, 1)
     weights[0, chosen], weights[1, chosen] = 0.5, 0.0
     return weights
@@ -139,7 +147,9 @@ def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]
     return tuple(found)
 
 
-def groups_for(effect: Float[Tensor, "point out example"], training: AbstractRetraining) -> tuple[LeftOut, ...]:
+def groups_for(
+    effect: Float[Tensor, "point out example"], training: AbstractRetraining
+) -> tuple[LeftOut, ...]:
     """Those for examples of these effects: influence is their size at all points and outputs together."""
     return groups(effect.square().sum((0, 1)).sqrt(), training.seed)
 
@@ -179,7 +189,9 @@ def beside(
 # --- What is said of effects: the numbers, what is known of them, and what speaks against them.
 
 
-EVERYONE = "every example was left out alone, which costs less than effects; `explain` shows the result"
+EVERYONE = (
+    "every example was left out alone, which costs less than effects; `explain` shows the result"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +226,21 @@ def effects_swept(
         sentences.append(said if check.alone(values.shape[2]) is None else f"{said} ({EVERYONE})")
     elif unchecked:
         sentences.append(unchecked)
-    facts: dict[str, float | str] = {"kind": kind_of(effects), "mean": mean, "growth": caveats.growth}
+    facts: dict[str, float | str] = {
+        "kind": kind_of(effects),
+        "mean": mean,
+        "growth": caveats.growth,
+    }
     if agrees is not None:
         facts["agreement"] = agrees
     return EffectsFound(values=values, facts=facts, caveats=sentences, check=check)
 
 
 def effects_retrained(
-    training: AbstractRetraining, mean: MeanName, probe: Sequence[int], dtype: torch.dtype | None = None
+    training: AbstractRetraining,
+    mean: MeanName,
+    probe: Sequence[int],
+    dtype: torch.dtype | None = None,
 ) -> EffectsFound:
     """Effects that are no estimates: the training is carried out again without each example by itself.
 
@@ -250,7 +269,9 @@ class OutputsAt:
     """The chosen outputs as a function of the weights, of which each of the `parts` gives some."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    at_once: int | None = None  # how many outputs are gone back from together, into the weights; None: all of a part
+    at_once: int | None = (
+        None  # how many outputs are gone back from together, into the weights; None: all of a part
+    )
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
         """Values, and gradients, a row each."""
@@ -260,7 +281,9 @@ class OutputsAt:
         return torch.cat(values), torch.cat(slopes)
 
 
-def split_change(pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress) -> Ledger:
+def split_change(
+    pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress
+) -> Ledger:
     """Split the change of the outputs between two trainings, as many outputs at a time as are given together."""
     parts = []
     for some in outputs:

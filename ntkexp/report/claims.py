@@ -33,11 +33,24 @@ ON_TERMINAL = (
 
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
     """Give a row per claim; `stands` says whether its verdict survives Holm's correction over all registered claims."""
-    text = {name: Column(name, number=False) for name in ("claim", "verdict", "stands", "control", "second look")}
+    text = {
+        name: Column(name, number=False)
+        for name in ("claim", "verdict", "stands", "control", "second look")
+    }
     columns = (
-        *(text["claim"], text["verdict"], text["stands"], Column("figure"), Column("low"), Column("high")),
+        *(
+            text["claim"],
+            text["verdict"],
+            text["stands"],
+            Column("figure"),
+            Column("low"),
+            Column("high"),
+        ),
         *(Column("95 % interval"), text["control"], text["second look"]),
-        Column("CPU minutes", spell=lambda minutes: MISSING if math.isnan(minutes) else f"{minutes:.1f}"),
+        Column(
+            "CPU minutes",
+            spell=lambda minutes: MISSING if math.isnan(minutes) else f"{minutes:.1f}",
+        ),
         *(Column(name, number=False) for name in ("size", "source", "expected", "digest")),
         Column("first expected", number=False, heading="expected"),
     )
@@ -123,7 +136,11 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     if not more:
         return ""
     fresh = len(judged.seeds) + more
-    minutes = (record.cpu_minutes if look == "main" else record.minutes_of(look)) / len(judged.seeds) * fresh
+    minutes = (
+        (record.cpu_minutes if look == "main" else record.minutes_of(look))
+        / len(judged.seeds)
+        * fresh
+    )
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
     return f"{counted(fresh, 'fresh seed')}{takes} would probably settle it"
 
@@ -139,7 +156,9 @@ def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> li
         chances = [records[place].p for place in places] + [1.0] * (registered - len(places))
         stood |= dict(zip(places, holm_rejections(chances), strict=False))
     decided = ("supported", "refuted")
-    return [stood[place] if record.verdict in decided else None for place, record in enumerate(records)]
+    return [
+        stood[place] if record.verdict in decided else None for place, record in enumerate(records)
+    ]
 
 
 def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
@@ -159,7 +178,10 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
     """Give a row per look at an entry of the register, and one for an entry that was never looked at."""
     columns = (
-        *(Column(name, number=False) for name in ("claim", "date", "digest", "verdict", "looked", "size")),
+        *(
+            Column(name, number=False)
+            for name in ("claim", "date", "digest", "verdict", "looked", "size")
+        ),
         *(Column("figure"), Column("second figure")),
         *(Column(name, number=False) for name in ("second look", "changed", "reason")),
     )
@@ -171,7 +193,13 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
             rows.append((*about, MISSING, MISSING, MISSING, None, None, MISSING, *why))
         for look in attempt.looks:
             main, second = look["looks"]["main"], look["looks"]["second"]
-            found = (look["verdict"], look["date"][:10], look["size"], main["figure"], second["figure"])
+            found = (
+                look["verdict"],
+                look["date"][:10],
+                look["size"],
+                main["figure"],
+                second["figure"],
+            )
             rows.append((*about, *found, second["verdict"], *why))
     return Table(columns, tuple(rows))
 

@@ -59,7 +59,9 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     found = []
     for parts, group in groups.items():
         if len(group) > 1:
-            found.append((" ".join(f"{key}={part}" for key, part in zip(chosen, parts, strict=True)), group))
+            found.append(
+                (" ".join(f"{key}={part}" for key, part in zip(chosen, parts, strict=True)), group)
+            )
     if alone:
         found.append(("unlike any other" if found else "", alone))
     return [RunGroup(title, tuple(group), errors_first(group)) for title, group in found]
@@ -68,17 +70,26 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
 def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
     """Tabulate what sets each run apart from the others, in a few letters, its relative errors, and its outcome."""
     configs = [flatten_config(run.config) for run in runs]
-    keys = sorted(differing(configs), key=lambda key: (key not in CHOICES, not key.startswith(FOREMOST)))
+    keys = sorted(
+        differing(configs), key=lambda key: (key not in CHOICES, not key.startswith(FOREMOST))
+    )
     last = Counter(key.rpartition(".")[2] for key in keys)
     names = {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
     rows = []
     for run, config in zip(runs, configs, strict=True):
-        words = " ".join(f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None)
+        words = " ".join(
+            f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None
+        )
         split = main_split(run.ladder)
         errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
-        rows.append({"run": textwrap.shorten(words, LONGEST, placeholder=" …") or run.name, "split": split} | errors)
+        rows.append(
+            {"run": textwrap.shorten(words, LONGEST, placeholder=" …") or run.name, "split": split}
+            | errors
+        )
     table = pd.DataFrame(rows).dropna(axis=1, how="all")
-    longest = max(runs, key=lambda run: len(run.ladder))  # in whose order machines stand, before those of others
+    longest = max(
+        runs, key=lambda run: len(run.ladder)
+    )  # in whose order machines stand, before those of others
     machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
     chosen = ["run", *(name for name in machines if name in table), "split"]
     return table[chosen].assign(outcome=[run.outcome for run in runs])

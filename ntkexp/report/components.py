@@ -41,7 +41,10 @@ def component_parts(run: Run, rule: str, point: int, out: int) -> tuple[Componen
     by_component, by_step = run.by_rule(BY_COMPONENT, rule), run.by_rule(BY_COMPONENT_STEP, rule)
     if by_component is None or by_step is None:
         return ()
-    parts, steps = (one.isel(probe=point).sel(out=out).to_numpy().astype(float) for one in (by_component, by_step))
+    parts, steps = (
+        one.isel(probe=point).sel(out=out).to_numpy().astype(float)
+        for one in (by_component, by_step)
+    )
     decay, found = np.zeros(parts.shape[1]), run.by_rule(DECAY_BY_COMPONENT, rule)
     if found is not None:
         decay = found.isel(probe=point).sel(out=out).to_numpy().astype(float)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def refuse_without_tensorboard() -> None:
     if find_spec("tensorboard") is None:
-        raise Mistake("events need tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'")
+        raise Mistake(
+            "events need tensorboard, which is not installed: pip install 'ntkexp[tensorboard]'"
+        )
 
 
 def ensure_events(folder: Path) -> Path:
@@ -63,7 +65,10 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
         for step, value in zip(measured["step"], measured[column], strict=True):
-            yield int(step), Summary(value=[Summary.Value(tag=metric_name(column), simple_value=float(value))])
+            yield (
+                int(step),
+                Summary(value=[Summary.Value(tag=metric_name(column), simple_value=float(value))]),
+            )
     last = int(run.metrics["step"].iloc[-1])
     for row in run.ladder:
         if row.relative_error is not None:

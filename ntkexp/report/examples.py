@@ -65,10 +65,16 @@ def sharing(run: Run, out: int, outputs: int) -> str:
     if PHASE_CLASSES not in run.data:
         return ""
     here = [
-        listed([f"{shown_name(name)} in phase {number}" for number, name in enumerate(names, start=1)])
+        listed(
+            [f"{shown_name(name)} in phase {number}" for number, name in enumerate(names, start=1)]
+        )
         for names in run.data[PHASE_CLASSES].T.tolist()
     ]
-    return f"this output is for {here[out]}" if outputs > 1 else f"above 0, f is for {here[1]}; below, for {here[0]}"
+    return (
+        f"this output is for {here[out]}"
+        if outputs > 1
+        else f"above 0, f is for {here[1]}; below, for {here[0]}"
+    )
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
@@ -80,7 +86,11 @@ def phase_of(run: Run, split: str, number: int) -> int | None:
 def class_name(run: Run, target: int, phase: int | None) -> str:
     """Name a class as its phase does, where phases share the outputs."""
     shared = run.data.get(PHASE_CLASSES)
-    name = run.data["classes"][target] if phase is None or shared is None else shared[phase - 1, target]
+    name = (
+        run.data["classes"][target]
+        if phase is None or shared is None
+        else shared[phase - 1, target]
+    )
     return shown_name(str(name))
 
 
@@ -101,7 +111,9 @@ def named_example(number: int, name: str, shown: NDArray[np.generic], words: str
     if words is not None:
         return Example(number, shown_name(name), shown, " ".join(map(printable, words.split())))
     some = " ".join(short(float(value)) for value in shown[:FEW]) if shown.ndim == 1 else ""
-    return Example(number, shown_name(name), shown, f"{some} …" if some and len(shown) > FEW else some)
+    return Example(
+        number, shown_name(name), shown, f"{some} …" if some and len(shown) > FEW else some
+    )
 
 
 def example_on_axis(run: Run, axis: str, place: int) -> Example:
@@ -137,16 +149,23 @@ def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64
     if not chosen:
         raise WrongArgument(f"without={text}: it names no training example; {FORMS}", "without")
     if len(chosen) == count:
-        raise WrongArgument(f"without={text}: these are all {count} training examples; leave some of them", "without")
+        raise WrongArgument(
+            f"without={text}: these are all {count} training examples; leave some of them",
+            "without",
+        )
     return sorted(chosen)
 
 
-def find_points(run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]) -> Sequence[int]:
+def find_points(
+    run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
+) -> Sequence[int]:
     kind, _, rest = word.partition(":")
     if kind == "class" and rest:
         classes = [str(each) for each in run.data["classes"]]
         if not classes:
-            raise WrongArgument(f"without={word}: the targets of {run.name} are no classes", "without")
+            raise WrongArgument(
+                f"without={word}: the targets of {run.name} are no classes", "without"
+            )
         if rest not in classes:
             near = nearest(rest, classes) or f"; there are {', '.join(classes[:12])}"
             raise WrongArgument(f"without={word}: there is no such class{near}", "without")
@@ -163,14 +182,21 @@ def find_points(run: Run, word: str, count: int, influence: Callable[[], NDArray
 def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
     """The examples from the first to the last: by ids, where these are numbers, else by places."""
     if last < first:
-        raise WrongArgument(f"without={word}: it counts downwards; write {last}..{first}", "without")
+        raise WrongArgument(
+            f"without={word}: it counts downwards; write {last}..{first}", "without"
+        )
     if has_names(run):
         names = example_names(run)
         if all(name.isdecimal() for name in names):
             if matches := [k for k, name in enumerate(names) if first <= int(name) <= last]:
                 return matches
-            raise WrongArgument(f"without={word}: no training example has this id, and ids here are numbers", "without")
-        if matches := [k for k, name in enumerate(names) if name == word]:  # a digest may have no letters
+            raise WrongArgument(
+                f"without={word}: no training example has this id, and ids here are numbers",
+                "without",
+            )
+        if matches := [
+            k for k, name in enumerate(names) if name == word
+        ]:  # a digest may have no letters
             return matches
     if last >= count:
         text = f"without={word}: the training examples have places 0 to {count - 1}"
@@ -185,15 +211,22 @@ def find_name(run: Run, word: str) -> list[int]:
         matches = [k for k, name in enumerate(names) if name == word[1:]]
         matches = matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
         if not matches:
-            raise WrongArgument(f"without={word}: no training example has this number in the source", "without")
+            raise WrongArgument(
+                f"without={word}: no training example has this number in the source", "without"
+            )
         return list(map(int, matches))
     matches = [k for k, name in enumerate(names) if name == word]
-    matches = matches or [k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)]
+    matches = matches or [
+        k for k, name in enumerate(names) if len(word) >= SHORTEST and name.startswith(word)
+    ]
     if not matches:
-        raise WrongArgument(f"without={word}: no training example is called that; {FORMS}", "without")
+        raise WrongArgument(
+            f"without={word}: no training example is called that; {FORMS}", "without"
+        )
     if len({names[k] for k in matches}) > 1:
         raise WrongArgument(
-            f"without={word}: the names of {len(matches)} examples begin so; write more of it", "without"
+            f"without={word}: the names of {len(matches)} examples begin so; write more of it",
+            "without",
         )
     return matches
 
@@ -226,7 +259,9 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
         return seen.isel(probe=point).sel(out=out).to_numpy().astype(float)
     fractions = np.full(run.kernels.sizes["train"], np.nan)
     gradients = run.kernels.get("output_gradient")
-    unseen = (run.path / RETRACED).is_file() or "tangent" not in run.kernels or "time" not in run.metrics
+    unseen = (
+        (run.path / RETRACED).is_file() or "tangent" not in run.kernels or "time" not in run.metrics
+    )
     if unseen or gradients is None or gradients.sizes["snapshot"] < 2:
         return fractions
     # m_i at the steps of the kernels that were kept, [step, example]
@@ -235,7 +270,9 @@ def halfway(run: Run, rule: str, point: int, out: int) -> NDArray[np.float64]:
     kernel = run.kernels["tangent"].isel(probe=point, out=out).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
     for i in range(len(fractions)):
-        own = slice(None)  # where there are phases, from where the example is learned to where that ends
+        own = slice(
+            None
+        )  # where there are phases, from where the example is learned to where that ends
         if "train_phase" in run.data:
             learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][i]]
             if learned.empty:
@@ -312,4 +349,8 @@ def movement(run: Run, rule: str, point: int, out: int) -> Movement | None:
     if by_step is None or not by_step.sizes["step"]:
         return None
     moved = by_step.isel(probe=point).sel(out=out).to_numpy().astype(float)
-    return Movement(moved, run.contributions[LAST_STEP].to_numpy()) if np.isfinite(moved).all() else None
+    return (
+        Movement(moved, run.contributions[LAST_STEP].to_numpy())
+        if np.isfinite(moved).all()
+        else None
+    )

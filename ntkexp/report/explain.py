@@ -28,7 +28,16 @@ from ntkexp.records.contributions import (
 )
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.components import ComponentPart, component_parts, tabulate_components
-from ntkexp.report.examples import Example, Movement, example, halfway, movement, output_name, phase_of, sharing
+from ntkexp.report.examples import (
+    Example,
+    Movement,
+    example,
+    halfway,
+    movement,
+    output_name,
+    phase_of,
+    sharing,
+)
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.report.positions import PositionPart, position_parts, tabulate_positions
 from ntkexp.report.run import Run, blocks
@@ -147,8 +156,12 @@ class Explanation:
     movement: Movement | None = None  # when training moved the output, where that is known
     sharing: str = ""  # what the output is for, where phases share it
     sketch: int | None = None  # to how many dimensions gradients were projected, where they were
-    components: tuple[ComponentPart, ...] = ()  # through which parameters it came, where these were told apart
-    positions: tuple[PositionPart, ...] = ()  # at which positions of texts, where these were told apart
+    components: tuple[
+        ComponentPart, ...
+    ] = ()  # through which parameters it came, where these were told apart
+    positions: tuple[
+        PositionPart, ...
+    ] = ()  # at which positions of texts, where these were told apart
 
     @property
     def pieces(self) -> dict[str, float]:
@@ -177,9 +190,18 @@ class Explanation:
             "index": self.point.index,
             "out": self.out,
         }
-        fields |= {"output": self.output, "rule": self.rule, "prediction": self.prediction, "start": self.start}
+        fields |= {
+            "output": self.output,
+            "rule": self.rule,
+            "prediction": self.prediction,
+            "start": self.start,
+        }
         fields |= {"sum": self.sum, "decay": self.decay, "outside": self.outside}
-        fields |= {"statistics": self.statistics, "coupling": self.coupling, "rounding": self.rounding}
+        fields |= {
+            "statistics": self.statistics,
+            "coupling": self.coupling,
+            "rounding": self.rounding,
+        }
         fields["rest"] = self.rest
         if self.warning:
             fields["warning"] = self.warning
@@ -190,7 +212,9 @@ class Explanation:
         rest, examples = self.parts[top:], tabulate_examples(self)
         return {
             **fields,
-            "examples": json_rows(examples.select("index", "name", "added", "half by", "if left out"))[:top],
+            "examples": json_rows(
+                examples.select("index", "name", "added", "half by", "if left out")
+            )[:top],
             "others": {"count": len(rest), "added": sum(part.added for part in rest)},
         }
 
@@ -236,7 +260,10 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     column = largest_explained(end[list(run.outs)], parts)
     out, contributions = run.outs[column], parts[column]
     start, total = float(outputs_of(run, "f_0")[k, out]), float(contributions.sum())
-    beside = {kind: one_part(run, kind, rule, k, out) for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING)}
+    beside = {
+        kind: one_part(run, kind, rule, k, out)
+        for kind in (DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING)
+    }
     times, (changes, is_actual, warning) = halfway(run, rule, k, out), changes_without(run, k, out)
     # examples, the one that added or took away most first
     order = np.argsort(-np.abs(contributions), kind="stable").tolist()
@@ -253,7 +280,8 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         **beside,
         rest=float(end[out]) - start - total - sum(beside.values()),
         parts=tuple(
-            Part(example(run, "train", i), float(contributions[i]), float(times[i]), changes.get(i)) for i in order
+            Part(example(run, "train", i), float(contributions[i]), float(times[i]), changes.get(i))
+            for i in order
         ),
         left_out_is_actual=is_actual,
         warning=warning,
@@ -274,7 +302,11 @@ def changes_without(run: Run, k: int, out: int) -> tuple[Mapping[int, float], bo
     if effects_known is None or effects is None:
         return {}, False, ""
     changes, is_actual = effects
-    if not is_actual and effects_known.agreement is not None and not effects_known.agreement.believed:
+    if (
+        not is_actual
+        and effects_known.agreement is not None
+        and not effects_known.agreement.believed
+    ):
         return {}, False, effects_known.agreement.sentence
     return dict(enumerate(map(float, changes))), is_actual, ""
 
@@ -284,7 +316,9 @@ def point_index(run: Run, split: str, number: int) -> int:
     points = slice_of_split(run, split)
     count = points.stop - points.start
     if not 0 <= number < count:
-        raise WrongArgument(f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe")
+        raise WrongArgument(
+            f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe"
+        )
     return int(points.start) + number
 
 
@@ -399,9 +433,14 @@ def notes(explanation: Explanation) -> list[str]:
     if explanation.warning:
         columns = f"if left out: withheld; {explanation.warning}"
     elif any(part.left_out is not None for part in explanation.parts):
-        how = "found by training without it" if explanation.left_out_is_actual else "predicted by its effect"
+        how = (
+            "found by training without it"
+            if explanation.left_out_is_actual
+            else "predicted by its effect"
+        )
         columns = (
-            f"added: on the way, in this training; if left out: how much the output would change without it, {how}"
+            "added: on the way, in this training; "
+            f"if left out: how much the output would change without it, {how}"
         )
     sketched = ""
     if explanation.sketch is not None:

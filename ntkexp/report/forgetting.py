@@ -49,7 +49,9 @@ class Forgetting:
     points: int
     before: float
     after: float
-    right: tuple[float, float] | None  # the shares of points whose label is right, before and after; none for values
+    right: (
+        tuple[float, float] | None
+    )  # the shares of points whose label is right, before and after; none for values
     by: tuple[float, ...]  # what each training example did to the measure
     decay: float  # what decay of the weights did to it
     learned_in: tuple[int, ...]  # the phase of each example
@@ -114,7 +116,9 @@ class LaterPhase:
         """What it did to a task, at the points where it is known."""
         # the points of the task that are attributed, before and after the phase
         run, contributions, points = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero((contributions.point_phase.to_numpy()[points] == task) & self.attributed)
+        here = np.flatnonzero(
+            (contributions.point_phase.to_numpy()[points] == task) & self.attributed
+        )
         before = self.before[here]
         after = before + self.change[here]
         if not len(here) or not np.isfinite(after).all():
@@ -122,7 +126,9 @@ class LaterPhase:
         # the derivative of its measure, by which outputs count
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
         labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
-        slope = measure_slopes(labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2)
+        slope = measure_slopes(
+            labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2
+        )
         names = contributions.phase_name.to_numpy()
         return Forgetting(
             task=task,
@@ -132,7 +138,9 @@ class LaterPhase:
             points=len(here),
             before=mean_measure(labels, slope, targets, before),
             after=mean_measure(labels, slope, targets, after),
-            right=None if labels is None else (share_right(targets, before), share_right(targets, after)),
+            right=None
+            if labels is None
+            else (share_right(targets, before), share_right(targets, after)),
             by=tuple((self.by_example(here, slope) / len(here)).tolist()),
             decay=float((slope * self.decay[here]).sum()) / len(here),
             learned_in=tuple(contributions.example_phase.to_numpy().tolist()),
@@ -142,9 +150,15 @@ class LaterPhase:
 def forgettings(run: Run) -> list[Forgetting]:
     """What every phase did to the tasks before it, where contributions by phase are known at all outputs."""
     split = next((name for name in ("probe", "test", "train") if name in run.points), None)
-    if BY_PHASE not in run.contributions or split is None or len(run.outs) < run.predictions.sizes["out"]:
+    if (
+        BY_PHASE not in run.contributions
+        or split is None
+        or len(run.outs) < run.predictions.sizes["out"]
+    ):
         return []
-    found = ((phase.to(task) for task in range(1, phase.during)) for phase in later_phases(run, split))
+    found = (
+        (phase.to(task) for task in range(1, phase.during)) for phase in later_phases(run, split)
+    )
     return [each for tasks in found for each in tasks if each is not None]
 
 
@@ -169,7 +183,9 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
         )
 
 
-def measure_slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array) -> Array:
+def measure_slopes(
+    labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array
+) -> Array:
     """Find how the measure of each point goes with its outputs.
 
     >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
@@ -188,7 +204,9 @@ def measure_slopes(labels: NDArray[np.int64] | None, targets: Array, end: Array,
     return derivatives
 
 
-def mean_measure(labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array) -> float:
+def mean_measure(
+    labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array
+) -> float:
     """Take the mean of the measure over points."""
     if labels is None:
         return -float(np.square(outputs - targets).sum(axis=1).mean()) / 2
@@ -231,7 +249,11 @@ def forgetting_sentence(forgetting: Forgetting) -> str:
         f"{forgetting.names[1]} was learned (phase {forgetting.during})",
     )
     at = f"at {forgetting.points} {forgetting.split} {'point' if forgetting.points == 1 else 'points'}"
-    right = f", and its accuracy {describe_change(*forgetting.right, percent)}" if forgetting.right else ""
+    right = (
+        f", and its accuracy {describe_change(*forgetting.right, percent)}"
+        if forgetting.right
+        else ""
+    )
     moved = describe_change(before, after, short)
     return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(forgetting)}"
 
@@ -250,7 +272,10 @@ def describe_change(before: float, after: float, spell: Callable[[float], str]) 
 def describe_causes(forgetting: Forgetting) -> str:
     """Say which examples did how much of it: together all."""
     sign = 1 if forgetting.right else -1
-    remembered = {phase: forgetting.of_phase(phase) for phase in sorted({*forgetting.learned_in} - {forgetting.during})}
+    remembered = {
+        phase: forgetting.of_phase(phase)
+        for phase in sorted({*forgetting.learned_in} - {forgetting.during})
+    }
     own = format_signed(sign * forgetting.of_phase(forgetting.during))
     parts = [f"examples of phase {forgetting.during} moved it by {own}"]
     parts += [
@@ -281,7 +306,15 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
     rows = []
     for k in forgetting.worst:
         shown, done = example(run, "train", k), forgetting.by[k]
-        rows.append((f"#{shown.index}", forgetting.learned_in[k], shown.name, sign * done, -done / forgetting.harm))
+        rows.append(
+            (
+                f"#{shown.index}",
+                forgetting.learned_in[k],
+                shown.name,
+                sign * done,
+                -done / forgetting.harm,
+            )
+        )
     return Table(columns, tuple(rows))
 
 
@@ -294,7 +327,12 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
 # known of descent on all examples and the squared loss.
 
 
-PLAIN = {"loss": "squared", "optimizer": "gd", "optimizer.weight_decay": 0.0, "optimizer.clip_norm": None}
+PLAIN = {
+    "loss": "squared",
+    "optimizer": "gd",
+    "optimizer.weight_decay": 0.0,
+    "optimizer.clip_norm": None,
+}
 """The settings that a run must have had."""
 
 
@@ -305,7 +343,10 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     phase, that many places on, for those with each.
     """
     settings = flatten_config(run.config)
-    if any(settings.get(key) != value for key, value in PLAIN.items()) or run.config["optimizer"]["layers"]:
+    if (
+        any(settings.get(key) != value for key, value in PLAIN.items())
+        or run.config["optimizer"]["layers"]
+    ):
         return None
     steps = run.metrics[run.metrics["phase"] == during]
     snapshots = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))

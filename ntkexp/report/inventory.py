@@ -43,7 +43,8 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         elif prefix or key not in CIRCUMSTANCES:
             items = value if isinstance(value, list) else []
             words = [
-                option_name(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each) for each in items
+                option_name(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each)
+                for each in items
             ]
             leaves[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
     return leaves
@@ -77,7 +78,10 @@ class ListedRun:
     @property
     def facts(self) -> dict[str, str]:
         """What a filter can ask for."""
-        return {key: str(value) for key, value in self.config.items()} | {"state": self.state, "run": self.path.name}
+        return {key: str(value) for key, value in self.config.items()} | {
+            "state": self.state,
+            "run": self.path.name,
+        }
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
@@ -94,7 +98,11 @@ def list_runs(folder: Path) -> list[ListedRun]:
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            runs.append(ListedRun(path, state, flatten_config(run.config), outcome_in_words(run, state, defect)))
+            runs.append(
+                ListedRun(
+                    path, state, flatten_config(run.config), outcome_in_words(run, state, defect)
+                )
+            )
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
         except Exception as error:  # one folder never takes the others with it
@@ -125,10 +133,14 @@ def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[Liste
     keys = {key for one in runs for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):
         if not sign:
-            raise Mistake(f"'{text}' is no filter: it takes KEY=VALUE, such as model.width=64 or state=done")
+            raise Mistake(
+                f"'{text}' is no filter: it takes KEY=VALUE, such as model.width=64 or state=done"
+            )
         if key not in keys and runs:
             raise Mistake(f"'{text}': no run has the key {key}{nearest(key, keys)}")
-    return [one for one in runs if all(matches(one.facts.get(key), value) for key, _, value in pairs)]
+    return [
+        one for one in runs if all(matches(one.facts.get(key), value) for key, _, value in pairs)
+    ]
 
 
 def matches(value: str | None, pattern: str) -> bool:
@@ -147,9 +159,17 @@ def matches(value: str | None, pattern: str) -> bool:
 
 def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
     """Give the runs with their states, what sets them apart, and what became of them."""
-    keys = differing([one.config for one in runs if one.config])  # one that cannot be read differs in none
+    keys = differing(
+        [one.config for one in runs if one.config]
+    )  # one that cannot be read differs in none
     rows = [
-        [one.path.name, one.state, *(str(one.config.get(key, MISSING)) for key in keys), one.outcome] for one in runs
+        [
+            one.path.name,
+            one.state,
+            *(str(one.config.get(key, MISSING)) for key in keys),
+            one.outcome,
+        ]
+        for one in runs
     ]
     return tabulate(["run", "state", *keys, "outcome"], rows)
 
@@ -159,7 +179,9 @@ def delete(run: ListedRun) -> None:
     if not is_run_folder(run.path) or run.path.is_symlink():
         raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:
-        raise Mistake(f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself")
+        raise Mistake(
+            f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself"
+        )
     try:
         descriptor = acquire(run.path / LOCK)
     except BlockingIOError:

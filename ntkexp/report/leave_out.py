@@ -21,7 +21,9 @@ from ntkexp.text import counted, percent, short
 BELIEVED, CHAOS = 0.5, 1e3
 """The least correlation, and the most growth of differences along the training, with which effects are believed."""
 
-REMEDY = "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
+REMEDY = (
+    "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     """Compare all predictions with what came of them; points whose effects are not known say nothing."""
     known = ~np.isnan(retrained.predicted)
     predicted, actual = (
-        scaled_pairs(retrained, known) if np.isfinite(retrained.actual[known]).all() else (np.zeros(0), np.zeros(0))
+        scaled_pairs(retrained, known)
+        if np.isfinite(retrained.actual[known]).all()
+        else (np.zeros(0), np.zeros(0))
     )
     moved = float(predicted.std() * actual.std()) if len(actual) else 0.0
     if not 0 < moved < inf:
@@ -91,10 +95,14 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     return Agreement(len(retrained.removals), correlation, size, growth)
 
 
-def scaled_pairs(retrained: LeaveOut, known: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def scaled_pairs(
+    retrained: LeaveOut, known: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
     predicted, actual = [np.zeros(0)], [np.zeros(0)]
-    for one_predicted, one_actual, here in zip(retrained.predicted, retrained.actual, known, strict=True):
+    for one_predicted, one_actual, here in zip(
+        retrained.predicted, retrained.actual, known, strict=True
+    ):
         scale = float(np.sqrt(np.mean(one_actual[here] ** 2))) if here.any() else 0.0
         if scale > 0:
             predicted.append(one_predicted[here] / scale)

@@ -54,7 +54,9 @@ class LedgerEntry:
             "out": self.out,
             "predicted": self.predicted,
             "actual": self.actual,
-            "shares": {name: float(share) for name, share in zip(self.names, self.shares, strict=True)},
+            "shares": {
+                name: float(share) for name, share in zip(self.names, self.shares, strict=True)
+            },
             "places": self.places,
             "by_step": [float(share) for share in self.by_step],
             "cancellation": self.cancellation,
@@ -69,7 +71,11 @@ def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -
     made = []
     for row, (number, k) in enumerate(zip(numbers, removal.probe, strict=True)):
         for column, out in enumerate(removal.out):
-            predicted = None if known is None or out not in run.outs else known[k, run.outs.index(out), group].sum()
+            predicted = (
+                None
+                if known is None or out not in run.outs
+                else known[k, run.outs.index(out), group].sum()
+            )
             made.append(
                 LedgerEntry(
                     split=split,
@@ -78,7 +84,9 @@ def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -
                     out=out,
                     output=output_name(run, out, before.shape[1]),
                     before=float(before[k, out]),
-                    predicted=float(predicted) if predicted is not None and np.isfinite(predicted) else None,
+                    predicted=float(predicted)
+                    if predicted is not None and np.isfinite(predicted)
+                    else None,
                     actual=float(removal.actual[row, column]),
                     places=removal.example,
                     names=tuple(names[i] for i in group),
@@ -96,11 +104,17 @@ def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -
 
 
 STRETCHES = 10
-CHAOS = 1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
+CHAOS = (
+    1e3  # of the growth of the sweep: beyond it, single shares are those of rounding and of chance
+)
 
 
 def format_ledger(
-    entries: Sequence[LedgerEntry], removal: Removal, agreement: Agreement | None, top: int, order: str = ""
+    entries: Sequence[LedgerEntry],
+    removal: Removal,
+    agreement: Agreement | None,
+    top: int,
+    order: str = "",
 ) -> str:
     """Say what leaving the group out changed: first of all points, then of each; `order` put some at its top."""
     notes = [] if agreement is None else [agreement.sentence]
@@ -112,17 +126,28 @@ def format_ledger(
             "predicted; actual is"
         )
     return (
-        "\n\n".join([ledger_heading(removal, order), *notes, *(format_entry(entry, top) for entry in entries)]) + "\n"
+        "\n\n".join(
+            [
+                ledger_heading(removal, order),
+                *notes,
+                *(format_entry(entry, top) for entry in entries),
+            ]
+        )
+        + "\n"
     )
 
 
 def ledger_heading(removal: Removal, order: str = "") -> str:
     """Say what was done, and how well it is known."""
     group = counted(len(removal.example), "example") + f" (at the top: those {order})" * bool(order)
-    clauses = [f"trained again without {group}, from the same start, in the same order, for as many steps"]
+    clauses = [
+        f"trained again without {group}, from the same start, in the same order, for as many steps"
+    ]
     if removal.emptied:
         steps = counted(removal.emptied, "step")
-        clauses.append(f"in {steps} nothing was left of the batch: memory and decay alone moved the weights")
+        clauses.append(
+            f"in {steps} nothing was left of the batch: memory and decay alone moved the weights"
+        )
     clauses.append(f"shares add up to the actual changes, to {short(removal.closure)} of them")
     if not removal.growth <= CHAOS:
         clauses.append(
@@ -144,7 +169,10 @@ def format_entry(entry: LedgerEntry, top: int) -> str:
 def tabulate_changes(entry: LedgerEntry) -> Table:
     """Give the change of the output that was predicted, and the one that came."""
     has_prediction = entry.predicted is not None
-    columns = (Column("change", number=False), Column("value", heading="", number=has_prediction, spell=format_signed))
+    columns = (
+        Column("change", number=False),
+        Column("value", heading="", number=has_prediction, spell=format_signed),
+    )
     rows = (
         ("predicted", entry.predicted if has_prediction else NOT_COMPUTED),
         ("actual", entry.actual),
@@ -166,7 +194,11 @@ def tabulate_shares(entry: LedgerEntry) -> Table:
     for k in np.argsort(-np.abs(entry.shares), kind="stable").tolist():
         one, share = entry.examples[k], float(entry.shares[k])
         # by its place and its number in the source, or by its own name, as the contributions do
-        named = (f"{entry.places[k]} (#{one.index})", one.name) if one.text is None else (one.name, fitting(one.text))
+        named = (
+            (f"{entry.places[k]} (#{one.index})", one.name)
+            if one.text is None
+            else (one.name, fitting(one.text))
+        )
         rows.append((*named, share, abs(share) / mass))
     return Table(columns, tuple(rows))
 
@@ -175,5 +207,8 @@ def tabulate_steps(entry: LedgerEntry) -> Table:
     """Give when the change was made, in a few stretches of steps."""
     count = len(entry.by_step)
     edges = sorted({round(k * count / STRETCHES) for k in range(STRETCHES + 1)})
-    rows = [(f"{first}–{last - 1}", float(entry.by_step[first:last].sum())) for first, last in pairwise(edges)]
+    rows = [
+        (f"{first}–{last - 1}", float(entry.by_step[first:last].sum()))
+        for first, last in pairwise(edges)
+    ]
     return Table((Column("steps", number=False), Column("share", spell=format_signed)), tuple(rows))

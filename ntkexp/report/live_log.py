@@ -85,7 +85,9 @@ class Wandb(AbstractLog):
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.next = self.run.step  # a step that is lower is taken again, and would be ignored with a warning
+        self.next = (
+            self.run.step
+        )  # a step that is lower is taken again, and would be ignored with a warning
         return str(self.run.id)
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -116,7 +118,9 @@ class Mlflow(AbstractLog):
             return key
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
-        place = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        place = (
+            self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         self.key = str(self.client.create_run(place, run_name=folder.name).info.run_id)
         params = [Param(name, str(value)) for name, value in flattened(config).items()]
         for first in range(0, len(params), MOST_PARAMS):
@@ -163,7 +167,11 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
     """
     found = dict[str, Any]()
     for name, value in config.items():
-        found |= flattened(value, f"{under}{name}.") if isinstance(value, Mapping) else {f"{under}{name}": value}
+        found |= (
+            flattened(value, f"{under}{name}.")
+            if isinstance(value, Mapping)
+            else {f"{under}{name}": value}
+        )
     return found
 
 
@@ -193,7 +201,9 @@ class TensorBoard(AbstractLog):
         self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
 
     def write(self, numbers: Numbers, step: int) -> None:
-        values = [self.summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        values = [
+            self.summary.Value(tag=name, simple_value=value) for name, value in numbers.items()
+        ]
         self.add(step=step, summary=self.summary(value=values))
         self.file.flush()
 
@@ -204,7 +214,11 @@ class TensorBoard(AbstractLog):
         self.file.close()
 
 
-LOGS: Mapping[str, type[AbstractLog]] = {"wandb": Wandb, "mlflow": Mlflow, "tensorboard": TensorBoard}
+LOGS: Mapping[str, type[AbstractLog]] = {
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "tensorboard": TensorBoard,
+}
 """The logs by the packages that they need, which are extras of these names."""
 
 
@@ -217,9 +231,13 @@ def check_log(name: str) -> None:
     """
     if name not in LOGS:
         *most, last = LOGS
-        raise WrongArgument(f"log={name}: it takes {', '.join(most)} or {last}{nearest(name, LOGS)}", "log")
+        raise WrongArgument(
+            f"log={name}: it takes {', '.join(most)} or {last}{nearest(name, LOGS)}", "log"
+        )
     if find_spec(name) is None:
-        raise WrongArgument(f"log={name} needs {name}, which is not installed: pip install 'ntkexp[{name}]'", "log")
+        raise WrongArgument(
+            f"log={name} needs {name}, which is not installed: pip install 'ntkexp[{name}]'", "log"
+        )
 
 
 @dataclass
@@ -234,14 +252,20 @@ class LiveLog:
 
     def write_row(self, row: Row) -> None:
         """The numbers of a step that were measured."""
-        numbers = {metric_name(name): float(v) for name, v in row.items() if name != "step" and v is not None}
+        numbers = {
+            metric_name(name): float(v)
+            for name, v in row.items()
+            if name != "step" and v is not None
+        }
         step = int(row["step"] or 0)
         self.survive(f"at step {step}", lambda: self.log.write(numbers, step))
 
     def conclude(self, ladder: Iterable[Result], step: int) -> None:
         """The relative errors of the ladder that are known."""
         errors = {
-            ladder_name(row.split, row.machine): row.relative_error for row in ladder if row.relative_error is not None
+            ladder_name(row.split, row.machine): row.relative_error
+            for row in ladder
+            if row.relative_error is not None
         }
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
@@ -252,7 +276,9 @@ class LiveLog:
                 act()
         except Exception as error:  # whatever a library or a server raises
             self.works = False
-            self.progress.warn(f"log={self.name} failed {when} ({first_line(error)}); the run goes on without it")
+            self.progress.warn(
+                f"log={self.name} failed {when} ({first_line(error)}); the run goes on without it"
+            )
 
 
 @contextmanager

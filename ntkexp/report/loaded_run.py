@@ -29,7 +29,9 @@ class LoadedRun(Run):
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
 
         arrays = super().contributions
-        return Attribution(arrays.data_vars, arrays.coords, arrays.attrs).showing(partial(example_on_axis, self))
+        return Attribution(arrays.data_vars, arrays.coords, arrays.attrs).showing(
+            partial(example_on_axis, self)
+        )
 
     @property
     def plot(self) -> RunPlots:
@@ -40,14 +42,18 @@ class LoadedRun(Run):
 
     def _repr_html_(self) -> str:
         """Show in a notebook how training ended, and the table of kernel machines."""
-        text = "\n\n".join([f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))])
+        text = "\n\n".join(
+            [f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))]
+        )
         return f"<pre>{escape(text)}</pre>"
 
 
 def load_run(folder: Path | str) -> LoadedRun:
     """Load a finished run. A folder that is none is a `Mistake` that says why."""
     if not isinstance(folder, str | Path) or "\0" in str(folder):
-        raise Mistake(f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path")
+        raise Mistake(
+            f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path"
+        )
     tables = load_tables(folder)
     run = LoadedRun(tables.path, tables.config, tables.metrics, tables.ladder)
     _ = run.kernels  # a store that cannot be opened is reported now

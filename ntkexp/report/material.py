@@ -38,12 +38,19 @@ def sweep_extent(sweep: Sweep) -> str:
     """
     parts = []
     for key, values in sweep.axes.items():
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        numbers = [
+            value
+            for value in values
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
         if len(numbers) < max(3, len(values)):
             parts.append(f"{key} {', '.join(map(str, values))}")
         else:
             parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
-    seeds, done = len({run.seed for run in sweep.runs}), sum(run.state == "done" for run in sweep.runs)
+    seeds, done = (
+        len({run.seed for run in sweep.runs}),
+        sum(run.state == "done" for run in sweep.runs),
+    )
     missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
     return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
 
@@ -51,25 +58,42 @@ def sweep_extent(sweep: Sweep) -> str:
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     """Give the laws, each number in words, with the name to be used in commands."""
     expected = [law.fit.expected for law in analysis.laws]
-    theory = [None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected]
+    theory = [
+        None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected
+    ]
     fits, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
     for name in map(str, fits["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")
         except ValueError:  # a number that this version does not know
             words.append(name)
-    columns = ("quantity", *analysis.sweep.axes, *JUDGED, "axis", "from", "to", "points", "seeds", "left_out")
+    columns = (
+        "quantity",
+        *analysis.sweep.axes,
+        *JUDGED,
+        "axis",
+        "from",
+        "to",
+        "points",
+        "seeds",
+        "left_out",
+    )
     return fits[[column for column in columns if column in fits]].assign(quantity=words)
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     """Give the means that tell most, each with its interval, and of how many runs; the CSV has all."""
-    table, split = analysis.points, "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test"
+    table, split = (
+        analysis.points,
+        "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test",
+    )
     errors = [q for q in analysis.quantities if q.endswith(f".{split}")]
     chosen = [*errors, *(q for q in analysis.quantities if q in TELLING and q not in errors)]
     points = table[list(analysis.sweep.axes)].copy()
     counts = table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()
-    ranges = [(min(row, default=0), max(row, default=0)) for row in counts]  # which need not be as many for each
+    ranges = [
+        (min(row, default=0), max(row, default=0)) for row in counts
+    ]  # which need not be as many for each
     points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
     for name in chosen:
         points[name] = table[f"{name}.mean"]
@@ -119,7 +143,9 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
     none.
     """
-    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(results_inside(outputs))
+    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(
+        results_inside(outputs)
+    )
     left_out: list[str] = []
     sweeps: list[Sweep] = []
     for path in dict.fromkeys(paths):
@@ -131,12 +157,22 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 
     # Runs of sweeps, and those that were named, each once: a folder may be a link to another
     swept = [run for sweep in sweeps for run in sweep.runs]
-    unfinished = {run.folder: (sweep.name, run) for sweep in sweeps for run in sweep.runs if run.state != "done"}
+    unfinished = {
+        run.folder: (sweep.name, run)
+        for sweep in sweeps
+        for run in sweep.runs
+        if run.state != "done"
+    }
     unique: dict[Path, Path] = {}
-    for folder in [*(run.folder for run in swept), *(path for path in paths if path.suffix != ".json")]:
+    for folder in [
+        *(run.folder for run in swept),
+        *(path for path in paths if path.suffix != ".json"),
+    ]:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # those of a sweep that are in one state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(
+        list
+    )  # those of a sweep that are in one state
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
             runs[folder] = run
@@ -149,7 +185,9 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
         one = alike[0].standing if len(alike) == 1 else f"{len(alike)} runs of {name}, {state}"
         left_out.append(one)
     if not runs:
-        raise NothingLeft(f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}")
+        raise NothingLeft(
+            f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}"
+        )
     analyses = list[Analysis]()
     for sweep in sweeps:
         try:
@@ -178,7 +216,9 @@ def results_inside(folder: Path) -> Iterator[Path]:
 def what_was_run(material: Material) -> str:
     """The first sentence."""
     if len(material.runs) == 1:
-        ended, _, _ = material.runs[0].outcome.partition("; ")  # what there is to say of effects stands below
+        ended, _, _ = material.runs[0].outcome.partition(
+            "; "
+        )  # what there is to say of effects stands below
         return f"{material.runs[0].name}, {ended or 'one run'}."
     failed = sum(run.diverged for run in material.runs)
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
@@ -187,7 +227,12 @@ def what_was_run(material: Material) -> str:
     swept = {run.folder for analysis in material.analyses for run in analysis.sweep.runs}
     part = len(swept & material.by_folder.keys())
     some = f", {part} of them in" if part < len(material.runs) else ", in"
-    names = listed([f"{analysis.sweep.name} ({sweep_extent(analysis.sweep)})" for analysis in material.analyses])
+    names = listed(
+        [
+            f"{analysis.sweep.name} ({sweep_extent(analysis.sweep)})"
+            for analysis in material.analyses
+        ]
+    )
     return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
 
 
@@ -195,12 +240,18 @@ def what_came_out(runs: Sequence[Run]) -> str:
     """The second sentence: how far the machines that are spoken of are from the networks, of all runs."""
     if len(runs) == 1:
         return ladder_sentence(runs[0].ladder, diverged=runs[0].diverged)
-    clauses = [clause(name, [standing(run.ladder, machine) for run in runs]) for machine, name in SPOKEN.items()]
+    clauses = [
+        clause(name, [standing(run.ladder, machine) for run in runs])
+        for machine, name in SPOKEN.items()
+    ]
     text = (
-        "; ".join(filter(None, clauses)) or f"no kernel machine was compared with any of {len(runs)} trained networks"
+        "; ".join(filter(None, clauses))
+        or f"no kernel machine was compared with any of {len(runs)} trained networks"
     )
     failed = sum(run.diverged for run in runs)
     left = (
-        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left" if failed else ""
+        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left"
+        if failed
+        else ""
     )
     return f"{text[0].upper()}{text[1:]}{left}."

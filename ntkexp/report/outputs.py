@@ -15,7 +15,9 @@ FEW = 8  # names of outputs that a message lists
 
 def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
     """Return the names that a measure gave to the outputs, or their numbers."""
-    names: list[str | int] = found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
+    names: list[str | int] = (
+        found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
+    )
     return names
 
 
@@ -26,7 +28,9 @@ def one_output(parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
     names, numbers = output_names(parts), parts["out"].to_numpy().tolist()
     shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
     if out is None and len(names) > 1:
-        raise WrongArgument(f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out")
+        raise WrongArgument(
+            f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out"
+        )
     if out is not None and (out not in names + numbers or isinstance(out, bool)):
         near = nearest(str(out), map(str, names)) or f"; there are {shown}"
         raise WrongArgument(f"out={out!r}: there is no such output{near}", "out")

@@ -25,11 +25,21 @@ from typing import TypeAlias
 Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
 """From the folder of a run to the names and contents of the files in its `plots`."""
 
-BESIDE = [sys.executable, "-P", "-m", "ntkexp.report.painter"]  # -P: no module of the user's folder is meant
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # more are never needed, and take time to start
+BESIDE = [
+    sys.executable,
+    "-P",
+    "-m",
+    "ntkexp.report.painter",
+]  # -P: no module of the user's folder is meant
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # more are never needed, and take time to start
 END = "null\n"
 """The last line of the process."""
-PATIENCE = 60.0  # seconds; a longer run has time enough to draw them itself, and better use for the memory
+PATIENCE = (
+    60.0  # seconds; a longer run has time enough to draw them itself, and better use for the memory
+)
 
 
 @contextmanager
@@ -141,7 +151,9 @@ def draw_in_two(folder: Path) -> None:
     second = os.fork() == 0
     threading.Thread(target=leave_with_parent, daemon=True).start()
     if second:
-        os.close(theirs)  # else it would wait for itself, where the first process died and reads no more
+        os.close(
+            theirs
+        )  # else it would wait for itself, where the first process died and reads no more
         os.close(1)
         content = "".join([*lines(folder, waiting), END])
         with os.fdopen(ours, "w") as pipe:

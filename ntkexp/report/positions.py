@@ -32,7 +32,10 @@ def position_parts(run: Run, rule: str, point: int, out: int) -> tuple[PositionP
     if by_position is None:
         return ()
     parts = by_position.isel(probe=point).sel(out=out).to_numpy().astype(float)
-    tokens, texts = tokens_of(run, *parts.shape), [example(run, "train", place) for place in range(len(parts))]
+    tokens, texts = (
+        tokens_of(run, *parts.shape),
+        [example(run, "train", place) for place in range(len(parts))],
+    )
     names = [text.name if text.text else f"#{text.index}" for text in texts]
     return tuple(
         PositionPart(place, names[place], position, tokens[place][position], float(added))
@@ -60,7 +63,9 @@ def tabulate_positions(parts: tuple[PositionPart, ...]) -> Table:
         Column("added", spell=format_signed, adds=True),
     )
     ordered = sorted(parts, key=lambda part: -abs(part.added))
-    return Table(columns, tuple((part.name, part.position, part.token, part.added) for part in ordered))
+    return Table(
+        columns, tuple((part.name, part.position, part.token, part.added) for part in ordered)
+    )
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,24 @@ class Shaded:
     percent: int
 
 
-def shaded_texts(parts: tuple[PositionPart, ...], examples: list[int]) -> list[tuple[str, list[Shaded]]]:
+def shaded_texts(
+    parts: tuple[PositionPart, ...], examples: list[int]
+) -> list[tuple[str, list[Shaded]]]:
     """Some texts by their names, whose tokens are shaded by what the loss at each of them added."""
     found: dict[int, list[PositionPart]] = {place: [] for place in examples}
     for part in parts:
         if part.example in found:
             found[part.example].append(part)
     most = max((abs(part.added) for text in found.values() for part in text), default=0.0) or 1.0
-    return [(text[0].name, [shaded(part, most) for part in text]) for text in found.values() if text]
+    return [
+        (text[0].name, [shaded(part, most) for part in text]) for text in found.values() if text
+    ]
 
 
 def shaded(part: PositionPart, most: float) -> Shaded:
     """A token, in the palette's blue if the loss there added to the output, in vermilion if it took from it."""
-    color, percent = "c0072b2" if part.added > 0 else "cd55e00", round(STRONGEST * abs(part.added) / most)
+    color, percent = (
+        "c0072b2" if part.added > 0 else "cd55e00",
+        round(STRONGEST * abs(part.added) / most),
+    )
     return Shaded(part.token or f"[{part.position}]", format_signed(part.added), color, percent)

@@ -53,7 +53,11 @@ class Announced:
     """
 
     def __init__(
-        self, name: str, steps: int, progress: AbstractProgress, clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        steps: int,
+        progress: AbstractProgress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.steps, self.progress, self.clock = name, steps, progress, clock
         self.begun, self.done, self.announced = clock(), 0, False
@@ -85,7 +89,9 @@ def in_place(quiet: bool) -> AbstractProgress:
     if quiet:
         return Quiet()
     return (
-        Bar() if sys.stderr.isatty() or "ipykernel" in sys.modules else ProgressLines(sys.stderr, clock=time.monotonic)
+        Bar()
+        if sys.stderr.isatty() or "ipykernel" in sys.modules
+        else ProgressLines(sys.stderr, clock=time.monotonic)
     )
 
 
@@ -141,7 +147,9 @@ class ProgressLines(AbstractProgress):
     training: step 1 of 2  loss 0.25
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = "") -> None:
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = ""
+    ) -> None:
         self.stream, self.clock, self.again = stream, clock, again
         self.name, self.steps, self.written, self.at = "", 0, 0, time.monotonic()
         self.first, self.begun = 0, 0.0

@@ -99,7 +99,9 @@ class Run:
     @cached_property
     def results(self) -> pd.DataFrame:
         """The ladder as a data frame."""
-        return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBER_COLUMNS, float))
+        return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
+            dict.fromkeys(NUMBER_COLUMNS, float)
+        )
 
     @cached_property
     def kernels(self) -> xr.Dataset:
@@ -131,7 +133,9 @@ class Run:
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
         if PHASES in store.attrs:
             names = store.attrs.pop(PHASES)
-            store = store.assign_coords(phase=np.arange(1, len(names) + 1), phase_name=("phase", names))
+            store = store.assign_coords(
+                phase=np.arange(1, len(names) + 1), phase_name=("phase", names)
+            )
             store = store.set_coords([EXAMPLE_PHASE, POINT_PHASE])
         return store
 
@@ -143,7 +147,11 @@ class Run:
     @property
     def rules(self) -> tuple[str, ...]:
         """The rules by which the path was integrated."""
-        parts = [self.contributions[name] for name in self.contributions if str(name).startswith(CONTRIBUTION)]
+        parts = [
+            self.contributions[name]
+            for name in self.contributions
+            if str(name).startswith(CONTRIBUTION)
+        ]
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
@@ -242,9 +250,16 @@ def read_run(path: Path) -> Run:
 def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
     """Return the rows with their texts made printable, or raise if one is of no split or of no machine."""
     if any(row.split not in SPLITS or not row.machine for row in rows):
-        raise Damaged(f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}")
+        raise Damaged(
+            f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
+        )
     return tuple(
-        replace(row, machine=printable(row.machine), detail=printable(row.detail), note=printable(row.note))
+        replace(
+            row,
+            machine=printable(row.machine),
+            detail=printable(row.detail),
+            note=printable(row.note),
+        )
         for row in rows
     )
 
@@ -264,7 +279,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
         return metrics
     except (OSError, ValueError, KeyError, OverflowError) as error:
         raise (
-            error if isinstance(error, Mistake) else Mistake(f"{path} is missing or damaged: {one_line(error)}")
+            error
+            if isinstance(error, Mistake)
+            else Mistake(f"{path} is missing or damaged: {one_line(error)}")
         ) from error
 
 

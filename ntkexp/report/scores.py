@@ -15,7 +15,14 @@ import pandas as pd
 import xarray as xr
 
 from ntkexp.mistake import WrongArgument, nearest
-from ntkexp.records.contributions import BY_COMPONENT, COMPONENT, CONTRIBUTION, DIMS, EFFECT, MEASURE
+from ntkexp.records.contributions import (
+    BY_COMPONENT,
+    COMPONENT,
+    CONTRIBUTION,
+    DIMS,
+    EFFECT,
+    MEASURE,
+)
 from ntkexp.report.outputs import one_output
 from ntkexp.report.top_examples import FindExample, html_table
 from ntkexp.text import listed
@@ -24,7 +31,10 @@ if TYPE_CHECKING:
     from ntkexp.report.plots.examples import AttributionPlots
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
-LAYOUTS: dict[str, tuple[str, str]] = {"train,test": ("example", "probe"), "test,train": ("probe", "example")}
+LAYOUTS: dict[str, tuple[str, str]] = {
+    "train,test": ("example", "probe"),
+    "test,train": ("probe", "example"),
+}
 """The axes of each layout, in order."""
 
 RAISED = "positive: the example raised the output"
@@ -85,16 +95,24 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
         """
         if layout not in LAYOUTS:
-            raise WrongArgument(f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout")
+            raise WrongArgument(
+                f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout"
+            )
         parts = one_output(self._one_score(score, component), out)
         for axis in ("probe", "example"):
             if axis not in parts.dims:
-                raise WrongArgument(f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])")
+                raise WrongArgument(
+                    f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])"
+                )
 
         # points that were not attributed are not numbers for any example
-        known = parts.assign_coords({axis: parts[axis] for axis in ("probe", "example")}).dropna("probe", how="all")
+        known = parts.assign_coords({axis: parts[axis] for axis in ("probe", "example")}).dropna(
+            "probe", how="all"
+        )
         if not bool(np.isfinite(known).all()):
-            raise WrongArgument(f"score={score!r} is not a finite number for every example", "score")
+            raise WrongArgument(
+                f"score={score!r} is not a finite number for every example", "score"
+            )
 
         scores = -known if score == EFFECT else known
         facts = {"sign": LOWER_WITHOUT if score == EFFECT else RAISED}
@@ -110,16 +128,24 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
             return super().to_pandas()
         if BY_COMPONENT in self:
             parts = self[BY_COMPONENT]
-            columns |= {f"{BY_COMPONENT}.{name}": parts.sel(component=name) for name in self._components}
+            columns |= {
+                f"{BY_COMPONENT}.{name}": parts.sel(component=name) for name in self._components
+            }
         plain = {name: (array.dims, array.to_numpy()) for name, array in columns.items()}
-        table = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS}).to_dataframe(dim_order=list(DIMS))
+        table = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS}).to_dataframe(
+            dim_order=list(DIMS)
+        )
         return table.dropna(how="all").reset_index()
 
     @property
     def _scores(self) -> list[str]:
         """The arrays that say how much each example matters, by their names; those of other rules have these behind."""
         kinds = (CONTRIBUTION, EFFECT)
-        return [str(name) for name in self.data_vars if str(name) in kinds or str(name).startswith(f"{CONTRIBUTION}_")]
+        return [
+            str(name)
+            for name in self.data_vars
+            if str(name) in kinds or str(name).startswith(f"{CONTRIBUTION}_")
+        ]
 
     @property
     def _components(self) -> list[str]:
@@ -130,12 +156,22 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         if score not in (names := self._scores):
             there = f"there are {listed(names)}" if names else "there are none"
             advice = "; attribute with effects=True" if score == EFFECT else ""
-            raise WrongArgument(f"score={score!r}: there are no such scores; {there}{advice}", "score")
+            raise WrongArgument(
+                f"score={score!r}: there are no such scores; {there}{advice}", "score"
+            )
         if component is None:
             return self[score]
         if score != CONTRIBUTION:
-            raise WrongArgument(f"component={component!r}: '{score}' is not known by component", "component")
+            raise WrongArgument(
+                f"component={component!r}: '{score}' is not known by component", "component"
+            )
         if component not in (known := self._components):
-            advice = nearest(component, known) or f"; there are {listed(known)}" if known else "; attribute with by="
-            raise WrongArgument(f"component={component!r}: there is no such component{advice}", "component")
+            advice = (
+                nearest(component, known) or f"; there are {listed(known)}"
+                if known
+                else "; attribute with by="
+            )
+            raise WrongArgument(
+                f"component={component!r}: there is no such component{advice}", "component"
+            )
         return self[BY_COMPONENT].sel(component=component, drop=True)

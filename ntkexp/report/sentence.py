@@ -51,8 +51,14 @@ def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | No
     main = main_split(results)
     rows = []
     for name, detail in machines(results):
-        found = {result.split: result for result in results if (result.machine, result.detail) == (name, detail)}
-        if all(result.relative_error is None and result.max_error is None for result in found.values()):
+        found = {
+            result.split: result
+            for result in results
+            if (result.machine, result.detail) == (name, detail)
+        }
+        if all(
+            result.relative_error is None and result.max_error is None for result in found.values()
+        ):
             continue
         here = found.get(main, Result("", name))
         errors = [found[split].relative_error if split in found else None for split in splits]
@@ -75,7 +81,9 @@ def measured(number: float) -> str:
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
     """Write the ladder for a terminal; what there is to note, and why a machine has nothing to say, stands below."""
     lines = ladder_notes(results)
-    return "\n\n".join([format_text(tabulate_ladder(results, seconds)), *(["\n".join(lines)] if lines else [])])
+    return "\n\n".join(
+        [format_text(tabulate_ladder(results, seconds)), *(["\n".join(lines)] if lines else [])]
+    )
 
 
 def ladder_notes(results: Sequence[Result]) -> list[str]:
@@ -206,10 +214,15 @@ def comparison(results: Sequence[Result]) -> str:
     splits, names = tuple(dict.fromkeys(row.split for row in results)), SPOKEN
     if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
         # The usual machines have nothing to say: then all that there are are spoken of
-        others = {row.machine: f"the machine {spoken(row.machine)}" for row in results if row.machine not in SPOKEN}
+        others = {
+            row.machine: f"the machine {spoken(row.machine)}"
+            for row in results
+            if row.machine not in SPOKEN
+        }
         names = SPOKEN | others
     found = [
-        Spoken(name, tuple(row for row in results if row.machine == machine), splits) for machine, name in names.items()
+        Spoken(name, tuple(row for row in results if row.machine == machine), splits)
+        for machine, name in names.items()
     ]
     secant = found[0]
     parts = compared(found)
@@ -218,7 +231,9 @@ def comparison(results: Sequence[Result]) -> str:
     if missed := secant.which(Likeness.MISSES):
         row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
         where = f" on {row.split} ({short(row.relative_error)})" if len(splits) > 1 else ""
-        parts.append(f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}")
+        parts.append(
+            f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"
+        )
 
     # What was done outside of the steps of a loop that was followed
     parts += [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
@@ -229,7 +244,9 @@ def comparison(results: Sequence[Result]) -> str:
         if rows := each.which(Likeness.BROKEN):
             broken.setdefault(tuple(row.split for row in rows), []).append(each.name)
     for here, who in broken.items():
-        parts.append(f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on_splits(here, splits)}")
+        parts.append(
+            f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on_splits(here, splits)}"
+        )
     if not parts:
         return why_nothing([row for row in results if row.machine in names])
 
@@ -246,10 +263,14 @@ def comparison(results: Sequence[Result]) -> str:
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
     """Name the machines that are the network where they were compared with it, then those that miss it."""
-    measured = [(bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared]
+    measured = [
+        (bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared
+    ]
     parts: list[str] = []
     before = ""
-    for (misses, where), group in groupby(sorted(measured, key=itemgetter(0)), key=itemgetter(0, 1)):
+    for (misses, where), group in groupby(
+        sorted(measured, key=itemgetter(0)), key=itemgetter(0, 1)
+    ):
         here, target = [each for _, _, each in group], "it" if parts else "the trained network"
         if not misses:
             errors = ", ".join(short(each.worst) for each in here)
@@ -259,7 +280,9 @@ def compared(spoken: Sequence[Spoken]) -> list[str]:
             sizes = [f"{'up to ' * (len(each.compared) > 1)}{share(each.worst)}" for each in here]
             verb = "misses" if parts else f"misses {target}"
             text = f"{here[0].name} {verb} by {sizes[0]}"
-            text += "".join(f", {each.name} by {size}" for each, size in zip(here[1:], sizes[1:], strict=True))
+            text += "".join(
+                f", {each.name} by {size}" for each, size in zip(here[1:], sizes[1:], strict=True)
+            )
         parts.append(("" if where == before else where or "at all points ") + text)
         before = where
     return parts
@@ -270,9 +293,13 @@ def why_nothing(rows: Sequence[Result]) -> str:
     if Likeness.LOST in kinds:
         return "The trained network is not finite, so no kernel machine can be compared with it."
     if Likeness.STILL in kinds:
-        return "Training moved the network by no more than rounding, so there is nothing to reproduce."
+        return (
+            "Training moved the network by no more than rounding, so there is nothing to reproduce."
+        )
     reason = next((row.note for row in rows if row.note), "")
-    return "No kernel machine was compared with the trained network" + (f": {reason}." if reason else ".")
+    return "No kernel machine was compared with the trained network" + (
+        f": {reason}." if reason else "."
+    )
 
 
 def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
@@ -323,7 +350,9 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
     compared = [row for row in rows if likeness(row) in COMPARED]
     fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
     worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
-    return Standing(next((each for each in DECISIVE if each in kinds), Likeness.SILENT), worst, fully)
+    return Standing(
+        next((each for each in DECISIVE if each in kinds), Likeness.SILENT), worst, fully
+    )
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:

@@ -84,12 +84,16 @@ class Table:
         rest = self.rows[top:]
         if not rest:
             return self
-        columns: Iterable[tuple[Column, Any]] = zip(self.columns, zip(*rest, strict=True), strict=True)
+        columns: Iterable[tuple[Column, Any]] = zip(
+            self.columns, zip(*rest, strict=True), strict=True
+        )
         sums = [sum(values) if column.adds else column.others for column, values in columns]
         return replace(self, rows=(*self.rows[:top], (counted(len(rest), "other"), *sums[1:])))
 
 
-def tabulate(header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()) -> Table:
+def tabulate(
+    header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()
+) -> Table:
     """Rows under headings, some of which are those of numbers."""
     columns = tuple(Column(name, number=name in numbers) for name in header)
     return Table(columns, tuple(map(tuple, rows)))
@@ -98,8 +102,12 @@ def tabulate(header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Co
 def table_of_frame(frame: pd.DataFrame) -> Table:
     """The table that a data frame holds."""
     numeric = [kind.kind in "biuf" for kind in frame.dtypes]
-    columns = tuple(Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True))
-    return Table(columns, tuple(zip(*(frame.iloc[:, k].tolist() for k in range(len(columns))), strict=True)))
+    columns = tuple(
+        Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)
+    )
+    return Table(
+        columns, tuple(zip(*(frame.iloc[:, k].tolist() for k in range(len(columns))), strict=True))
+    )
 
 
 # --- The forms in which a table is written.
@@ -132,7 +140,9 @@ def escaped(text: str) -> str:
     >>> print(escaped("a|b <c> x_1"))
     a\|b \<c\> x\_1
     """
-    return "".join(f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter for letter in text.replace("\n", " "))
+    return "".join(
+        f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter for letter in text.replace("\n", " ")
+    )
 
 
 def format_csv(frame: pd.DataFrame) -> str:
@@ -149,8 +159,13 @@ def format_csv(frame: pd.DataFrame) -> str:
     safe = frame.copy(deep=False)
     for column, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            cells = [as_cell(value) if isinstance(value, str) else value for value in frame.iloc[:, column]]
-            safe.isetitem(column, np.array([*cells, None], dtype=object)[:-1])  # as they are: of one type or several
+            cells = [
+                as_cell(value) if isinstance(value, str) else value
+                for value in frame.iloc[:, column]
+            ]
+            safe.isetitem(
+                column, np.array([*cells, None], dtype=object)[:-1]
+            )  # as they are: of one type or several
     safe.columns = [as_cell(str(name)) for name in frame.columns]
     return str(safe.to_csv(index=False, lineterminator="\n"))
 
@@ -170,7 +185,9 @@ def format_json(value: Json) -> str:
     }
     """
     lines = to_text(value).split("\n")
-    return "\n".join(line if line.isprintable() else "".join(map(json_letter, line)) for line in lines)
+    return "\n".join(
+        line if line.isprintable() else "".join(map(json_letter, line)) for line in lines
+    )
 
 
 def json_letter(letter: str) -> str:
@@ -200,7 +217,9 @@ def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()
     """Give the cells of the page, which its template puts between tags; a row's first cell leads where `links` says."""
     rows = []
     for k, row in enumerate(table.rows):
-        unknown = [value is None or (isinstance(value, float) and math.isnan(value)) for value in row]
+        unknown = [
+            value is None or (isinstance(value, float) and math.isnan(value)) for value in row
+        ]
         cells = [
             Cell(MISSING, "") if gap else Cell(format_value(value), str(value))
             for value, gap in zip(row, unknown, strict=True)

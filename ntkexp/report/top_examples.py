@@ -55,7 +55,9 @@ def top_examples_of(found: xr.Dataset) -> list[TopExamples]:
         column = int(np.abs(here.sum(1)).argmax())
         places = np.argsort(-np.abs(here[column]), kind="stable")[:TOP]
         out = str(names[column]) if len(names) > 1 else ""
-        tops.append(TopExamples(point, out, tuple(places.tolist()), tuple(here[column, places].tolist())))
+        tops.append(
+            TopExamples(point, out, tuple(places.tolist()), tuple(here[column, places].tolist()))
+        )
         if len(tops) == POINTS:
             break
     return tops
@@ -72,7 +74,9 @@ def html_table(found: xr.Dataset, find: FindExample) -> str:
         for place, added in zip(top.places, top.added, strict=True):
             colour = RAISED if added > 0 else LOWERED
             example = described(find("example", place), names[place])
-            cells.append(f'<td>{example}<br><b style="color:{colour}">{format_signed(added)}</b></td>')
+            cells.append(
+                f'<td>{example}<br><b style="color:{colour}">{format_signed(added)}</b></td>'
+            )
         rows.append(f"<tr>{''.join(cells)}</tr>")
     shown, points = len(rows), found.sizes["probe"]
     which = "" if shown == points else f" The first {shown} of {counted(points, 'point')}."

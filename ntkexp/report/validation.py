@@ -40,7 +40,10 @@ class DatamodelingScore:
 
 
 def linear_datamodeling_score(
-    scores: Scores, left_out: NDArray[np.bool_], outputs: NDArray[np.float64], resamples: int = RESAMPLES
+    scores: Scores,
+    left_out: NDArray[np.bool_],
+    outputs: NDArray[np.float64],
+    resamples: int = RESAMPLES,
 ) -> DatamodelingScore:
     """The LDS of scores [query, example], given `left_out` [training, example] and `outputs` [training, query].
 
@@ -134,12 +137,20 @@ class Validation:
             Column("QLD high"),
         )
         rows = []
-        for each in sorted(self.scores, key=lambda score: -np.nan_to_num(score.lds.value, nan=-2.0)):
+        for each in sorted(
+            self.scores, key=lambda score: -np.nan_to_num(score.lds.value, nan=-2.0)
+        ):
             known = int(np.isfinite(each.lds.by_query).sum())
-            harm = (None, None, None) if each.harm is None else (each.harm.value, each.harm.low, each.harm.high)
+            harm = (
+                (None, None, None)
+                if each.harm is None
+                else (each.harm.value, each.harm.low, each.harm.high)
+            )
             rows.append((each.name, each.lds.value, each.lds.low, each.lds.high, known, *harm))
         if (chance := self.harm_by_chance) is not None:
-            rows.append(("at random", None, None, None, None, chance.value, chance.low, chance.high))
+            rows.append(
+                ("at random", None, None, None, None, chance.value, chance.low, chance.high)
+            )
         return Table(columns, tuple(rows))
 
     @property
@@ -160,19 +171,26 @@ class Validation:
                 "averaged over queries"
             )
         if self.metasmoothness is not None:
-            said.append(f"metasmoothness {short(self.metasmoothness)} (1: weights change smoothly with the data)")
+            said.append(
+                f"metasmoothness {short(self.metasmoothness)} (1: weights change smoothly with the data)"
+            )
         constant = [
             f"{each.name} ({counted(int((~np.isfinite(each.lds.by_query)).sum()), 'query')})"
             for each in self.scores
             if not np.isfinite(each.lds.by_query).all()
         ]
         if constant:
-            said.append(f"left out, because scores or outputs are constant or not finite: {listed(constant)}")
+            said.append(
+                f"left out, because scores or outputs are constant or not finite: {listed(constant)}"
+            )
         return [*said, *self.doubts]
 
     def as_json(self) -> dict[str, Json]:
         """All of it as plain data."""
-        rows = [dict(zip((column.name for column in self.table.columns), row, strict=True)) for row in self.table.rows]
+        rows = [
+            dict(zip((column.name for column in self.table.columns), row, strict=True))
+            for row in self.table.rows
+        ]
         return {
             "scores": rows,
             "trainings": len(self.truth.left_out),
@@ -193,7 +211,8 @@ def read_scores(path: Path) -> NDArray[np.generic]:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise WrongArgument(
-            f"scores={path} is not an array of NumPy ({type(error).__name__}); numpy.save writes one", "scores"
+            f"scores={path} is not an array of NumPy ({type(error).__name__}); numpy.save writes one",
+            "scores",
         ) from None
     if not isinstance(found, np.ndarray):
         raise WrongArgument(f"scores={path} holds several arrays; numpy.save writes one", "scores")
@@ -204,7 +223,11 @@ def checked_scores(found: object, shape: tuple[int, int, int], where: str) -> Sc
     """Scores of [point, out, example], or of [point, example] where there is one output, as [query, example]."""
     try:
         array = np.asarray(found)
-    except (TypeError, ValueError, RuntimeError) as error:  # of rows of several lengths, or of a tensor
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # of rows of several lengths, or of a tensor
         raise Mistake(f"{where}: they are no array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":
@@ -212,7 +235,9 @@ def checked_scores(found: object, shape: tuple[int, int, int], where: str) -> Sc
     if array.shape not in ({shape, (points, examples)} if outs == 1 else {shape}):
         turned = "; turn it around (.T)" if array.shape == (examples, points) else ""
         one = f" or {points, examples}" if outs == 1 else ""
-        raise Mistake(f"{where}: its shape is {array.shape}, and [point, out, example] is {shape}{one}{turned}")
+        raise Mistake(
+            f"{where}: its shape is {array.shape}, and [point, out, example] is {shape}{one}{turned}"
+        )
     if not np.isfinite(array).all():
         raise Mistake(f"{where}: some scores are not finite")
     return array.reshape(points * outs, examples).astype(float)

@@ -41,12 +41,23 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 def commit() -> str | None:
     """The commit of the checkout that this package lies in, if it lies in one; with a + if anything is changed."""
     folder = Path(__file__).resolve().parents[1]
-    git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    git = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--dirty=+",
+        "--exclude=*",
+    ]
     try:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    beside = (folder.parent / "pyproject.toml").is_file()  # else it is installed into another project's checkout
+    beside = (
+        folder.parent / "pyproject.toml"
+    ).is_file()  # else it is installed into another project's checkout
     return answer.stdout.strip() or None if beside else None
 
 
@@ -55,8 +66,12 @@ def fix_circumstances(experiment: Experiment, threads: int | None = None) -> Non
     check_device(experiment.device)
     torch.set_num_threads(threads or experiment.threads or all_threads())
     keep_full_precision()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may not be deterministic
-    torch.set_deterministic_debug_mode("error")  # what use_deterministic_algorithms does, without loading a compiler
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # without it, cuBLAS may not be deterministic
+    torch.set_deterministic_debug_mode(
+        "error"
+    )  # what use_deterministic_algorithms does, without loading a compiler
 
 
 def all_threads() -> int:
@@ -85,7 +100,11 @@ def devices_of(device: torch.device) -> list[str]:
         module = torch.get_device_module(device)
     except RuntimeError:  # torch knows the name, and this build of it nothing more
         return []
-    return [f"{device.type}:{index}" for index in range(module.device_count())] if module.is_available() else []
+    return (
+        [f"{device.type}:{index}" for index in range(module.device_count())]
+        if module.is_available()
+        else []
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -93,7 +112,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         return platform.processor() or "cpu"
     module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else str(device)
+    return (
+        str(module.get_device_name(device)) if hasattr(module, "get_device_name") else str(device)
+    )
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:

@@ -115,7 +115,9 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     remove_leftovers(folder)
 
 
-def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -> tuple[Setting, Outcome]:
+def carry_through(
+    request: RunRequest, saved: Checkpoint | None, clock: Clock
+) -> tuple[Setting, Outcome]:
     """Prepare, run and write."""
     experiment, folder = request.experiment, request.folder
     with clock.times("prepare"):
@@ -125,10 +127,16 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
         # the number the experiment gives; otherwise one that depends on the size of a step alone, so that resumed runs
         # agree
         most = request.most_threads or all_threads()
-        threads = saved["threads"] if saved else experiment.threads or threads_by_size(surveyed.operations, most)
+        threads = (
+            saved["threads"]
+            if saved
+            else experiment.threads or threads_by_size(surveyed.operations, most)
+        )
         torch.set_num_threads(threads)
         setting = setting_of(experiment, surveyed)
-    if saved is None:  # clear what an earlier attempt left, and write what is known before the first step
+    if (
+        saved is None
+    ):  # clear what an earlier attempt left, and write what is known before the first step
         folder.clear()
         folder.write_json(CONFIG, canonical(experiment))
         folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
@@ -138,28 +146,41 @@ def carry_through(request: RunRequest, saved: Checkpoint | None, clock: Clock) -
     # room for the kernels; those of a checkpoint stay
     problem, room = setting.problem, experiment.timetable().room
     points, traced = len(problem.targets[setting.domain.read]), setting.points.kernels == "trace"
-    create_kernels(folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced)
+    create_kernels(
+        folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced
+    )
 
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
     with live_log(request, saved) as log:
-        with clock.times("run"), listen(folder, setting, saved, of, threads, request.progress, clock, log) as listener:
+        with (
+            clock.times("run"),
+            listen(folder, setting, saved, of, threads, request.progress, clock, log) as listener,
+        ):
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
             log.conclude(outcome.ladder, outcome.steps)
     with clock.times("write"):
         write_outcome(folder, setting, outcome)
-        reached: dict[str, Json] = {"step": outcome.steps, "steps": experiment.steps, "outcome": outcome.sentence}
+        reached: dict[str, Json] = {
+            "step": outcome.steps,
+            "steps": experiment.steps,
+            "outcome": outcome.sentence,
+        }
         folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
     return setting, outcome
 
 
-def live_log(request: RunRequest, saved: Checkpoint | None) -> AbstractContextManager[LiveLog | None]:
+def live_log(
+    request: RunRequest, saved: Checkpoint | None
+) -> AbstractContextManager[LiveLog | None]:
     """The log of a run that wants one, continued from its checkpoint."""
     if request.log is None:
         return nullcontext()
     folder, key = request.folder.path, log_keys_of(saved).get(request.log)
     earlier = read_rows(folder / METRICS) if saved else ()
-    return open_log(request.log, folder, canonical(request.experiment), key, earlier, request.progress)
+    return open_log(
+        request.log, folder, canonical(request.experiment), key, earlier, request.progress
+    )
 
 
 def remove_leftovers(folder: RunFolder) -> None:
@@ -194,7 +215,12 @@ def execute(
     folder = RunFolder(out / "runs" / folder_name(experiment))
     check_device(experiment.device)  # whether or not there is anything to compute
     # another run, if it is not damaged, is neither this one nor to be written over
-    if not force and folder.seal_file and not folder.broken(CONFIG) and folder.identity != identity(experiment):
+    if (
+        not force
+        and folder.seal_file
+        and not folder.broken(CONFIG)
+        and folder.identity != identity(experiment)
+    ):
         raise Useless(
             f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
         )
@@ -203,7 +229,9 @@ def execute(
         progress.found(folder.path)
         return folder.path
     with folder.claim():
-        if force or not folder.whole:  # another process may have finished it while this one waited for the lock
+        if (
+            force or not folder.whole
+        ):  # another process may have finished it while this one waited for the lock
             repeat = command("train", overrides, options)
             request = RunRequest(
                 experiment=experiment,
@@ -233,7 +261,9 @@ def resume(
     # what lies there may be the trace of a loop, a copy under another name, or finished
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
-        raise Mistake(f"{path} is the trace of a loop of your own: that loop continues there, from its own checkpoint")
+        raise Mistake(
+            f"{path} is the trace of a loop of your own: that loop continues there, from its own checkpoint"
+        )
     if strange := folder.seal_file and folder.misnamed:
         raise Mistake(f"{path} {strange}")
     if folder.whole:
@@ -243,12 +273,19 @@ def resume(
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
             what = f"{several(wrong)} not as it was written"
-            raise Mistake(f"{path} cannot be resumed: {what}; the command that began it starts it again")
+            raise Mistake(
+                f"{path} cannot be resumed: {what}; the command that began it starts it again"
+            )
         experiment = rebuild_experiment(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
         repeat = begun_by(folder) or command("train", overrides, options)
         request = RunRequest(
-            experiment=experiment, folder=folder, overrides=overrides, repeat=repeat, progress=progress, log=log
+            experiment=experiment,
+            folder=folder,
+            overrides=overrides,
+            repeat=repeat,
+            progress=progress,
+            log=log,
         )
         attempt_twice(request, state_left(request))
     return path
@@ -270,9 +307,15 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
     experiment = build(folder.read_json(CONFIG), trusted)
     if identity(experiment) != folder.identity:
         files = sorted({str(file) for file in files_of(experiment)})
-        other = f"{' or '.join(files)} has changed since, or this is another version" if files else "another version"
+        other = (
+            f"{' or '.join(files)} has changed since, or this is another version"
+            if files
+            else "another version"
+        )
         what = other if files else f"this is {other}"
-        raise Mistake(f"{folder.path} cannot be computed again, for {what}; run the experiment again")
+        raise Mistake(
+            f"{folder.path} cannot be computed again, for {what}; run the experiment again"
+        )
     return experiment
 
 
@@ -309,7 +352,11 @@ REPEATED = 0.01
 
 
 def remove_group(
-    run: Path, group: Sequence[int], points: Sequence[int], progress: AbstractProgress, trusted: tuple[str, ...] = ()
+    run: Path,
+    group: Sequence[int],
+    points: Sequence[int],
+    progress: AbstractProgress,
+    trusted: tuple[str, ...] = (),
 ) -> Removal:
     """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
     recorded = read_removal(run, group, points)
@@ -325,12 +372,18 @@ def remove_group(
 
 
 def train_without(
-    folder: RunFolder, experiment: Experiment, group: list[int], points: Sequence[int], progress: AbstractProgress
+    folder: RunFolder,
+    experiment: Experiment,
+    group: list[int],
+    points: Sequence[int],
+    progress: AbstractProgress,
 ) -> Removal:
     """Train twice, and go back over both."""
     facts = folder.sealed_facts
     if facts["diverged"]:
-        raise Mistake(f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size")
+        raise Mistake(
+            f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size"
+        )
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, *folder.steps_taken)
     first = 0 if "train" in problem.places else problem.train
@@ -340,7 +393,9 @@ def train_without(
     memory_folder = folder.path / FOLDER
     memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
-    ledger = ledger_between(rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress).closed()
+    ledger = ledger_between(
+        rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress
+    ).closed()
     ended = repetition_error(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
     return removal_of(ledger, group, points, outs, ended)
 

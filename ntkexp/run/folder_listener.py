@@ -81,7 +81,10 @@ class Interrupt:
 def deferred_interrupt() -> Iterator[Interrupt]:
     """Both signals go to the interrupt, and afterwards to their previous handlers."""
     interrupt = Interrupt()
-    before = {number: signal.signal(number, interrupt.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, interrupt.receive)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield interrupt
     finally:
@@ -99,23 +102,37 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     kernels = path / "kernels.zarr"
     finish_kernels(kernels)
     for name, integral in evidence.paths.items():
-        if evidence.keeps_kernels and evidence.measured is None:  # which has no kernel of pairs of outputs
+        if (
+            evidence.keeps_kernels and evidence.measured is None
+        ):  # which has no kernel of pairs of outputs
             attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
-            write_path_kernel(kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated)
+            write_path_kernel(
+                kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated
+            )
     # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: contributions_by_rule(
-            integral, outcome.by_step[name], outcome.by_component.get(name), outcome.steps, decays=decays
+            integral,
+            outcome.by_step[name],
+            outcome.by_component.get(name),
+            outcome.steps,
+            decays=decays,
         )
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
     write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
     if outcome.phases is not None:
-        add_phases(path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays))
+        add_phases(
+            path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays)
+        )
     if outcome.effects is not None:
-        add_effect(path / "contributions.zarr", to_numpy(outcome.effects.values[read]), outcome.effects.facts)
+        add_effect(
+            path / "contributions.zarr",
+            to_numpy(outcome.effects.values[read]),
+            outcome.effects.facts,
+        )
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
     # f_0, f_T and f̂ of each machine, or the measure of them that the path was integrated of, and the ladder
@@ -124,8 +141,14 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         for rung in outcome.rungs
         if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured
     }
-    outputs = {"f_0": evidence.explained(evidence.start), "f_T": evidence.explained(evidence.end), **predicted}
-    write_predictions(path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()})
+    outputs = {
+        "f_0": evidence.explained(evidence.start),
+        "f_T": evidence.explained(evidence.end),
+        **predicted,
+    }
+    write_predictions(
+        path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()}
+    )
     write_results(path / "results.csv", outcome.ladder)
     with being_written(path / "weights.pt") as file:
         torch.save(end_weights(setting.problem.weights, outcome.weights), file)
@@ -139,7 +162,12 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
 
 
 def contributions_by_rule(
-    integral: PathKernel, totals: StepTotals, shares: ComponentSums | None, steps: int, *, decays: bool
+    integral: PathKernel,
+    totals: StepTotals,
+    shares: ComponentSums | None,
+    steps: int,
+    *,
+    decays: bool,
 ) -> ContributionsByRule:
     """The arrays of a rule at the points that were read, on a path of `steps` steps."""
     by_component = None
@@ -149,7 +177,9 @@ def contributions_by_rule(
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=to_numpy(integral.decay) if decays else None,
-        rounding=None if integral.rounding is None or not integral.rounding.any() else to_numpy(integral.rounding),
+        rounding=None
+        if integral.rounding is None or not integral.rounding.any()
+        else to_numpy(integral.rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
         by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
         by_component=by_component,
@@ -157,7 +187,9 @@ def contributions_by_rule(
     )
 
 
-def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool) -> ContributionsByPhase:
+def phases_of(
+    setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool
+) -> ContributionsByPhase:
     """What happened in each phase at the points that were read."""
     problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
     for places in problem.phases.values():
@@ -168,7 +200,10 @@ def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: 
         examples=points[: problem.train],
         points=points[read],
         change=to_numpy(phases.change[:, read]),
-        parts={rule: [share.contributions for share in shares] for rule, shares in phases.shares.items()},
+        parts={
+            rule: [share.contributions for share in shares]
+            for rule, shares in phases.shares.items()
+        },
         decay={
             rule: to_numpy(torch.stack([share.decay for share in shares]))
             for rule, shares in (phases.shares.items() if decays else ())
@@ -179,12 +214,17 @@ def phases_of(setting: Setting, phases: ChangesByPhase, read: slice, *, decays: 
 def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """The examples of every split, for `data.npz`."""
     classes = len(setting.problem.data.classes)
-    found: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(setting.problem.data.classes, dtype=str)}
+    found: dict[str, np.ndarray[Any, Any]] = {
+        "classes": np.array(setting.problem.data.classes, dtype=str)
+    }
     if setting.measured is not None:
         found[OUT_NAME] = np.array([setting.measured.name], dtype=str)
     for name in ("train", "probe", "test"):
         split = getattr(setting.problem.data, name)
-        found |= {f"{name}_{part}": getattr(split, part).numpy() for part in ("shown", "inputs", "target", "index")}
+        found |= {
+            f"{name}_{part}": getattr(split, part).numpy()
+            for part in ("shown", "inputs", "target", "index")
+        }
         found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
         if split.phase is not None:
             found[f"{name}_phase"] = split.phase.numpy() + 1
@@ -233,7 +273,10 @@ class FolderListener(AbstractListener):
         self.drift = row.get("drift") or self.drift
 
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
+        self,
+        step: int,
+        kernel: Float[Tensor, "point kept train kept_"],
+        output_gradient: Float[Tensor, "train out_"],
     ) -> None:
         read, gradient = to_numpy(kernel[self.setting.domain.read]), to_numpy(output_gradient)
         write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
@@ -344,8 +387,13 @@ def listen(
     columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
     metrics_bytes = seals.pop(METRICS)[0] if saved else None
     log_keys = log_keys_of(saved) | ({} if log is None else {log.name: log.key})
-    progress.start(folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0)
-    with deferred_interrupt() as interrupt, MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics:
+    progress.start(
+        folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0
+    )
+    with (
+        deferred_interrupt() as interrupt,
+        MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics,
+    ):
         yield FolderListener(
             folder=folder,
             setting=setting,

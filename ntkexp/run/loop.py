@@ -29,7 +29,10 @@ class AbstractListener(ABC):
 
     @abstractmethod
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point kept train kept_"], output_gradient: Float[Tensor, "train out_"]
+        self,
+        step: int,
+        kernel: Float[Tensor, "point kept train kept_"],
+        output_gradient: Float[Tensor, "train out_"],
     ) -> None:
         """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
 
@@ -77,7 +80,10 @@ class SilentListener(AbstractListener):
         pass
 
     def on_snapshot(
-        self, step: int, kernel: Float[Tensor, "point out train out_"], output_gradient: Float[Tensor, "train out_"]
+        self,
+        step: int,
+        kernel: Float[Tensor, "point out train out_"],
+        output_gradient: Float[Tensor, "train out_"],
     ) -> None:
         pass
 
@@ -116,7 +122,9 @@ class SilentListener(AbstractListener):
 # the same bits.
 
 
-def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None) -> Outcome:
+def run(
+    setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None
+) -> Outcome:
     """A whole run, or the rest of one."""
     state = begin(setting, listener.trajectory, listener.scratch)
     if setting.sweep is not None:
@@ -130,9 +138,14 @@ def run(setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] |
     # where the path has led
     observer, view = Observer(setting), NetworkView(setting.points, state.weights)
     outputs, kernel = view.outputs, view.kept_kernel()
-    row, keeps = observer.step(state.step, state.time, outputs, state.weights), bool(state.timetable.room)
+    row, keeps = (
+        observer.step(state.step, state.time, outputs, state.weights),
+        bool(state.timetable.room),
+    )
     if keeps:
-        row |= observer.kernels.row(kernel, view, state.step, state.step_sizes[-1] if state.step else None)
+        row |= observer.kernels.row(
+            kernel, view, state.step, state.step_sizes[-1] if state.step else None
+        )
     listener.on_row(row)
     if keeps:
         listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
@@ -169,4 +182,6 @@ def reverse_pass(state: RunState, listener: AbstractListener) -> None:
             listener.on_sweep(state, done, whole)
     closing = state.setting.experiment.path.closing
     if (late := state.accumulator.late_tallies) is not None:
-        listener.on_late_rows([{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)])
+        listener.on_late_rows(
+            [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
+        )

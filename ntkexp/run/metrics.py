@@ -70,7 +70,9 @@ class KernelObserver:
         if isinstance(self.setting.start.limit, DoesNotApply):
             return None
         limit, outputs = self.setting.start.limit, self.setting.problem.outputs
-        whole = limit.of_all(outputs) if self.setting.points.makes_kernels else limit.traced(outputs)
+        whole = (
+            limit.of_all(outputs) if self.setting.points.makes_kernels else limit.traced(outputs)
+        )
         return whole[: self.setting.points.train]
 
     @cached_property
@@ -91,7 +93,11 @@ class KernelObserver:
         """
         setting, points, descent = self.setting, self.setting.points, self.setting.descent
         train = points.train
-        here, start, targets = kernel[:train], setting.start.kernel[:train], setting.problem.targets[:train]
+        here, start, targets = (
+            kernel[:train],
+            setting.start.kernel[:train],
+            setting.problem.targets[:train],
+        )
         # how far K_s has moved from K_0, and from the kernel of infinite width
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
@@ -115,14 +121,18 @@ class KernelObserver:
                 phase = descent.phase(step)
                 weight, own = descent.weight(phase.count), here[phase.examples, :, phase.examples]
                 top = (
-                    largest_kernel_eigenvalue(own) if points.makes_kernels else view.largest_eigenvalue(phase.examples)
+                    largest_kernel_eigenvalue(own)
+                    if points.makes_kernels
+                    else view.largest_eigenvalue(phase.examples)
                 )
             row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
         return row if points.sketch is None else row | {"sketch_error": view.sketch_error(here)}
 
-    def modes(self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]) -> Row:
+    def modes(
+        self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
+    ) -> Row:
         """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
@@ -136,7 +146,10 @@ class KernelObserver:
             "effective_rank": modes.effective_rank,
         }
         row |= {f"eigenvalue_{k + 1}": float(value) for k, value in enumerate(modes.values[:TOP])}
-        return row | {f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k) for k in RESIDUAL_TOPS}
+        return row | {
+            f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k)
+            for k in RESIDUAL_TOPS
+        }
 
 
 def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
@@ -151,7 +164,9 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     answers = []
     for phase in phases.get("probe") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
-        activities = [activity(module.network, partial(called, module, weights, (part,))) for part in parts]
+        activities = [
+            activity(module.network, partial(called, module, weights, (part,))) for part in parts
+        ]
         units = [part for part in activities if part is not None]
         # the deviation of each unit's activity over the points of a task takes two of them
         if not units or phase.stop - phase.start < 2:
@@ -231,16 +246,24 @@ class Observer:
 
     def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
         """The losses of a split's examples, added up."""
-        return self.setting.experiment.loss.value(outputs[points], self.setting.problem.targets[points]).sum()
+        return self.setting.experiment.loss.value(
+            outputs[points], self.setting.problem.targets[points]
+        ).sum()
 
     def objective(self, summed: float, points: slice) -> float:
         """The objective that this makes, with the split's own weights."""
-        return summed * self.setting.experiment.loss.weight(points.stop - points.start) * self.setting.descent.scale
+        return (
+            summed
+            * self.setting.experiment.loss.weight(points.stop - points.start)
+            * self.setting.descent.scale
+        )
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
         """ℓ′ of every training example."""
         points = slice(0, self.setting.points.train)
-        return self.setting.experiment.loss.output_gradient(outputs[points], self.setting.problem.targets[points])
+        return self.setting.experiment.loss.output_gradient(
+            outputs[points], self.setting.problem.targets[points]
+        )
 
     def row(self, step: Step, time: float) -> Row:
         """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
@@ -250,25 +273,42 @@ class Observer:
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
 
-    def step(self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights) -> Row:
+    def step(
+        self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
+    ) -> Row:
         """The numbers of every step, for which a device is waited for once."""
-        start, targets, splits = self.setting.problem.weights, self.setting.problem.targets, self.splits(step)
-        numbers = {"loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()}
+        start, targets, splits = (
+            self.setting.problem.weights,
+            self.setting.problem.targets,
+            self.splits(step),
+        )
+        numbers = {
+            "loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()
+        }
         for name, points in splits.items() if self.setting.problem.data.classes else ():
             numbers["accuracy" + name] = (
-                (predicted_label(outputs[points]) == predicted_label(targets[points])).double().mean()
+                (predicted_label(outputs[points]) == predicted_label(targets[points]))
+                .double()
+                .mean()
             )
         differences = squared_norms({name: weights[name] - start[name] for name in start})
         values = iter(fetched(*numbers.values(), *differences.values()))
         seen = {name: next(values) for name in numbers}
-        seen |= {"loss" + name: self.objective(seen["loss" + name], points) for name, points in splits.items()}
-        row: Row = {"step": step, "time": time} | dict.fromkeys("accuracy" + name for name in splits)
+        seen |= {
+            "loss" + name: self.objective(seen["loss" + name], points)
+            for name, points in splits.items()
+        }
+        row: Row = {"step": step, "time": time} | dict.fromkeys(
+            "accuracy" + name for name in splits
+        )
         if self.setting.problem.phases:
             row["phase"] = self.phase(step)
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
         moved = dict(zip(differences, values, strict=True))
         row |= seen | {"weights_moved": root_ratio(sum(moved.values()), sum(self.sizes.values()))}
-        return row | {f"weights_moved.{name}": root_ratio(moved[name], self.sizes[name]) for name in moved}
+        return row | {
+            f"weights_moved.{name}": root_ratio(moved[name], self.sizes[name]) for name in moved
+        }
 
     @cached_property
     def sizes(self) -> dict[str, float]:

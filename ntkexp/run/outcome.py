@@ -106,7 +106,10 @@ class SameSteps:
     clippings: Sequence[float]
 
     def __call__(
-        self, kernel: Float[Tensor, "row column"], start: Float[Tensor, "train out"], pull: Float[Tensor, "train out"]
+        self,
+        kernel: Float[Tensor, "row column"],
+        start: Float[Tensor, "train out"],
+        pull: Float[Tensor, "train out"],
     ) -> Repeated:
         """Where they lead with this kernel."""
         optimizer = self.descent.optimizer
@@ -116,14 +119,18 @@ class SameSteps:
                 f"optimizer={optimizer.option} scales every weight by its own factor, which no frozen kernel describes"
             )
         if optimizer.layers:
-            raise DoesNotApply("the step size differs between layers, which no frozen kernel describes")
+            raise DoesNotApply(
+                "the step size differs between layers, which no frozen kernel describes"
+            )
         coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
         memory: Memory = {}
 
         def gradient(step: int, here: Weights) -> Weights:
             learned = (kernel @ here["examples"].flatten()).view_as(start)
             outputs = start + learned + (here["start"] - 1) * pull
-            shortened = self.descent.output_gradient(step, outputs) * self.clippings[step]  # as its gradient was
+            shortened = (
+                self.descent.output_gradient(step, outputs) * self.clippings[step]
+            )  # as its gradient was
             return {"examples": shortened, "start": start.new_zeros(())}
 
         for step, step_size in enumerate(self.step_sizes):
@@ -150,7 +157,10 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     if not count:
         return None
     outs = state.setting.domain.integrated
-    end = {rule: Sums(sums.contributions, sums.without_examples) for rule, sums in state.accumulator.integrals.items()}
+    end = {
+        rule: Sums(sums.contributions, sums.without_examples)
+        for rule, sums in state.accumulator.integrals.items()
+    }
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
@@ -184,7 +194,9 @@ def effects_of(state: RunState) -> EffectsFound | None:
             swept.effects.double(),
             path.effects,
             path.mean,
-            Caveats(growth=swept.growth, kinks=sweep.kinks, eps=None if divisor is None else divisor.eps),
+            Caveats(
+                growth=swept.growth, kinks=sweep.kinks, eps=None if divisor is None else divisor.eps
+            ),
             training if comparable else None,
             probe,
             everyone=sweep.costs_more,
@@ -225,11 +237,17 @@ def outcome_of(
     evidence = evidence_of(state, outputs, kernel)
     effects = effects_of(state)
     rungs = state.setting.experiment.ladder.climb(evidence)
-    remarks = [*state.setting.remarks, *miss_remarks(state.misses), *(effects.caveats if effects else [])]
+    remarks = [
+        *state.setting.remarks,
+        *miss_remarks(state.misses),
+        *(effects.caveats if effects else []),
+    ]
     return Outcome(
         evidence=evidence,
         rungs=rungs,
-        ladder=ladder_rows(rungs, split_regions(state), evidence, bool(state.setting.problem.data.classes)),
+        ladder=ladder_rows(
+            rungs, split_regions(state), evidence, bool(state.setting.problem.data.classes)
+        ),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
@@ -246,11 +264,15 @@ def outcome_of(
 
 
 def evidence_of(
-    state: RunState, outputs: Float[Tensor, "point out"], kernel: Float[Tensor, "point kept train kept_"]
+    state: RunState,
+    outputs: Float[Tensor, "point out"],
+    kernel: Float[Tensor, "point kept train kept_"],
 ) -> Evidence:
     """What machines are made of."""
     setting = state.setting
-    attributed = torch.isin(torch.arange(len(outputs), device=outputs.device), setting.domain.attributed)
+    attributed = torch.isin(
+        torch.arange(len(outputs), device=outputs.device), setting.domain.attributed
+    )
     return Evidence(
         inputs=setting.problem.inputs.flatten(1),
         train=setting.points.train,
@@ -332,7 +354,11 @@ def summarise_training(state: RunState) -> Training:
         ),
         is_flow=optimizer.flows,
         mean_coefficients=None if optimizer.remembers else -state.summed_gradient / time,
-        repeat=SameSteps(descent=setting.descent, step_sizes=tuple(state.step_sizes), clippings=tuple(state.clippings)),
+        repeat=SameSteps(
+            descent=setting.descent,
+            step_sizes=tuple(state.step_sizes),
+            clippings=tuple(state.clippings),
+        ),
     )
 
 
@@ -349,7 +375,10 @@ def split_regions(state: RunState) -> dict[str, Region]:
     """Where each split lies, and the size of what rounds there."""
     problem, regions_of_splits = state.setting.problem, {}
     for name, points in problem.places.items():
-        norms = [problem.module.sizes(weights, problem.inputs[points]) for weights in (problem.weights, state.weights)]
+        norms = [
+            problem.module.sizes(weights, problem.inputs[points])
+            for weights in (problem.weights, state.weights)
+        ]
         regions_of_splits[name] = Region(points, torch.cat(norms))
     return regions_of_splits
 
@@ -362,18 +391,28 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
     rows = setting.domain.rows
-    kernel, contributions, decay = (  # the attributed rows of each; the tensor itself, if these are all
+    (
+        kernel,
+        contributions,
+        decay,
+    ) = (  # the attributed rows of each; the tensor itself, if these are all
         part if len(rows) == len(part) else part[rows] for part in integrals.parts
     )
-    if not (kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))):
+    if not (
+        kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))
+    ):
         return {}
     # whether all training examples were read, at outputs as they are learned by
     every_train = setting.measured is None and int((read < train).sum()) == train
-    found = {} if setting.points.sketch else summary(kernel, contributions, train if every_train else 0)
+    found = (
+        {} if setting.points.sketch else summary(kernel, contributions, train if every_train else 0)
+    )
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
-    if error is not None and setting.points.sketch is None:  # which would be off by more than what it measures
+    if (
+        error is not None and setting.points.sketch is None
+    ):  # which would be off by more than what it measures
         found["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
             found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)

@@ -84,7 +84,9 @@ class Survey:
     @property
     def operations(self) -> float:
         """About how many operations the kernel of all points with the training examples takes."""
-        return work(self.tape).of_kernel((len(self.points.inputs), self.points.train), self.problem.outputs)
+        return work(self.tape).of_kernel(
+            (len(self.points.inputs), self.points.train), self.problem.outputs
+        )
 
     @property
     def costs(self) -> list[Cost]:
@@ -109,13 +111,22 @@ def survey(experiment: Experiment) -> Survey:
         raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
     explained_reader, explained_tape = reader, tape
     if measured is not None:
-        explained_reader = Reader(measured.measured.of(function), reader.trained, programs=ProgramCache())
-        explained_tape = explained_reader.record(problem.weights, (problem.inputs[:2], problem.targets[:2]))
+        explained_reader = Reader(
+            measured.measured.of(function), reader.trained, programs=ProgramCache()
+        )
+        explained_tape = explained_reader.record(
+            problem.weights, (problem.inputs[:2], problem.targets[:2])
+        )
     read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
-    budget, outputs = budget_of(experiment, problem, read), experiment.path.chosen_outputs(problem.outputs)
+    budget, outputs = (
+        budget_of(experiment, problem, read),
+        experiment.path.chosen_outputs(problem.outputs),
+    )
     sketch, size = None, experiment.kernel.sketch
     if size is not None:
-        trained = {name: weight.shape for name, weight in problem.weights.items() if name in reader.trained}
+        trained = {
+            name: weight.shape for name, weight in problem.weights.items() if name in reader.trained
+        }
         sketch = Sketch(size, experiment.seed, trained)
     points = Points(
         reader=reader,
@@ -128,7 +139,9 @@ def survey(experiment: Experiment) -> Survey:
         kernels=experiment.path.kernels,
     )
     explained = (
-        points if measured is None else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
+        points
+        if measured is None
+        else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
     )
     return Survey(
         problem=problem,
@@ -141,7 +154,9 @@ def survey(experiment: Experiment) -> Survey:
     )
 
 
-def measured_points(loss: Objective, problem: Problem, measure: AbstractMeasure) -> MeasuredPoints | None:
+def measured_points(
+    loss: Objective, problem: Problem, measure: AbstractMeasure
+) -> MeasuredPoints | None:
     """A measure at all points, none if it is the outputs themselves; refused where there is none under this loss."""
     found = measure.of_run(loss, problem.targets, len(problem.data.classes))
     return None if found is None else MeasuredPoints(found, problem.targets)
@@ -221,7 +236,9 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     """The sweep that an experiment asks for, or trainings in its place where these take less."""
     optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
     splits, train = list(survey.problem.places.values()), survey.problem.train
-    points = first_points(splits, fair_counts(path.attributed, [split.stop - split.start for split in splits]))
+    points = first_points(
+        splits, fair_counts(path.attributed, [split.stop - split.start for split in splits])
+    )
     # what a reverse pass takes
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
@@ -239,10 +256,15 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         number_bytes=budget.number_bytes,
     )
     # what may spoil its derivatives, and whether trainings without each example take less
-    kinked = kinks(survey.tape) + ([] if experiment.loss.smooth else [f"loss={experiment.loss.option}"])
+    kinked = kinks(survey.tape) + (
+        [] if experiment.loss.smooth else [f"loss={experiment.loss.option}"]
+    )
     differentiated = experiment.knows_derivative
     sweep = SweepSetting(
-        points=points.to(experiment.device), plan=plan, kinks=tuple(kinked), differentiated=differentiated
+        points=points.to(experiment.device),
+        plan=plan,
+        kinks=tuple(kinked),
+        differentiated=differentiated,
     )
     sweep = replace(sweep, retrains=path.may_retrain and sweep.costs_more)
     if not (differentiated or sweep.retrains):
@@ -263,7 +285,12 @@ def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
     """
-    return torch.cat([torch.arange(split.start, split.start + n) for split, n in zip(splits, counts, strict=True)])
+    return torch.cat(
+        [
+            torch.arange(split.start, split.start + n)
+            for split, n in zip(splits, counts, strict=True)
+        ]
+    )
 
 
 # --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
@@ -289,7 +316,9 @@ class Setting:
     descent: Descent
     domain: Domain  # where the path is integrated
     rounding: Rounding
-    measured: MeasuredPoints | None = None  # what is explained of the outputs, if not they themselves
+    measured: MeasuredPoints | None = (
+        None  # what is explained of the outputs, if not they themselves
+    )
     sweep: SweepSetting | None = None  # where effects are found, if they are
     remarks: tuple[str, ...] = ()  # what a reader of the results should know
 
@@ -310,7 +339,9 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     problem, points = survey.problem, survey.points
     # what is learned when; most data have one phase, of all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
-    phases = phases_of(experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices])
+    phases = phases_of(
+        experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
+    )
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing is not None:
         survey.explained.refuse_without_rules(survey.explained_tape)
@@ -344,7 +375,9 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     )
 
 
-def start_of(experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]) -> Start:
+def start_of(
+    experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]
+) -> Start:
     """The network at its start, unless it cannot be trained.
 
     The largest stable step is the least of those of all phases, each by the kernel among its own examples, which no
@@ -395,8 +428,15 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     each costs a pass backwards.
     """
     problem, path = survey.problem, experiment.path
-    splits = [part for name, split in problem.places.items() for part in problem.phases.get(name, (split,))]
-    sizes, backwards = [split.stop - split.start for split in splits], experiment.integration.passes > 1
+    splits = [
+        part
+        for name, split in problem.places.items()
+        for part in problem.phases.get(name, (split,))
+    ]
+    sizes, backwards = (
+        [split.stop - split.start for split in splits],
+        experiment.integration.passes > 1,
+    )
     attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
     return Domain(
         points=survey.points,
@@ -437,5 +477,7 @@ def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tup
         obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
     many = sum(shape.numel() for shape in points.sketch.shapes.values())
     if points.sketch.size >= many:
-        obstacles.append(f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less")
+        obstacles.append(
+            f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less"
+        )
     return tuple(obstacles)

@@ -27,7 +27,15 @@ from ntkexp.path.integrals import Tally
 from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
-from ntkexp.records.atomic import Damaged, Sealing, Seals, being_sealed, being_written, broken, sealed_for
+from ntkexp.records.atomic import (
+    Damaged,
+    Sealing,
+    Seals,
+    being_sealed,
+    being_written,
+    broken,
+    sealed_for,
+)
 from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
 from ntkexp.report.live_log import event_files
 from ntkexp.run.setting import Setting, SweepSetting
@@ -62,7 +70,9 @@ class EffectsPass:
         if self.keeps:
             self.recording.close(len(step_sizes), end)
         path = self.setting.experiment.path
-        training = RecordedTraining(recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes)
+        training = RecordedTraining(
+            recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes
+        )
         self.sweeps = ChunkedSweep(
             training=training,
             end_gradients=partial(self.end_gradients, training),
@@ -76,7 +86,9 @@ class EffectsPass:
             self.sweeps.restore(self.saved)
         yield from self.sweeps.steps_back()
 
-    def end_gradients(self, training: RecordedTraining, chunk: slice) -> Float[Tensor, "vector weight"]:
+    def end_gradients(
+        self, training: RecordedTraining, chunk: slice
+    ) -> Float[Tensor, "vector weight"]:
         """∂F/∂θ_T of all outputs of some points, one after another."""
         read, outputs = self.setting.points, list(self.setting.domain.integrated)
 
@@ -85,7 +97,9 @@ class EffectsPass:
             return found[0, outputs]
 
         points = self.asked.points[chunk]
-        return torch.cat([jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points])
+        return torch.cat(
+            [jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points]
+        )
 
     @property
     def growth(self) -> float:
@@ -193,7 +207,10 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
         return None
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
     state: Checkpoint = load_tensors(path, mmap=True)
-    refuse(folder, [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [])
+    refuse(
+        folder,
+        [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [],
+    )
     seals: Seals = {**state["seals"], **state["sums"]}
     metrics, size = folder.path / METRICS, seals[METRICS][0]
     if metrics.is_file() and metrics.stat().st_size > size:
@@ -225,7 +242,9 @@ class RunState:
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
     misses: dict[int, Closure] = field(default_factory=dict)  # at steps that a rule should close
-    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f where another phase begins
+    turns: list[Float[Tensor, "point out"]] = field(
+        default_factory=list
+    )  # f where another phase begins
     effects: EffectsPass | None = None
 
     @property
@@ -277,14 +296,18 @@ class RunState:
             "summed_gradient": self.summed_gradient,
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
-            "misses": {step: (closure.error, closure.bound) for step, closure in self.misses.items()},
+            "misses": {
+                step: (closure.error, closure.bound) for step, closure in self.misses.items()
+            },
             "turns": self.turns,
             "effects": None if self.effects is None else self.effects.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         device = self.summed_gradient.device
-        self.weights, self.memory = tree_map(lambda leaf: leaf.to(device), (state["weights"], state["memory"]))
+        self.weights, self.memory = tree_map(
+            lambda leaf: leaf.to(device), (state["weights"], state["memory"])
+        )
         self.accumulator.restore(state["accumulator"])
         self.timetable.restore(state["timetable"])
         self.summed_gradient.copy_(state["summed_gradient"])
@@ -302,8 +325,13 @@ def spilled(setting: Setting) -> int:
     """
     experiment, phases = setting.experiment, len(setting.experiment.switches) + 1
     rules = len(experiment.path.rule)
-    summed, left = rules * phases + bool(experiment.path.finer), rules * (1 + phases if phases > 1 else 1)
-    return (2 * summed + max(summed, left)) * prod(setting.domain.shape[:3]) * torch.float64.itemsize
+    summed, left = (
+        rules * phases + bool(experiment.path.finer),
+        rules * (1 + phases if phases > 1 else 1),
+    )
+    return (
+        (2 * summed + max(summed, left)) * prod(setting.domain.shape[:3]) * torch.float64.itemsize
+    )
 
 
 def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
@@ -313,21 +341,27 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     experiment, weights = setting.experiment, setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(FILES))  # the sums of a checkpoint
+        saved_bytes = sum(
+            path.stat().st_size for path in domain.scratch.glob(FILES)
+        )  # the sums of a checkpoint
         refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
     accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
     effects = None
     if sweep is not None and not sweep.retrains:
-        recording = accumulator.recorded()  # steps are recorded for effects alone, unless they are anyway
+        recording = (
+            accumulator.recorded()
+        )  # steps are recorded for effects alone, unless they are anyway
         records, pull = experiment.optimizer.differentiated, domain.no_pull()
         effects = EffectsPass(
             setting=setting,
             asked=sweep,
             recording=recording or new_recording(domain.steps, weights, records, pull, room),
             keeps=recording is None,
-            effects=domain.like.new_zeros(len(sweep.points), len(domain.integrated), setting.points.train),
+            effects=domain.like.new_zeros(
+                len(sweep.points), len(domain.integrated), setting.points.train
+            ),
         )
     return RunState(
         setting=setting,

@@ -32,7 +32,9 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
 
-Value: TypeAlias = Any  # what YAML can write on one line: a number, text, null, or a list or mapping of these
+Value: TypeAlias = (
+    Any  # what YAML can write on one line: a number, text, null, or a list or mapping of these
+)
 
 NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
@@ -50,7 +52,9 @@ def read_values(key: str, given: object) -> tuple[Value, ...]:
         case list() | tuple():
             found = tuple(given)
         case str():
-            found = tuple(value for part in split_at_commas(given) for value in read_value(key, part))
+            found = tuple(
+                value for part in split_at_commas(given) for value in read_value(key, part)
+            )
         case _:
             found = (given,)
     if not found:
@@ -90,7 +94,9 @@ def read_value(key: str, text: str) -> tuple[Value, ...]:
     start, stop = read_plain(match[1]), read_plain(match[2])
     if match[3] is None:
         if isinstance(start, float) or isinstance(stop, float):
-            raise Mistake(f"{key}={text}: between fractions there must be a count; write {key}={text}:5")
+            raise Mistake(
+                f"{key}={text}: between fractions there must be a count; write {key}={text}:5"
+            )
         return space(key, start, stop, stop - start + 1, "linear")
     return space(key, start, stop, int(match[3]), match[4] or "linear")
 
@@ -116,10 +122,14 @@ def read_plain(text: str) -> Value:
 def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
     for name in given:
         if name not in KEYS:
-            raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}")
+            raise Mistake(
+                f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}"
+            )
     for name in KEYS[:3]:
         value = given.get(name)
-        if isinstance(value, bool) or not isinstance(value, int if name == "count" else int | float):
+        if isinstance(value, bool) or not isinstance(
+            value, int if name == "count" else int | float
+        ):
             kind = "a whole number" if name == "count" else "a number"
             raise Mistake(f"{key}: the range's '{name}' is {spell_value(value)}; it takes {kind}")
     return space(key, given["from"], given["to"], given["count"], str(given.get("scale", "linear")))
@@ -128,22 +138,39 @@ def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
 def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
     """Space `count` numbers from one to the other, by equal steps or equal ratios."""
     if scale not in SCALES:
-        raise Mistake(f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}")
+        raise Mistake(
+            f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}"
+        )
     if start > stop:
-        raise Mistake(f"{key}: the range from {start} to {stop} is empty; write it as {stop}..{start}")
+        raise Mistake(
+            f"{key}: the range from {start} to {stop} is empty; write it as {stop}..{start}"
+        )
     if count < 1 or (count == 1) != (start == stop):
-        raise Mistake(f"{key}: {count} values cannot reach from {start} to {stop}; give a count of at least 2")
+        raise Mistake(
+            f"{key}: {count} values cannot reach from {start} to {stop}; give a count of at least 2"
+        )
     if count > MOST:
-        raise Mistake(f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most")
+        raise Mistake(
+            f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most"
+        )
     if scale == "log" and start <= 0:
-        raise Mistake(f"{key}: equal ratios cannot start from {start}; give a number above 0, or scale: linear")
+        raise Mistake(
+            f"{key}: equal ratios cannot start from {start}; give a number above 0, or scale: linear"
+        )
     shares = [k / (count - 1) for k in range(count)] if count > 1 else [0.0]
-    between = [start * (stop / start) ** u if scale == "log" else start + (stop - start) * u for u in shares]
+    between = [
+        start * (stop / start) ** u if scale == "log" else start + (stop - start) * u
+        for u in shares
+    ]
     if isinstance(start, float) or isinstance(stop, float):
-        return tuple(float(f"{value:.12g}") for value in between)  # 0.1 … 10 should meet 1, not 0.9999999999999999
+        return tuple(
+            float(f"{value:.12g}") for value in between
+        )  # 0.1 … 10 should meet 1, not 0.9999999999999999
     whole = tuple(round(value) for value in between)
     if len(set(whole)) < count:
-        raise Mistake(f"{key}: there are no {count} different whole numbers like that from {start} to {stop}")
+        raise Mistake(
+            f"{key}: there are no {count} different whole numbers like that from {start} to {stop}"
+        )
     return whole
 
 
@@ -185,7 +212,9 @@ class Definition:
     @property
     def points(self) -> tuple[Point, ...]:
         """Every combination with every seed; the last axis varies faster than the first, seeds fastest."""
-        combined = [dict(zip(self.axes, chosen, strict=True)) for chosen in product(*self.axes.values())]
+        combined = [
+            dict(zip(self.axes, chosen, strict=True)) for chosen in product(*self.axes.values())
+        ]
         return tuple(Point(chosen, seed) for chosen in combined for seed in self.seeds)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
@@ -223,7 +252,11 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
     if "=" in words[0]:  # without a file, called after its axes
         made = with_overrides(Definition("", {}, (0,), (), ()), words)
         axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
-        return replace(made, name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}", words=tuple(words))
+        return replace(
+            made,
+            name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}",
+            words=tuple(words),
+        )
     if words[0] not in names:
         raise Mistake(
             f"'{words[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, model.width=64,128"
@@ -269,7 +302,9 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
             )
     given = tree.get("axes") or {}
     if not isinstance(given, Mapping):
-        raise Mistake(f"axes={spell_value(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'")
+        raise Mistake(
+            f"axes={spell_value(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'"
+        )
     axes = {str(key): read_values(str(key), item) for key, item in given.items()}
     base = tuple(map(str, list_of("base", tree.get("base") or [])))
     fits = []
@@ -294,7 +329,9 @@ def refuse_contradictions(sweep: Definition) -> None:
         raise Mistake("seed is given as an axis or in base; write 'seeds: 5', or a list of them")
     for fit in sweep.fits:
         if fit.axis not in sweep.axes:
-            raise Mistake(f"fits: {fit.axis} is not an axis of this sweep{nearest(fit.axis, sweep.axes)}")
+            raise Mistake(
+                f"fits: {fit.axis} is not an axis of this sweep{nearest(fit.axis, sweep.axes)}"
+            )
         if fit.exponent is None and fit.bound is not None:
             raise Mistake(
                 f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"
@@ -320,5 +357,7 @@ def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
     """Refuse seeds that are none."""
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise Mistake(f"seed={spell_value(value)}: it takes whole numbers ≥ 0, such as seed=0..4")
+            raise Mistake(
+                f"seed={spell_value(value)}: it takes whole numbers ≥ 0, such as seed=0..4"
+            )
     return given

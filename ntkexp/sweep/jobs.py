@@ -127,7 +127,10 @@ class Lines(AbstractSweepListener):
         if isinstance(event, Ended) and event.how != "held":
             self.ended += 1
             how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            words = [f"{self.ended}/{self.runs}  {event.name} is {how}", about_duration(ahead, " to go")]
+            words = [
+                f"{self.ended}/{self.runs}  {event.name} is {how}",
+                about_duration(ahead, " to go"),
+            ]
             self.say("; ".join(filter(None, words)))
 
     def say(self, text: str) -> None:
@@ -158,7 +161,9 @@ class Board(AbstractSweepListener):
             TextColumn("{task.fields[now]}"),
         )
         self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.whole = self.bars.add_task(name, total=runs, completed=done, now=about_duration(seconds))
+        self.whole = self.bars.add_task(
+            name, total=runs, completed=done, now=about_duration(seconds)
+        )
         self.bars.start()
 
     def see(self, event: Event, ahead: float | None) -> None:
@@ -202,8 +207,12 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    believed: float = PRIOR  # worker seconds for which the estimate stands; 0 if costs are in no known unit
-    shares: dict[str, float] = field(default_factory=dict)  # of the runs at work and those that ended here
+    believed: float = (
+        PRIOR  # worker seconds for which the estimate stands; 0 if costs are in no known unit
+    )
+    shares: dict[str, float] = field(
+        default_factory=dict
+    )  # of the runs at work and those that ended here
     begun: dict[str, float] = field(default_factory=dict)
     spent: float = 0.0  # worker seconds of runs that ended
 
@@ -262,13 +271,27 @@ class RunJob(AbstractJob):
         relay = Relay(name, tell)
         try:
             experiment = build(self.fields, admit(self.trust))
-            if folder_name(experiment) != name:  # it does not mean the same here as where it was composed
+            if (
+                folder_name(experiment) != name
+            ):  # it does not mean the same here as where it was composed
                 other = f"{name} would be {folder_name(experiment)} here"
                 raise Mistake(f"{other}: this worker has other data or another version")
             if not experiment.memory_gb and experiment.device != "cpu":
-                experiment = experiment.model_copy(update={"memory_gb": USUAL})  # workers may share a GPU
+                experiment = experiment.model_copy(
+                    update={"memory_gb": USUAL}
+                )  # workers may share a GPU
             out = Path(self.out)
-            execute(experiment, self.overrides, out, False, relay, self.options, self.pictures, threads, self.log)
+            execute(
+                experiment,
+                self.overrides,
+                out,
+                False,
+                relay,
+                self.options,
+                self.pictures,
+                threads,
+                self.log,
+            )
         except Exception as error:  # whatever it is, with a word more
             error.add_note("error.txt in its folder says where")
             raise
@@ -322,7 +345,9 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(default_factory=dict)  # what became of each run that was not finished before
+    ended: dict[str, Ended] = field(
+        default_factory=dict
+    )  # what became of each run that was not finished before
 
     def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, the longest first."""
@@ -331,7 +356,9 @@ class Conductor:
         waiting = longest_first(runs, list(seconds.values()))
         clock = RemainingTime(seconds, self.engine.workers)
         total = len(self.plan.distinct)
-        self.listener.begin(self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead)
+        self.listener.begin(
+            self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead
+        )
         try:
             while waiting and not self.over:
                 with closing(run_jobs(self.engine, self.tasks(waiting, clock))) as events:
@@ -342,7 +369,9 @@ class Conductor:
                 # what is left was held by another process when its turn came: wait until that lets go of one
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.listener.say(f"another process runs {counted(len(waiting), 'run')}; waiting for it")
+                    self.listener.say(
+                        f"another process runs {counted(len(waiting), 'run')}; waiting for it"
+                    )
                     while all(self.plan.folder(run).state == "running" for run in waiting):
                         time.sleep(PAUSE)
         finally:
@@ -361,7 +390,15 @@ class Conductor:
                 self.hear(Ended(run.name, "found"), clock)
             elif state != "running":
                 out, options = str(self.plan.out), self.plan.sweep.options
-                job = RunJob(run.experiment.fields(), run.overrides, out, self.trust, options, self.pictures, self.log)
+                job = RunJob(
+                    run.experiment.fields(),
+                    run.overrides,
+                    out,
+                    self.trust,
+                    options,
+                    self.pictures,
+                    self.log,
+                )
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, clock: RemainingTime) -> None:

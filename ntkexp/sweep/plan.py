@@ -52,13 +52,17 @@ class EventLog:
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             size = os.fstat(descriptor).st_size
-            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"  # by a full disk, or a kill
+            cut_off = (
+                size and os.pread(descriptor, 1, size - 1) != b"\n"
+            )  # by a full disk, or a kill
             os.write(descriptor, f"{chr(10) if cut_off else ''}{line}\n".encode())
         finally:
             os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, str]]:
-        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+        text = (
+            self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+        )
         for line in filter(None, text.split("\n")):
             try:
                 event = dict(json.loads(line))
@@ -70,7 +74,9 @@ class EventLog:
     def failures(self) -> dict[str, str]:
         """The runs that failed when they were last heard of, with the reasons."""
         last = {str(event["run"]): event for event in self.events()}
-        return {run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"}
+        return {
+            run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"
+        }
 
 
 def seal_of(fields: dict[str, str]) -> str:
@@ -117,7 +123,9 @@ class Plan:
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MOST:
-        raise Mistake(f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most")
+        raise Mistake(
+            f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most"
+        )
     runs = []
     for point in sweep.points:
         overrides = sweep.overrides(point)
@@ -145,7 +153,9 @@ class RunStatus:
     reason: str = ""
 
 
-def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]) -> dict[str, RunStatus]:
+def statuses(
+    plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
+) -> dict[str, RunStatus]:
     """Find where every run stands: ask its folder, then the log, and last how it ended under this command."""
     found = {}
     for run in plan.distinct:
@@ -155,11 +165,15 @@ def statuses(plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
             case _ if run.name in failures:
                 found[run.name] = RunStatus("failed", failures[run.name])
             case _:
-                found[run.name] = RunStatus("unfinished", ended[run.name].reason if run.name in ended else "")
+                found[run.name] = RunStatus(
+                    "unfinished", ended[run.name].reason if run.name in ended else ""
+                )
     return found
 
 
-def runs_to_do(plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool) -> list[PlannedRun]:
+def runs_to_do(
+    plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool
+) -> list[PlannedRun]:
     """The runs that are not finished; those that failed if they are to be tried again."""
     states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
     return [run for run in plan.distinct if before[run.name].state in states]
@@ -208,8 +222,19 @@ class Estimator:
 
     def __call__(self, experiment: Experiment) -> RunCost:
         """The cost of a run, from one look at its data and its network on the processor."""
-        parts = (experiment.data, experiment.model, experiment.loss, experiment.path, experiment.integration.passes)
-        shape = (experiment.init.antisymmetric, experiment.steps, experiment.dtype, experiment.memory_gb)
+        parts = (
+            experiment.data,
+            experiment.model,
+            experiment.loss,
+            experiment.path,
+            experiment.integration.passes,
+        )
+        shape = (
+            experiment.init.antisymmetric,
+            experiment.steps,
+            experiment.dtype,
+            experiment.memory_gb,
+        )
         key = repr((*parts, *shape))
         if key not in self.known:
             try:

@@ -7,7 +7,9 @@ from ntkexp.naming import classes_of
 if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import AccuracyByExamples as AccuracyByExamples
     from ntkexp.claim.papers.convolutional_kernels import AccuracyTable as AccuracyTable
-    from ntkexp.claim.papers.convolutional_kernels import ConvolutionalAccuracy as ConvolutionalAccuracy
+    from ntkexp.claim.papers.convolutional_kernels import (
+        ConvolutionalAccuracy as ConvolutionalAccuracy,
+    )
     from ntkexp.claim.papers.convolutional_kernels import KernelTimes as KernelTimes
     from ntkexp.claim.papers.convolutional_kernels import LayerProducts as LayerProducts
     from ntkexp.claim.papers.convolutional_kernels import LearningCurve as LearningCurve

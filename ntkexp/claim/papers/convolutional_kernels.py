@@ -61,9 +61,15 @@ class LayerProducts(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
         module = self.model.module(self.init, tuple(x.shape[1:]), 1, stream("weights", seed)).eval()
-        layers = {name: part for name, part in module.named_modules() if isinstance(part, Affine | Convolution)}
+        layers = {
+            name: part
+            for name, part in module.named_modules()
+            if isinstance(part, Affine | Convolution)
+        }
         if not layers:
-            raise Mistake(f"trial.model: {self.model.option} has no dense or convolutional layer; choose mlp or cnn")
+            raise Mistake(
+                f"trial.model: {self.model.option} has no dense or convolutional layer; choose mlp or cnn"
+            )
         seen = pass_through(module, layers, x)
         own = {name: autograd_kernel(module, name, x) for name in layers}
         trace = sum(float(kernel.trace()) for kernel in own.values())
@@ -88,18 +94,25 @@ class LayerProducts(AbstractTrial):
         return rows
 
 
-def pass_through(module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+def pass_through(
+    module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Read what went into each layer, and the derivative of the output by what came out of it."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     hooks = [
-        layer.register_forward_hook(lambda _, given, z, name=name: seen.update({name: (given[0], z)}))
+        layer.register_forward_hook(
+            lambda _, given, z, name=name: seen.update({name: (given[0], z)})
+        )
         for name, layer in layers.items()
     ]
     outputs = module(x)
     for hook in hooks:
         hook.remove()
     gradients = torch.autograd.grad(outputs.sum(), [z for _, z in seen.values()])
-    return {name: (given.detach(), g) for (name, (given, _)), g in zip(seen.items(), gradients, strict=True)}
+    return {
+        name: (given.detach(), g)
+        for (name, (given, _)), g in zip(seen.items(), gradients, strict=True)
+    }
 
 
 def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
@@ -160,7 +173,9 @@ class LimitRegression(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
         named = zip(self.names, self.models, strict=True)
-        return [{"kernel": name, **row} for name, model in named for row in self.solved(model, data)]
+        return [
+            {"kernel": name, **row} for name, model in named for row in self.solved(model, data)
+        ]
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
@@ -168,13 +183,17 @@ class LimitRegression(AbstractTrial):
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, data.test.inputs, x, threads=1)[1]
         for ridge in self.ridges:
-            matrix = among + ridge * among.diagonal().mean() * torch.eye(len(among), dtype=among.dtype)
+            matrix = among + ridge * among.diagonal().mean() * torch.eye(
+                len(among), dtype=among.dtype
+            )
             values = torch.linalg.eigvalsh(matrix)
             condition = float(values[-1] / values[0]) if values[0] > 0 else float("inf")
             coefficients = torch.linalg.solve(matrix, y)
             yield {
                 "ridge": ridge,
-                "accuracy": float(((across @ coefficients).argmax(1) == data.test.target).double().mean()),
+                "accuracy": float(
+                    ((across @ coefficients).argmax(1) == data.test.target).double().mean()
+                ),
                 "residual": float((among @ coefficients - y).abs().max()),
                 "condition": condition,
                 "bound": len(matrix) * torch.finfo(matrix.dtype).eps * condition,
@@ -208,31 +227,49 @@ class LearningCurve(AbstractTrial):
     def refuse_no_line(self) -> Self:
         """A line goes through two sizes, and what is predicted at a size needs what is known there."""
         if len(set(self.sizes)) < 2:
-            raise Mistake(f"trial.sizes={[*self.sizes]}: give two different ones, between which a line is drawn")
+            raise Mistake(
+                f"trial.sizes={[*self.sizes]}: give two different ones, between which a line is drawn"
+            )
         if len(self.at) != len(self.known):
-            raise Mistake(f"trial.known={[*self.known]}: give an accuracy for each of at={[*self.at]}")
+            raise Mistake(
+                f"trial.known={[*self.known]}: give an accuracy for each of at={[*self.at]}"
+            )
         return self
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
         x, labels = data.train.inputs, data.train.target
         if len(x) <= max(self.sizes):
-            raise Mistake(f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; give more")
+            raise Mistake(
+                f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; give more"
+            )
         found, y = {}, centred(labels, len(data.classes))
         for name, model in {"model": self.model, "beside": self.beside}.items():
-            kernel = infinite_kernel(model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1).ntk
+            kernel = infinite_kernel(
+                model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1
+            ).ntk
             found[name] = [self.accuracy(kernel, labels, y, size, seed) for size in self.sizes]
-        predicted = predict_by_gain(found["model"], found["beside"], self.sizes, self.at, self.known)
+        predicted = predict_by_gain(
+            found["model"], found["beside"], self.sizes, self.at, self.known
+        )
         rows: list[Mapping[str, Level]] = [
             {"kernel": name, "examples": size, "accuracy": accuracy}
             for name, accuracies in found.items()
             for size, accuracy in zip(self.sizes, accuracies, strict=True)
         ]
-        rows += [{"kernel": "model", "examples": n, "predicted": p} for n, p in zip(self.at, predicted, strict=True)]
+        rows += [
+            {"kernel": "model", "examples": n, "predicted": p}
+            for n, p in zip(self.at, predicted, strict=True)
+        ]
         return rows
 
     def accuracy(
-        self, kernel: Float[Tensor, "row column"], labels: Tensor, y: Float[Tensor, "row class"], size: int, seed: int
+        self,
+        kernel: Float[Tensor, "row column"],
+        labels: Tensor,
+        y: Float[Tensor, "row class"],
+        size: int,
+        seed: int,
     ) -> float:
         """The mean over splits; those of a seed are the same for every kernel."""
         generator, right = stream("splits", seed, size), 0
@@ -258,9 +295,13 @@ def predict_by_gain(
     """
     gains = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
     line, leads = ([(1.0, log(n)) for n in each] for each in (sizes, at))
-    fitted = torch.linalg.lstsq(torch.tensor(line, dtype=torch.float64), (gains[0] - gains[1])[:, None]).solution
+    fitted = torch.linalg.lstsq(
+        torch.tensor(line, dtype=torch.float64), (gains[0] - gains[1])[:, None]
+    ).solution
     where = torch.tensor(leads, dtype=torch.float64).reshape(-1, 2) @ fitted
-    found: list[float] = (torch.tensor(known, dtype=torch.float64).logit() + where[:, 0]).sigmoid().tolist()
+    found: list[float] = (
+        (torch.tensor(known, dtype=torch.float64).logit() + where[:, 0]).sigmoid().tolist()
+    )
     return found
 
 
@@ -278,16 +319,22 @@ class AccuracyByExamples(AbstractPicture):
     def refuse_nowhere(self) -> Self:
         """A published accuracy has its place."""
         if not all("examples" in one.where for one in self.numbers):
-            raise Mistake("picture.numbers: where: names no examples; say with how many each was published")
+            raise Mistake(
+                "picture.numbers: where: names no examples; say with how many each was published"
+            )
         return self
 
     def figure(self, judged: JudgedClaim) -> Figure:
         published = {int(one.where["examples"]): one.value for one in self.numbers}
-        return draw_accuracies(judged.rows("examples", "kernel", "seed"), self.names, published, self.title(judged))
+        return draw_accuracies(
+            judged.rows("examples", "kernel", "seed"), self.names, published, self.title(judged)
+        )
 
     def title(self, judged: JudgedClaim) -> str:
         """Say where the curve leads, and what was published."""
-        found = [(one.where["examples"], one.estimate(judged.table), one.value) for one in self.numbers]
+        found = [
+            (one.where["examples"], one.estimate(judged.table), one.value) for one in self.numbers
+        ]
         parts = [
             f"{percent(here.value)} ({percent(here.low)} to {percent(here.high)}) with {n:,} examples, published "
             f"{percent(value)}"
@@ -333,7 +380,9 @@ def labelled(source: AbstractSource, seed: int) -> Data:
     """Data with classes, which kernels can tell apart."""
     data = source.split(seed)
     if not data.classes:
-        raise Mistake("trial.data: kernels classify, and the data has no classes; choose data=digits")
+        raise Mistake(
+            "trial.data: kernels classify, and the data has no classes; choose data=digits"
+        )
     return data
 
 
@@ -382,15 +431,26 @@ class ConvolutionalAccuracy(AbstractTrial):
             for depth in self.depths
             for family, pooling in FAMILIES.items()
             for regressor, accuracy in self.accuracies(
-                CNTK(depth=depth, pooling=pooling, width=self.width), data, stream("weights", seed, depth)
+                CNTK(depth=depth, pooling=pooling, width=self.width),
+                data,
+                stream("weights", seed, depth),
             )
         ]
 
-    def accuracies(self, model: CNTK, data: Data, generator: torch.Generator) -> Iterator[tuple[str, float]]:
+    def accuracies(
+        self, model: CNTK, data: Data, generator: torch.Generator
+    ) -> Iterator[tuple[str, float]]:
         """The accuracies of one architecture."""
-        x, new, y = data.train.inputs, data.test.inputs, centred(data.train.target, len(data.classes))
+        x, new, y = (
+            data.train.inputs,
+            data.test.inputs,
+            centred(data.train.target, len(data.classes)),
+        )
         layers = model.layers(INIT, tuple(x.shape[1:]), 1)
-        among, across = infinite_kernel(layers, x, threads=1), infinite_kernel(layers, new, x, threads=1)
+        among, across = (
+            infinite_kernel(layers, x, threads=1),
+            infinite_kernel(layers, new, x, threads=1),
+        )
 
         # Regression with either kernel: K(x, X) K(X, X)⁻¹ Y.
         found = {
@@ -403,8 +463,14 @@ class ConvolutionalAccuracy(AbstractTrial):
         if "network" in self.regressors:
             step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
             kind: torch.dtype = getattr(torch, self.dtype)
-            module = model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary).eval().to(kind)
-            found["network"] = train_outputs(module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps)
+            module = (
+                model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary)
+                .eval()
+                .to(kind)
+            )
+            found["network"] = train_outputs(
+                module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps
+            )
         for name, outputs in found.items():
             yield name, float((outputs.argmax(1) == data.test.target).double().mean())
 
@@ -462,12 +528,21 @@ class KernelTimes(AbstractTrial):
         least = min(self.sizes)
         for size in self.sizes:
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
-            matrix, ones = infinite_kernel(layers, x, engine="torch", threads=1)[1], torch.ones(size, least).to(x)
-            matrix.diagonal().add_(matrix.diagonal().mean())  # regular, so that it can be solved with
+            matrix, ones = (
+                infinite_kernel(layers, x, engine="torch", threads=1)[1],
+                torch.ones(size, least).to(x),
+            )
+            matrix.diagonal().add_(
+                matrix.diagonal().mean()
+            )  # regular, so that it can be solved with
             works: dict[str, Callable[[], object]] = {
-                "kernel_seconds": partial(infinite_kernel, layers, x, others, engine="torch", threads=1),
+                "kernel_seconds": partial(
+                    infinite_kernel, layers, x, others, engine="torch", threads=1
+                ),
                 "solve_seconds": partial(torch.linalg.solve, matrix, ones[:, :1]),
-                "strip_seconds": partial(infinite_kernel, layers, x, others[:least], engine="torch", threads=1),
+                "strip_seconds": partial(
+                    infinite_kernel, layers, x, others[:least], engine="torch", threads=1
+                ),
                 "product_seconds": partial(torch.matmul, matrix, ones),
             }
             row: dict[str, Level] = {"examples": size}
@@ -503,7 +578,10 @@ class AccuracyTable(AbstractPicture):
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame:
         ours = accuracies(judged)
-        depths = sorted({depth for depth, *_ in ours} | {depth for paper in self.per_cent.values() for depth in paper})
+        depths = sorted(
+            {depth for depth, *_ in ours}
+            | {depth for paper in self.per_cent.values() for depth in paper}
+        )
         found: dict[str, list[float | None]] = {"depth": [*depths]}
         for family in dict.fromkeys(family for _, family, _ in ours):
             for name in REGRESSORS:
@@ -514,8 +592,14 @@ class AccuracyTable(AbstractPicture):
 
     def here(self, judged: JudgedClaim) -> str:
         ours, seeds = accuracies(judged), judged.rows(*COLUMNS)["seed"].nunique()
-        means = {name: fmean(value for (*_, other), value in ours.items() if other == name) for name in REGRESSORS}
-        means_in_words = [f"{name} {means[name]:.1f} %" for name in sorted(REGRESSORS, key=lambda name: -means[name])]
+        means = {
+            name: fmean(value for (*_, other), value in ours.items() if other == name)
+            for name in REGRESSORS
+        }
+        means_in_words = [
+            f"{name} {means[name]:.1f} %"
+            for name in sorted(REGRESSORS, key=lambda name: -means[name])
+        ]
         plain, pooled = FAMILIES
         gains = [
             f"{ours[depth, pooled, 'kernel'] - value:.1f} points at depth {depth}".replace("-", "−")
@@ -530,6 +614,11 @@ class AccuracyTable(AbstractPicture):
 
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
-    cells = judged.rows(*COLUMNS).groupby(["depth", "family", "regressor"], sort=False)["accuracy"].mean().reset_index()
+    cells = (
+        judged.rows(*COLUMNS)
+        .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
+        .mean()
+        .reset_index()
+    )
     names = zip(cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True)
     return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))

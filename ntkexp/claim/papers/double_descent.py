@@ -61,7 +61,9 @@ class WidthSweep(AbstractTrial):
     model: MLP
     init: AbstractInit
     data: AbstractSource
-    widths: tuple[Count, ...] = Field((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3)
+    widths: tuple[Count, ...] = Field(
+        (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3
+    )
     steps: Count = 60
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
@@ -74,7 +76,9 @@ class WidthSweep(AbstractTrial):
         scale = float(truth.var(correction=0))
 
         def row(width: int) -> Mapping[str, Level]:
-            module = network_of_width(width, self.model, self.init, task, stream("weights", seed, width))
+            module = network_of_width(
+                width, self.model, self.init, task, stream("weights", seed, width)
+            )
             function, start = function_of(module), weights_of(module)
             flat = flat_like(start)
             first = flat.vector(start)
@@ -85,7 +89,10 @@ class WidthSweep(AbstractTrial):
             # w* = argmin ‖f(w; X) − y‖², and errors there relative to the variance of the truth
             minimum = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
-                errors = [float((outputs(minimum, at) - to[:, 0]).square().mean()) for at, to in ((x, y), (new, truth))]
+                errors = [
+                    float((outputs(minimum, at) - to[:, 0]).square().mean())
+                    for at, to in ((x, y), (new, truth))
+                ]
             # the condition of J J′ at the start
             jacobian = jacrev(lambda vector: outputs(vector, x))(first)
             return {
@@ -113,7 +120,9 @@ def least_squares(
     residual, jacobian = missed(here), jacrev(missed)(here)
     for _ in range(steps):
         rows, columns = jacobian.shape
-        if rows < columns:  # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹, on the side of the shape that is smaller
+        if (
+            rows < columns
+        ):  # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹, on the side of the shape that is smaller
             gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
             step = jacobian.t() @ torch.linalg.solve(gram, residual)
         else:
@@ -163,7 +172,11 @@ class InterpolationPeak(AbstractPicture):
         """Say where the mean test error is largest, and how far it falls beyond."""
         means = over_seeds(judged)["test_error"]
         top, last = means.idxmax(), means.index[-1]
-        fall = "the largest number that was tried" if top == last else f"and falls to {short(means.iloc[-1])} at {last}"
+        fall = (
+            "the largest number that was tried"
+            if top == last
+            else f"and falls to {short(means.iloc[-1])} at {last}"
+        )
         return (
             f"The test error is largest at {top} parameters, {short(means.max())}, {fall}; "
             f"there are {short(self.threshold)} targets"

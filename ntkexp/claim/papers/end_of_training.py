@@ -59,7 +59,9 @@ class EndOfTraining(AbstractTrial):
         if len(data.classes) != 2:
             raise Mistake("trial.data: choose data of two classes, such as data=digits")
         task, shape = task_of(data.train), LearningTask(tuple(data.train.inputs.shape[1:]), 1)
-        module = network_of_width(width, self.model, self.init, shape, stream("weights", seed, width))
+        module = network_of_width(
+            width, self.model, self.init, shape, stream("weights", seed, width)
+        )
         network = ScaledNetwork(module, self.alpha)
         x, y = task.inputs, task.targets
 
@@ -73,7 +75,9 @@ class EndOfTraining(AbstractTrial):
         gradients = vmap(grad(loss_of_one), (None, 0, 0))
         start, end = network.start, network.start
         added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
-        for step in network.learn(start, task, self.steps, self.fraction, self.until * float(loss(start).detach())):
+        for step in network.learn(
+            start, task, self.steps, self.fraction, self.until * float(loss(start).detach())
+        ):
             size = step.size / (self.alpha**2 * len(x))
             for name, gradient in gradients(step.before, x, y).items():
                 added[name] -= size * gradient
@@ -113,7 +117,9 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
     {'w': tensor([[1., 2.]]), 'b': tensor([3.])}
     """
     parts = torch.split(vector, [weight.numel() for weight in like.values()])
-    return {name: part.view_as(weight) for (name, weight), part in zip(like.items(), parts, strict=True)}
+    return {
+        name: part.view_as(weight) for (name, weight), part in zip(like.items(), parts, strict=True)
+    }
 
 
 class LinearModes(AbstractTrial):
@@ -145,18 +151,36 @@ class LinearModes(AbstractTrial):
         _, white = principal_maps(data.train.inputs.flatten(1))
         x, y = data.train.inputs.flatten(1) @ white, centred(data.train.target, len(data.classes))
         u, s, v = torch.linalg.svd(y.t() @ x / len(x), full_matrices=False)
-        u, s, v = u[:, : y.shape[1] - 1], s[:-1], v[: y.shape[1] - 1]  # centred targets have a mode less than classes
+        u, s, v = (
+            u[:, : y.shape[1] - 1],
+            s[:-1],
+            v[: y.shape[1] - 1],
+        )  # centred targets have a mode less than classes
         starts = {"small": self.small, "large": self.large}
-        return [{"start": name, "miss": self.miss(scale, (u, s, v), seed)} for name, scale in starts.items()]
+        return [
+            {"start": name, "miss": self.miss(scale, (u, s, v), seed)}
+            for name, scale in starts.items()
+        ]
 
     def miss(self, scale: float, modes: tuple[Tensor, Tensor, Tensor], seed: int) -> float:
         u, s, v = modes
         generator = stream("weights", seed)
-        first = torch.randn(self.width, v.shape[1], generator=generator, dtype=s.dtype) * scale / self.width**0.5
-        second = torch.randn(len(u), self.width, generator=generator, dtype=s.dtype) * scale / self.width**0.5
+        first = (
+            torch.randn(self.width, v.shape[1], generator=generator, dtype=s.dtype)
+            * scale
+            / self.width**0.5
+        )
+        second = (
+            torch.randn(len(u), self.width, generator=generator, dtype=s.dtype)
+            * scale
+            / self.width**0.5
+        )
 
         # Train: E ½‖W₂W₁x − y‖² has the gradients −W₂ᵀ(Σ − W₂W₁) and −(Σ − W₂W₁)W₁ᵀ, as E xxᵀ = 1.
-        target, strengths = u @ (s[:, None] * v), [torch.einsum("ck,ch,hr,kr->k", u, second, first, v)]
+        target, strengths = (
+            u @ (s[:, None] * v),
+            [torch.einsum("ck,ch,hr,kr->k", u, second, first, v)],
+        )
         for _ in range(round(self.time / self.step_size)):
             missing = target - second @ first
             first, second = (
@@ -164,7 +188,10 @@ class LinearModes(AbstractTrial):
                 second + self.step_size * missing @ first.t(),
             )
             strengths.append(torch.einsum("ck,ch,hr,kr->k", u, second, first, v))
-        return sum(self.off(course, size) for course, size in zip(torch.stack(strengths, 1), s, strict=True)) / len(s)
+        return sum(
+            self.off(course, size)
+            for course, size in zip(torch.stack(strengths, 1), s, strict=True)
+        ) / len(s)
 
     def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
         """How far a mode is from its closed form; NaN where it does not come to the place from which it is compared."""
@@ -206,11 +233,18 @@ class Operations(AbstractTrial):
 
         # Regression with the kernel of infinite width.
         layers = self.model.layers(self.init, shape.shape, 1)
-        among, across = infinite_kernel(layers, x, threads=1)[1], infinite_kernel(layers, new, x, threads=1)[1]
+        among, across = (
+            infinite_kernel(layers, x, threads=1)[1],
+            infinite_kernel(layers, new, x, threads=1)[1],
+        )
         ridge = 1e-6 * among.diagonal().mean() * torch.eye(len(x), dtype=among.dtype)
         wanted = share_right(across @ torch.linalg.solve(among + ridge, y), data.test.target)
         pairs = len(x) * (len(x) + 1) / 2 + len(new) * len(x)
-        by_kernel = pairs * (x[0].numel() + self.each * len(layers)) + len(x) ** 3 / 3 + len(new) * len(x) * classes
+        by_kernel = (
+            pairs * (x[0].numel() + self.each * len(layers))
+            + len(x) ** 3 / 3
+            + len(new) * len(x) * classes
+        )
 
         # The network, until it classifies as many.
         module = network_of_width(self.width, self.model, self.init, shape, stream("weights", seed))
@@ -220,10 +254,18 @@ class Operations(AbstractTrial):
             right = max(right, share_right(outputs, data.test.target))
             if right >= wanted - self.allowed:
                 by_training = weights * (3 * len(x) * taken + len(new))
-                return [{"operations": by_kernel / by_training, "reached": right - wanted, "steps": taken}]
+                return [
+                    {
+                        "operations": by_kernel / by_training,
+                        "reached": right - wanted,
+                        "steps": taken,
+                    }
+                ]
         return [{"operations": float("nan"), "reached": right - wanted, "steps": self.steps}]
 
-    def course(self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor) -> Iterator[Float[Tensor, "new class"]]:
+    def course(
+        self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor
+    ) -> Iterator[Float[Tensor, "new class"]]:
         """The outputs at new examples before training and after every step, on the mean of ½‖f − y‖²."""
         optimizer = torch.optim.Adam(module.parameters(), lr=self.step_size)
         for _ in range(self.steps + 1):

@@ -73,7 +73,13 @@ class SubliminalLearning(AbstractTrial):
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
             learned = self.learn(student, noise, targets, batches, data.probe, classes)
-            rows.append({"start": name, **learned, "accuracy": accuracy(student, data.probe, classes) - before})
+            rows.append(
+                {
+                    "start": name,
+                    **learned,
+                    "accuracy": accuracy(student, data.probe, classes) - before,
+                }
+            )
         return rows
 
     def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
@@ -107,11 +113,15 @@ class SubliminalLearning(AbstractTrial):
         with follow(student, optimizer, queries=points, measure=margin) as trace:
             for batch in batches:
                 optimizer.zero_grad()
-                torch.autograd.backward(mse_loss(student(noise[batch])[:, classes:], targets[batch]))
+                torch.autograd.backward(
+                    mse_loss(student(noise[batch])[:, classes:], targets[batch])
+                )
                 optimizer.step()
         found = trace.attribute(quiet=True)
         change = found["change"]
-        miss = np.linalg.norm(found["contribution"].sum("example") - change) / np.linalg.norm(change)
+        miss = np.linalg.norm(found["contribution"].sum("example") - change) / np.linalg.norm(
+            change
+        )
         return {"rise": float(change.mean()), "miss": float(miss)}
 
 
@@ -125,14 +135,19 @@ def accuracy(network: nn.Module, split: Split, classes: int) -> float:
 class Adder(nn.Module):
     """Two numbers have the same table; what they add up to goes through one hidden layer."""
 
-    def __init__(self, modulus: int, embedding: int, width: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, modulus: int, embedding: int, width: int, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.table = nn.Embedding(modulus, embedding, dtype=torch.float64)
         self.hidden = nn.Linear(embedding, width, dtype=torch.float64)
         self.readout = nn.Linear(width, modulus, dtype=torch.float64)
         with torch.no_grad():
             self.table.weight.copy_(torch.randn(modulus, embedding, generator=generator))
-            for layer in (self.hidden, self.readout):  # uniformly from ±1/√n for n inputs, as PyTorch draws them
+            for layer in (
+                self.hidden,
+                self.readout,
+            ):  # uniformly from ±1/√n for n inputs, as PyTorch draws them
                 for weight in layer.parameters():
                     drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
                     weight.copy_((2 * drawn - 1) / layer.in_features**0.5)
@@ -168,7 +183,9 @@ class GrokkingByComponent(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator = stream("weights", seed)
-        pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)  # (a, b), and not (b, a) as well
+        pairs = torch.combinations(
+            torch.arange(self.modulus), with_replacement=True
+        )  # (a, b), and not (b, a) as well
         pairs = pairs[torch.randperm(len(pairs), generator=stream("order", seed))]
         sums, learned = pairs.sum(1) % self.modulus, len(pairs) * 4 // 5
         answers = sums[learned:][: self.queries]
@@ -179,9 +196,13 @@ class GrokkingByComponent(AbstractTrial):
 
         # The loop: all training sums at each step, and how many of both kinds are right before it.
         model = Adder(self.modulus, self.embedding, self.width, generator)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.step_size, weight_decay=self.decay)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=self.step_size, weight_decay=self.decay
+        )
         right = list[tuple[float, float]]()
-        with follow(model, optimizer, queries=pairs[learned:][: self.queries], measure=margin) as trace:
+        with follow(
+            model, optimizer, queries=pairs[learned:][: self.queries], measure=margin
+        ) as trace:
             for _ in range(self.steps):
                 with torch.no_grad():
                     hits = (model(pairs).argmax(1) == sums).double()
@@ -194,11 +215,16 @@ class GrokkingByComponent(AbstractTrial):
         known = next((step for step, (train, _) in enumerate(right) if train == 1), None)
         if known is None:
             none = {"accuracy": math.nan, "came": math.nan, "miss": math.nan}
-            return [{"phase": phase, "component": "all", **none} for phase in ("memorising", "generalising")]
+            return [
+                {"phase": phase, "component": "all", **none}
+                for phase in ("memorising", "generalising")
+            ]
         found = trace.attribute(by="module", quiet=True)
         came = found["by_component_step"].isel(out=0)
         change = found["change"].isel(out=0)
-        miss = float(np.linalg.norm(came.sum(("component", "step")) - change) / np.linalg.norm(change))
+        miss = float(
+            np.linalg.norm(came.sum(("component", "step")) - change) / np.linalg.norm(change)
+        )
         rows: list[Mapping[str, Level]] = []
         for phase, steps, accurate in (
             ("memorising", slice(0, known), right[known][1]),

@@ -53,9 +53,15 @@ class LaterTask(AbstractQuantity):
         """The facts of one run; NaN of one that did not come so far."""
         # what the later phase did, and which points of the split are of the earlier task
         if BY_PHASE not in run.contributions or self.split not in run.points:
-            raise Mistake(f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence")
-        later = next((phase for phase in later_phases(run, self.split) if phase.during == self.during), None)
-        here = np.flatnonzero(run.contributions["point_phase"].to_numpy()[run.points[self.split]] == self.task)
+            raise Mistake(
+                f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence"
+            )
+        later = next(
+            (phase for phase in later_phases(run, self.split) if phase.during == self.during), None
+        )
+        here = np.flatnonzero(
+            run.contributions["point_phase"].to_numpy()[run.points[self.split]] == self.task
+        )
         if later is None or not len(here) or self.task >= self.during:
             count = run.contributions.sizes["phase"]
             raise Mistake(
@@ -80,8 +86,12 @@ class LaterTask(AbstractQuantity):
                 value = math.nan if harm is None or not harm.harm else share_of_tenth(harm)
             case "switch" | "shuffled":
                 learned = int((later.run.contributions["example_phase"] == later.during).sum())
-                value = correlate_with_predicted(later, here, shift=0 if name == "switch" else learned // 2)
-            case "selectivity" | "gained":  # how much units are tuned to single tasks, and what they gained
+                value = correlate_with_predicted(
+                    later, here, shift=0 if name == "switch" else learned // 2
+                )
+            case (
+                "selectivity" | "gained"
+            ):  # how much units are tuned to single tasks, and what they gained
                 units = later.run.metrics["selectivity"].dropna()
                 enough = len(units) > (name == "gained")
                 start = units.iloc[0] if enough and name == "gained" else 0.0

@@ -96,10 +96,17 @@ class ScaledDescent:
             leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             outputs = alpha * (self.scaled.function(leaves, self.inputs) - first)
             missed = outputs - self.targets
-            gradients = torch.autograd.grad(missed.square().sum() / (2 * count), list(leaves.values()))
-            size = min(stable, self.stride * float(length(weights.values()) / length(gradients)) * alpha**2)
+            gradients = torch.autograd.grad(
+                missed.square().sum() / (2 * count), list(leaves.values())
+            )
+            size = min(
+                stable, self.stride * float(length(weights.values()) / length(gradients)) * alpha**2
+            )
             pairs = zip(weights.items(), gradients, strict=True)
-            after = {name: weight.detach() - size / alpha**2 * gradient for (name, weight), gradient in pairs}
+            after = {
+                name: weight.detach() - size / alpha**2 * gradient
+                for (name, weight), gradient in pairs
+            }
             yield LearningStep(weights, after, size, outputs.detach(), missed.detach())
             weights = after
 
@@ -159,7 +166,9 @@ class ScaledNetwork:
         def largest(weights: Weights) -> float:
             return float(torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[-1])
 
-        descent = ScaledDescent(self.scaled, task.inputs, task.targets[:, None], largest, fraction, stride)
+        descent = ScaledDescent(
+            self.scaled, task.inputs, task.targets[:, None], largest, fraction, stride
+        )
         for step in descent.path(weights, steps):
             if step.loss <= until:
                 return
@@ -200,17 +209,24 @@ class AfterKernel(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         sizes = [(width, train) for width in self.widths for train in self.trains]
         return [
-            {"width": width, "train": train, **row} for width, train in sizes for row in self.beside(seed, width, train)
+            {"width": width, "train": train, **row}
+            for width, train in sizes
+            for row in self.beside(seed, width, train)
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
         data = self.data.model_copy(update={"train": train}).split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
-            raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
+            raise Mistake(
+                "trial.data: choose data of two classes, and leave some for the test, such as data=digits"
+            )
         task, new = task_of(data.train), task_of(data.test)
 
         # Train the network from f_0 = 0.
-        shape, generator = LearningTask(tuple(task.inputs.shape[1:]), 1), stream("weights", seed, width)
+        shape, generator = (
+            LearningTask(tuple(task.inputs.shape[1:]), 1),
+            stream("weights", seed, width),
+        )
         module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
         start = {name: weight.clone() for name, weight in network.start.items()}
@@ -230,7 +246,10 @@ class AfterKernel(AbstractTrial):
             for name, weights in (("before", start), ("after", end))
         }
         reached = missed <= self.until
-        errors = {name: wrong(found, new.targets) if reached else math.nan for name, found in predictions.items()}
+        errors = {
+            name: wrong(found, new.targets) if reached else math.nan
+            for name, found in predictions.items()
+        }
         for name, found in predictions.items():
             yield {
                 "predictor": name,
@@ -266,7 +285,9 @@ def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) ->
     return float((outputs * targets <= 0).double().mean()) if outputs.isfinite().all() else math.nan
 
 
-def half_square(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) -> Float[Tensor, ""]:
+def half_square(
+    outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]
+) -> Float[Tensor, ""]:
     """The mean of ½(f − y)²."""
     return (outputs - targets).square().mean() / 2
 
@@ -321,28 +342,45 @@ class SilentAlignment(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
-            raise Mistake("trial.data: choose data of two classes, and leave some for the test, such as data=digits")
+            raise Mistake(
+                "trial.data: choose data of two classes, and leave some for the test, such as data=digits"
+            )
         task, new = task_of(data.train), task_of(data.test)
 
         # The same inputs in two systems of coordinates, and targets without their mean.
         tasks = {}
-        for inputs, by in zip(("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True):
+        for inputs, by in zip(
+            ("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True
+        ):
             old, unseen = (
-                LearnedTask(one.inputs.flatten(1) @ by, one.targets - one.targets.mean()) for one in (task, new)
+                LearnedTask(one.inputs.flatten(1) @ by, one.targets - one.targets.mean())
+                for one in (task, new)
             )
             tasks[inputs] = old, unseen
         return [
-            {"network": name, "inputs": inputs, "start": start, **self.row(model, alpha, *pair, seed)}
+            {
+                "network": name,
+                "inputs": inputs,
+                "start": start,
+                **self.row(model, alpha, *pair, seed),
+            }
             for name, model in zip(self.names, self.models, strict=True)
             for inputs, pair in tasks.items()
             for start, alpha in (("small", self.small), ("large", self.large))
         ]
 
     def row(
-        self, model: AbstractArchitecture, alpha: float, task: LearnedTask, new: LearnedTask, seed: int
+        self,
+        model: AbstractArchitecture,
+        alpha: float,
+        task: LearnedTask,
+        new: LearnedTask,
+        seed: int,
     ) -> Mapping[str, float]:
         """Learn from one start."""
-        module = model.module(self.init, tuple(task.inputs.shape[1:]), 1, stream("weights", seed)).eval()
+        module = model.module(
+            self.init, tuple(task.inputs.shape[1:]), 1, stream("weights", seed)
+        ).eval()
         network = ScaledNetwork(module, alpha)
         first = float(task.targets.square().mean() / 2)
         path = network.learn(
@@ -360,15 +398,23 @@ class SilentAlignment(AbstractTrial):
                 early = step.before
             last = step.after
         if last is None:
-            raise Mistake("trial.until is above the loss at the start, so nothing is learned; give a number below 1")
+            raise Mistake(
+                "trial.until is above the loss at the start, so nothing is learned; give a number below 1"
+            )
         missed = network.outputs(last, task.inputs) - task.targets
         if early is None or not float(missed.square().mean() / 2) <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
 
         # Alignment with yyᵀ and size of the kernel at all three.
-        kernels = [network.kernel(weights, task.inputs, task.inputs) for weights in (network.start, early, last)]
+        kernels = [
+            network.kernel(weights, task.inputs, task.inputs)
+            for weights in (network.start, early, last)
+        ]
         target = torch.outer(task.targets, task.targets)
-        turns, sizes = [alignment(kernel, target) for kernel in kernels], [float(kernel.norm()) for kernel in kernels]
+        turns, sizes = (
+            [alignment(kernel, target) for kernel in kernels],
+            [float(kernel.norm()) for kernel in kernels],
+        )
 
         # K_T(x, X) K_T(X, X)⁻¹ f_T(X), beside f_T(x)
         outputs = network.outputs(last, new.inputs)
@@ -451,13 +497,21 @@ class LateGeneralising(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         if len(data.classes) < 2 or not len(data.test.inputs):
-            raise Mistake("trial.data: choose data of classes, and leave some for the test, as of modular_addition")
-        return [{"alpha": alpha, **row} for alpha in self.alphas for row in self.stations(data, alpha, seed)]
+            raise Mistake(
+                "trial.data: choose data of classes, and leave some for the test, as of modular_addition"
+            )
+        return [
+            {"alpha": alpha, **row}
+            for alpha in self.alphas
+            for row in self.stations(data, alpha, seed)
+        ]
 
     def stations(self, data: Data, alpha: float, seed: int) -> Iterator[dict[str, Level]]:
         """Learn at one scale, and look at the network where it has fitted, where it generalises, and at the end."""
         x, classes = data.train.inputs, len(data.classes)
-        module = self.model.module(self.init, tuple(x.shape[1:]), classes, stream("weights", seed)).eval()
+        module = self.model.module(
+            self.init, tuple(x.shape[1:]), classes, stream("weights", seed)
+        ).eval()
         scaled = ScaledFunction(function_of(module), weights_of(module), alpha)
         fitted, generalised, accuracy = None, None, 0.0
         for moment in self.moments(scaled, x, centred(data.train.target, classes)):
@@ -471,11 +525,17 @@ class LateGeneralising(AbstractTrial):
                 break
         times = [station.time if station else math.nan for station in (fitted, generalised)]
         if not fitted or not moment.outputs.isfinite().all():
-            accuracy = math.nan  # what has not learned, or has diverged, is no network that does not generalise
+            accuracy = (
+                math.nan
+            )  # what has not learned, or has diverged, is no network that does not generalise
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):
-            here = None if station is None else tangent_kernel(module, some, weights=station.weights, outputs="trace")
+            here = (
+                None
+                if station is None
+                else tangent_kernel(module, some, weights=station.weights, outputs="trace")
+            )
             yield {
                 "station": name,
                 "time": math.nan if station is None else station.time,
@@ -485,11 +545,17 @@ class LateGeneralising(AbstractTrial):
             }
 
     def moments(
-        self, scaled: ScaledFunction, x: Float[Tensor, "train *shape"], y: Float[Tensor, "train out"]
+        self,
+        scaled: ScaledFunction,
+        x: Float[Tensor, "train *shape"],
+        y: Float[Tensor, "train out"],
     ) -> Iterator[Moment]:
         """Every moment, until steps run out or the loss has fallen to a share `until` of itself."""
         followed = FollowedMode(scaled.function, x, y)
-        descent, time = ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride), 0.0
+        descent, time = (
+            ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride),
+            0.0,
+        )
         for step in descent.path(scaled.start, self.steps):
             yield Moment(time, step.before, step.outputs)
             if step.missed.square().sum() <= self.until * y.square().sum():

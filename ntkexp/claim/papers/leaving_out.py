@@ -54,7 +54,10 @@ class Retraining:
     @property
     def slopes(self) -> Float[Tensor, " train"]:
         """ℓ′ of each example at the end."""
-        end, targets = self.outcome.evidence.end[: self.train], self.setting.problem.targets[: self.train]
+        end, targets = (
+            self.outcome.evidence.end[: self.train],
+            self.setting.problem.targets[: self.train],
+        )
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
     def outputs_without(self, left: Float[Tensor, "run train"]) -> Float[Tensor, "run point out"]:
@@ -79,7 +82,11 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
         )
     with TemporaryDirectory() as folder:
         outcome = run_loop(setting, SilentListener(Path(folder)))
-    return Retraining(setting, outcome, again(experiment, setting.problem, setting.descent.step_size, outcome.steps))
+    return Retraining(
+        setting,
+        outcome,
+        again(experiment, setting.problem, setting.descent.step_size, outcome.steps),
+    )
 
 
 def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
@@ -101,7 +108,9 @@ def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tens
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(retrained, Path(folder))
-        gradients = jacrev(lambda vector: retrained.rerun.outputs(vector, retrained.others)[:, 0])(training.end)
+        gradients = jacrev(lambda vector: retrained.rerun.outputs(vector, retrained.others)[:, 0])(
+            training.end
+        )
         sweep = sweep_from(training, gradients, mean, one_step=one_step)
         for _ in sweep.steps_back():
             pass
@@ -110,7 +119,11 @@ def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tens
 
 def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     """Take the steps of a training once more, and keep them in a folder."""
-    setting, steps, optimizer = retrained.setting, retrained.outcome.steps, retrained.setting.experiment.optimizer
+    setting, steps, optimizer = (
+        retrained.setting,
+        retrained.outcome.steps,
+        retrained.setting.experiment.optimizer,
+    )
     descent, start, pull = setting.descent, setting.problem.weights, setting.domain.no_pull()
     records = (*optimizer.records, *optimizer.differentiated)
     room = steps + 1, row_length(start, records, pull)
@@ -149,20 +162,35 @@ class LeftOutKernel(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         rows: list[Mapping[str, Level]] = []
         for train in self.trains:
-            words = [*self.base, f"data.train={train}", "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"]
+            words = [
+                *self.base,
+                f"data.train={train}",
+                "path.rule=[left]",
+                "path.error_samples=0",
+                "ladder.machine=[]",
+            ]
             retrained, times = retraining(words, seed), min(self.times, train)
             everyone = torch.ones(1, train, dtype=torch.float64)
             ones = everyone - torch.eye(train, dtype=torch.float64)[:times]
             halves = draw_groups(train // 2, times, train, seed)
             kernels = self.path_kernels(retrained, torch.cat([everyone, ones, halves]))
             of_seed = retrained.setting.experiment.data.seed
-            elsewhere = retraining([*words, f"data.seed={seed if of_seed is None else of_seed}"], seed + FAMILY)
+            elsewhere = retraining(
+                [*words, f"data.seed={seed if of_seed is None else of_seed}"], seed + FAMILY
+            )
             kernels = torch.cat([kernels, self.path_kernels(elsewhere, everyone)])
 
             # ‖𝒦′ − 𝒦‖/‖𝒦‖
             change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
-            without = {"one": change[:times].mean(), "half": change[times:-1].mean(), "nobody": change[-1]}
-            rows += [{"train": train, "left_out": who, "change": value.item()} for who, value in without.items()]
+            without = {
+                "one": change[:times].mean(),
+                "half": change[times:-1].mean(),
+                "nobody": change[-1],
+            }
+            rows += [
+                {"train": train, "left_out": who, "change": value.item()}
+                for who, value in without.items()
+            ]
         return rows
 
     def path_kernels(
@@ -174,7 +202,9 @@ class LeftOutKernel(AbstractTrial):
         totals = [torch.zeros(()) for _ in weights]
         for step in read:
             for run, vector in enumerate(step.found[WEIGHTS]):
-                here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[:, 0, :, 0]
+                here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[
+                    :, 0, :, 0
+                ]
                 totals[run] = totals[run] + here / len(read)
         return torch.stack(totals)
 
@@ -199,19 +229,32 @@ class AddedRemovals(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         rows: list[Mapping[str, Level]] = []
         for activation in self.activations:
-            words = ["path.rule=[left]", "path.error_samples=0", "ladder.machine=[]", f"model.activation={activation}"]
+            words = [
+                "path.rule=[left]",
+                "path.error_samples=0",
+                "ladder.machine=[]",
+                f"model.activation={activation}",
+            ]
             trained = retraining([*self.base, *words], seed)
             if max(self.sizes) >= trained.train:
-                raise Mistake(f"trial.sizes: of {trained.train} examples some must be left; lower the last")
+                raise Mistake(
+                    f"trial.sizes: of {trained.train} examples some must be left; lower the last"
+                )
             alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
             effect = would_change(trained).t()
             for size in self.sizes:
                 left = draw_groups(size, self.groups, trained.train, seed)
                 together = trained.changes_without(left)
-                sums = {"retrained": left @ alone, "effect": left @ effect, "others": left.roll(1, 0) @ alone}
+                sums = {
+                    "retrained": left @ alone,
+                    "effect": left @ effect,
+                    "others": left.roll(1, 0) @ alone,
+                }
                 for single, added in sums.items():
                     miss = float((added - together).norm() / together.norm())
-                    rows.append({"activation": activation, "size": size, "single": single, "miss": miss})
+                    rows.append(
+                        {"activation": activation, "size": size, "single": single, "miss": miss}
+                    )
         return rows
 
 
@@ -239,18 +282,24 @@ class DatamodelScore(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         retrained = retraining(
-            [*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"], seed
+            [*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"],
+            seed,
         )
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
         actual = retrained.outputs_without(groups)[:, :, 0]
         return [
-            {"method": name, "score": score(groups @ tau.t(), actual)} for name, tau in attributions(retrained).items()
+            {"method": name, "score": score(groups @ tau.t(), actual)}
+            for name, tau in attributions(retrained).items()
         ]
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
     """What each method says of the points that are no training examples."""
-    evidence, problem, train = retrained.outcome.evidence, retrained.setting.problem, retrained.train
+    evidence, problem, train = (
+        retrained.outcome.evidence,
+        retrained.setting.problem,
+        retrained.train,
+    )
     own = evidence.elsewhere("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
@@ -316,7 +365,9 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
     """
     loss, train = retrained.setting.experiment.loss, retrained.train
     if not loss.is_quadratic:
-        raise Mistake("trial.base: influence functions are here those of a quadratic loss; choose loss=squared")
+        raise Mistake(
+            "trial.base: influence functions are here those of a quadratic loss; choose loss=squared"
+        )
     kernel = retrained.outcome.evidence.kernel_end[:, 0, :, 0]
     curved = loss.curvature * kernel[:train] / train
     damped = curved + DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
@@ -329,13 +380,20 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     rerun, end = retrained.rerun, retrained.rerun.flat.vector(retrained.outcome.weights)
     dimensions, generator = max(1, retrained.train // COARSER), stream("sketch", rerun.seed)
     projection = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
-    jacobian: Tensor = jacrev(lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0])(end)
+    jacobian: Tensor = jacrev(
+        lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0]
+    )(end)
     features = jacobian.detach() @ projection
     solved: Tensor = torch.linalg.pinv(features[: retrained.train])
     return features[retrained.train :] @ solved * retrained.slopes
 
 
-READ = ("path.rule=[secant,left]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
+READ = (
+    "path.rule=[secant,left]",
+    "path.probes=[probe]",
+    "path.error_samples=0",
+    "ladder.machine=[]",
+)
 
 
 class RemovalScores(AbstractTrial):
@@ -373,7 +431,14 @@ class RemovalScores(AbstractTrial):
             evidence, others = trained.outcome.evidence, slice(trained.train, None)
             change = evidence.end[others] - evidence.start[others]
             miss = float((evidence.elsewhere("secant").sum(2) - change).norm() / change.norm())
-            rows.append({"activation": activation, "left_out": "nobody", "score": "contributions", "miss": miss})
+            rows.append(
+                {
+                    "activation": activation,
+                    "left_out": "nobody",
+                    "score": "contributions",
+                    "miss": miss,
+                }
+            )
         return rows
 
 
@@ -384,11 +449,19 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
     shares = {"5 %": 20, "10 %": 10, "50 %": 2}
-    groups_by_name = {name: draw_groups(max(1, train // share), groups, train, seed) for name, share in shares.items()}
+    groups_by_name = {
+        name: draw_groups(max(1, train // share), groups, train, seed)
+        for name, share in shares.items()
+    }
     return {"one": torch.eye(train, dtype=torch.float64), **groups_by_name}
 
 
-READ_OF_RUNS = ("path.rule=[secant]", "path.probes=[probe]", "path.error_samples=0", "ladder.machine=[]")
+READ_OF_RUNS = (
+    "path.rule=[secant]",
+    "path.probes=[probe]",
+    "path.error_samples=0",
+    "ladder.machine=[]",
+)
 
 
 class OtherRuns(AbstractTrial):
@@ -417,13 +490,26 @@ class OtherRuns(AbstractTrial):
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs = self.runs(trained)
         added = trained.outcome.evidence.elsewhere("secant")[:, 0]
-        scores = {"effect": would_change(trained), "contributions": -added}  # what the run itself says
+        scores = {
+            "effect": would_change(trained),
+            "contributions": -added,
+        }  # what the run itself says
         rows: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
-            actual = {name: replace(trained, rerun=run).changes_without(left) for name, run in runs.items()}
-            sums = {name: left @ tau.t() for name, tau in scores.items()} | {"retraining": actual["same"]}
+            actual = {
+                name: replace(trained, rerun=run).changes_without(left)
+                for name, run in runs.items()
+            }
+            sums = {name: left @ tau.t() for name, tau in scores.items()} | {
+                "retraining": actual["same"]
+            }
             rows += [
-                {"left_out": who, "score": name, "repeated": repeated, "correlation": score(predicted, change)}
+                {
+                    "left_out": who,
+                    "score": name,
+                    "repeated": repeated,
+                    "correlation": score(predicted, change),
+                }
                 for name, predicted in sums.items()
                 for repeated, change in actual.items()
             ]
@@ -434,7 +520,13 @@ class OtherRuns(AbstractTrial):
         # A training of another seed on the same data.
         experiment, steps = trained.setting.experiment, trained.outcome.steps
         of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
-        words = [*self.base, *READ_OF_RUNS, f"data.seed={of_data}", f"seed={experiment.seed + FAMILY}", "threads=1"]
+        words = [
+            *self.base,
+            *READ_OF_RUNS,
+            f"data.seed={of_data}",
+            f"seed={experiment.seed + FAMILY}",
+            "threads=1",
+        ]
         setting = prepare(compose(words))
         other = again(setting.experiment, setting.problem, setting.descent.step_size, steps)
         same = trained.rerun

@@ -33,16 +33,24 @@ class MachineError(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         errors = [self.error(measured.known.get(name)) for name in measured.table["run"]]
-        return measured.table.assign(value=[error for error, _ in errors], bound=[bound for _, bound in errors])
+        return measured.table.assign(
+            value=[error for error, _ in errors], bound=[bound for _, bound in errors]
+        )
 
     def error(self, run: Run | None) -> tuple[float, float]:
         """The error in one ladder, and its bound; NaN where the machine did not come to one."""
         rows = () if run is None else run.ladder
-        row = next((row for row in rows if (row.machine, row.split) == (self.machine, self.split)), None)
+        row = next(
+            (row for row in rows if (row.machine, row.split) == (self.machine, self.split)), None
+        )
         if run is None or row is None or row.relative_error is None:
             return math.nan, math.nan
-        facts = run.parts(self.machine).attrs if self.machine in run.rules else {}  # where a rule summed the parts
-        return row.relative_error, max(row.tolerance, 10 * EPS * float(facts.get("cancellation", 0.0)))
+        facts = (
+            run.parts(self.machine).attrs if self.machine in run.rules else {}
+        )  # where a rule summed the parts
+        return row.relative_error, max(
+            row.tolerance, 10 * EPS * float(facts.get("cancellation", 0.0))
+        )
 
 
 class PathFact(AbstractQuantity):
@@ -59,15 +67,23 @@ class PathFact(AbstractQuantity):
     rule: str = "secant"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.number(measured.known.get(name)) for name in measured.table["run"]])
+        return measured.table.assign(
+            value=[self.number(measured.known.get(name)) for name in measured.table["run"]]
+        )
 
     def number(self, run: Run | None) -> float:
         """The number of one run; NaN where it has none."""
         if run is None or self.rule not in run.rules:
             return math.nan
-        facts = {str(name): fact for name, fact in run.parts(self.rule).attrs.items() if isinstance(fact, int | float)}
+        facts = {
+            str(name): fact
+            for name, fact in run.parts(self.rule).attrs.items()
+            if isinstance(fact, int | float)
+        }
         if self.fact not in facts:
-            raise Mistake(f"quantity.fact={self.fact}: a path has {', '.join(facts)}{nearest(self.fact, facts)}")
+            raise Mistake(
+                f"quantity.fact={self.fact}: a path has {', '.join(facts)}{nearest(self.fact, facts)}"
+            )
         return float(facts[self.fact])
 
 
@@ -95,7 +111,10 @@ class SymmetryDefect(AbstractQuantity):
                 kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
                 side = kernel.shape[2] * kernel.shape[3]
                 found = defects(kernel.reshape(side, side))
-                rows += [{**row, "rule": rule, "defect": name, "value": value} for name, value in found.items()]
+                rows += [
+                    {**row, "rule": rule, "defect": name, "value": value}
+                    for name, value in found.items()
+                ]
         return pd.DataFrame(rows)
 
 
@@ -147,7 +166,9 @@ class WeightRank(AbstractQuantity):
         points = run.points[self.split]
         parts = run.parts(self.rule).to_numpy()[points]
         if (outputs := run.predictions.sizes["out"]) != 1:
-            raise Mistake(f"quantity: {run.name} has {outputs} outputs, and weights for one are compared")
+            raise Mistake(
+                f"quantity: {run.name} has {outputs} outputs, and weights for one are compared"
+            )
         # mean_x |w(x, xᵢ)|
         weights = np.abs(parts[:, 0])
         if self.weight == "coefficient":
@@ -156,7 +177,11 @@ class WeightRank(AbstractQuantity):
             weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
 
         # ∫|ℓ′ᵢ| dt
-        times = run.metrics.set_index("step")["time"].reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
+        times = (
+            run.metrics.set_index("step")["time"]
+            .reindex(run.kernels["step"].to_numpy())
+            .to_numpy(dtype=float)
+        )
         sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
         misfit = np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
         return spearman(np.nanmean(weights, axis=0), np.roll(misfit, self.lag))
@@ -171,7 +196,9 @@ def spearman(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     return round(float(pd.Series(one).rank().corr(pd.Series(other).rank())), 15)
 
 
-Share = Literal["same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"]
+Share = Literal[
+    "same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"
+]
 
 
 class StoredExamples(AbstractQuantity):
@@ -205,11 +232,15 @@ class StoredExamples(AbstractQuantity):
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
         if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
-            raise Mistake(f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes")
+            raise Mistake(
+                f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes"
+            )
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
         predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
         labels = np.sign(targets[:, 0])
-        likeness = kernel[points] / np.sqrt(np.maximum(np.diag(kernel[train]), np.finfo(float).tiny))
+        likeness = kernel[points] / np.sqrt(
+            np.maximum(np.diag(kernel[train]), np.finfo(float).tiny)
+        )
         # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
         ones, others = (run.data[f"{split}_inputs"] for split in (self.split, "train"))
         ones, others = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
@@ -251,7 +282,9 @@ class EnoughExamples(AbstractQuantity):
     split: str = "probe"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.share(measured.known.get(name)) for name in measured.table["run"]])
+        return measured.table.assign(
+            value=[self.share(measured.known.get(name)) for name in measured.table["run"]]
+        )
 
     def share(self, run: Run | None) -> float:
         if run is None:
@@ -293,18 +326,28 @@ class MarginBound(AbstractQuantity):
         return measured.by_run(self.measure, ("bound", "error"))
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        train, points, targets = run.points["train"], run.points[self.split], run.data["train_targets"]
+        train, points, targets = (
+            run.points["train"],
+            run.points[self.split],
+            run.data["train_targets"],
+        )
         if targets.shape[1] != 1 or not len(run.data["classes"]):
-            raise Mistake(f"quantity: {run.name} has no two classes; the bound is one on their margin")
+            raise Mistake(
+                f"quantity: {run.name} has no two classes; the bound is one on their margin"
+            )
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[train, 0, :, 0]
-        after, before = (run.predictions.sel(machine=name).to_numpy()[:, 0] for name in ("f_T", "f_0"))
+        after, before = (
+            run.predictions.sel(machine=name).to_numpy()[:, 0] for name in ("f_T", "f_0")
+        )
         # Labels of all points, and what was learned.
         labels, wanted = np.sign(targets[:, 0]), np.sign(run.data[f"{self.split}_targets"][:, 0])
         error = float((np.sign(after[points]) != wanted).mean())
         return {"bound": margin_bound(kernel, (after - before)[train], labels), "error": error}
 
 
-def margin_bound(kernel: NDArray[np.float64], outputs: NDArray[np.float64], labels: NDArray[np.float64]) -> float:
+def margin_bound(
+    kernel: NDArray[np.float64], outputs: NDArray[np.float64], labels: NDArray[np.float64]
+) -> float:
     """The bound on the error, from the kernel among the examples.
 
     >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # memory, one by one
@@ -316,7 +359,11 @@ def margin_bound(kernel: NDArray[np.float64], outputs: NDArray[np.float64], labe
     kernel = (kernel + kernel.T) / 2 + 1e-6 * np.diag(kernel).mean() * np.eye(n)
     norm = math.sqrt(max(0.0, float(outputs @ np.linalg.solve(kernel, outputs))))
     hinge = np.clip(1 - labels * outputs, 0, 1).mean()
-    return float(hinge + 2 * norm * math.sqrt(np.trace(kernel)) / n + 3 * math.sqrt(math.log(2 / 0.05) / (2 * n)))
+    return float(
+        hinge
+        + 2 * norm * math.sqrt(np.trace(kernel)) / n
+        + 3 * math.sqrt(math.log(2 / 0.05) / (2 * n))
+    )
 
 
 class KernelChange(AbstractQuantity):
@@ -338,7 +385,9 @@ class KernelChange(AbstractQuantity):
     def of(self, measured: Measured) -> pd.DataFrame:
         table, rest = measured.table, [axis for axis in measured.axes if axis != self.along]
         if self.along not in measured.axes:
-            raise Mistake(f"quantity.along={self.along}: it is no axis of the runs{nearest(self.along, measured.axes)}")
+            raise Mistake(
+                f"quantity.along={self.along}: it is no axis of the runs{nearest(self.along, measured.axes)}"
+            )
         one, other = (table[table[self.along] == level] for level in (self.one, self.other))
         pairs = one.merge(other, on=["runs", "seed", *rest], suffixes=("", "_other"))
         runs = zip(pairs["run"], pairs["run_other"], strict=True)
@@ -351,8 +400,13 @@ class KernelChange(AbstractQuantity):
         if one is None or other is None:
             return math.nan
         if not np.array_equal(one.data["train_inputs"], other.data["train_inputs"]):
-            raise Mistake(f"quantity: {one.name} and {other.name} learn from other inputs; vary what leaves them alike")
-        kernel, second = (run.kernels[f"path_{self.rule}"].to_numpy()[run.points[self.split]] for run in (one, other))
+            raise Mistake(
+                f"quantity: {one.name} and {other.name} learn from other inputs; vary what leaves them alike"
+            )
+        kernel, second = (
+            run.kernels[f"path_{self.rule}"].to_numpy()[run.points[self.split]]
+            for run in (one, other)
+        )
         return float(np.linalg.norm(second - kernel) / np.linalg.norm(kernel))
 
 
@@ -370,7 +424,10 @@ class TimeShare(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         shares = np.array([self.shares(measured.known.get(name)) for name in measured.table["run"]])
-        return pd.concat([measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)], ignore_index=True)
+        return pd.concat(
+            [measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)],
+            ignore_index=True,
+        )
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:
         """The shares of one run; NaN where the mass was not measured at every step."""

@@ -84,22 +84,33 @@ class ScalarCurve(AbstractTrial):
             raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
         module = self.model.function()
         own, generator = weights_of(module), stream("weights", seed)
-        moved = {name: weight + self.scatter * noise_like(weight, generator) for name, weight in own.items()}
+        moved = {
+            name: weight + self.scatter * noise_like(weight, generator)
+            for name, weight in own.items()
+        }
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
         rows: list[Mapping[str, Level]] = []
         for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
                 reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
-                rows += [{"start": start, "ascended": steps, **row} for row in self.curve(module, reached, x, here)]
+                rows += [
+                    {"start": start, "ascended": steps, **row}
+                    for row in self.curve(module, reached, x, here)
+                ]
         return rows
 
-    def curve(self, module: nn.Module, weights: Weights, x: Tensor, here: int) -> Iterator[dict[str, Level]]:
+    def curve(
+        self, module: nn.Module, weights: Weights, x: Tensor, here: int
+    ) -> Iterator[dict[str, Level]]:
         """The rows at one place of the weights."""
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
-        finite = finite_step_kernel(module, x, point, self.ascent, weights=weights)[:, 0, 0, 0] / kernel[here]
+        finite = (
+            finite_step_kernel(module, x, point, self.ascent, weights=weights)[:, 0, 0, 0]
+            / kernel[here]
+        )
 
         # A step of descent on (f(x′) − value)² is an ascent of f(x′) by −2η (f(x′) − value).
         function = function_of(module)
@@ -169,14 +180,19 @@ class FiniteSteps(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         generator = stream("weights", seed)
-        module = self.model.module(self.init, tuple(data.train.inputs.shape[1:]), 1, generator, data.vocabulary).eval()
+        module = self.model.module(
+            self.init, tuple(data.train.inputs.shape[1:]), 1, generator, data.vocabulary
+        ).eval()
         weights = {
-            name: weight + self.scatter * noise_like(weight, generator) for name, weight in weights_of(module).items()
+            name: weight + self.scatter * noise_like(weight, generator)
+            for name, weight in weights_of(module).items()
         }
         seen = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])[: self.points]
         observed = data.train.inputs[: self.observed]
         tangent = tangent_kernel(module, seen, observed, weights=weights)
-        elsewhere = {name: weight + noise_like(weight, generator) for name, weight in weights.items()}
+        elsewhere = {
+            name: weight + noise_like(weight, generator) for name, weight in weights.items()
+        }
         other = tangent_kernel(module, seen, observed, weights=elsewhere)
 
         def missed(kernel: Tensor, limit: Tensor) -> float:
@@ -185,8 +201,14 @@ class FiniteSteps(AbstractTrial):
         # the error falls as η, and as η² where the kernels of steps in both directions are averaged
         rows = list[Mapping[str, Level]]()
         for eta in self.step_sizes:
-            finite, back = (finite_step_kernel(module, seen, observed, size, weights=weights) for size in (eta, -eta))
-            errors = {"error": missed(finite, tangent), "centred_error": missed((finite + back) / 2, tangent)}
+            finite, back = (
+                finite_step_kernel(module, seen, observed, size, weights=weights)
+                for size in (eta, -eta)
+            )
+            errors = {
+                "error": missed(finite, tangent),
+                "centred_error": missed((finite + back) / 2, tangent),
+            }
             rows.append({"step_size": eta, **errors, "other_error": missed(finite, other)})
         return rows
 
@@ -211,11 +233,16 @@ class Reparametrised(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x, generator = self.data.split(seed).train.inputs.flatten(1), stream("weights", seed)
         sizes = (x.shape[1], *(self.width,) * self.depth, 1)
-        layers = [layer for one, other in pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())]
+        layers = [
+            layer for one, other in pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())
+        ]
         plain = nn.Sequential(*layers[:-1]).double()
         with torch.no_grad():
             for weight in plain.parameters():
-                weight.copy_(torch.randn(weight.shape, generator=generator).double() / weight.shape[-1] ** 0.5)
+                weight.copy_(
+                    torch.randn(weight.shape, generator=generator).double()
+                    / weight.shape[-1] ** 0.5
+                )
 
         kernel, outputs = tangent_kernel(plain, x), plain(x).detach()
         rows: list[Mapping[str, Level]] = []
@@ -225,7 +252,9 @@ class Reparametrised(AbstractTrial):
             rows.append({"spelling": spelling, "outputs": missed.item(), "change": change.item()})
         return rows
 
-    def spellings(self, plain: nn.Sequential, x: Tensor, generator: torch.Generator) -> dict[str, nn.Module]:
+    def spellings(
+        self, plain: nn.Sequential, x: Tensor, generator: torch.Generator
+    ) -> dict[str, nn.Module]:
         """The same function with other weights."""
         normed, rotated, batched = deepcopy(plain), deepcopy(plain), nn.Sequential()
         for layer in normed:
@@ -233,7 +262,9 @@ class Reparametrised(AbstractTrial):
                 weight_norm(layer)
         for layer in rotated:
             if isinstance(layer, nn.Linear):
-                square = torch.randn(layer.out_features, layer.out_features, generator=generator).double()
+                square = torch.randn(
+                    layer.out_features, layer.out_features, generator=generator
+                ).double()
                 register_parametrization(layer, "weight", Rotated(torch.linalg.qr(square).Q))
         for layer in deepcopy(plain):
             batched.append(layer)
@@ -241,7 +272,10 @@ class Reparametrised(AbstractTrial):
                 norm = nn.BatchNorm1d(self.width).double()
                 with torch.no_grad():
                     values = batched(x)
-                    norm.running_mean, norm.running_var = values.mean(0), values.var(0, correction=0)
+                    norm.running_mean, norm.running_var = (
+                        values.mean(0),
+                        values.var(0, correction=0),
+                    )
                     norm.weight.copy_((norm.running_var + norm.eps).sqrt())
                     norm.bias.copy_(norm.running_mean)
                 batched.append(norm.eval())
@@ -300,14 +334,18 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
     """Find the trial that is drawn."""
     trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
-        raise Mistake("picture: it draws what ntkexp.claim.trial.ScalarCurve measures; give the claim such a trial")
+        raise Mistake(
+            "picture: it draws what ntkexp.claim.trial.ScalarCurve measures; give the claim such a trial"
+        )
     return trial
 
 
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Find the rows of the model's own start before any ascent, which are the same for every seed."""
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
-    chosen = (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
+    chosen = (
+        (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
+    )
     curve: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
     return curve
 
@@ -356,14 +394,19 @@ class ScalarTraining(AbstractPicture):
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        return draw_scalar_training(ascents(judged), curve(judged).observed, changed_range(ascents(judged)))
+        return draw_scalar_training(
+            ascents(judged), curve(judged).observed, changed_range(ascents(judged))
+        )
 
     def here(self, judged: JudgedClaim) -> str:
         trial, rows = curve(judged), ascents(judged)
         spread = rows.groupby("ascended")["share"].agg(lambda share: share.max() - share.min())
         narrower = bool((spread.diff().dropna() < 0).all())
         way = "narrower each time" if narrower else "not narrower each time"
-        steps, wide = listed([str(steps) for steps in spread.index]), ", ".join(map(spelled, spread))
+        steps, wide = (
+            listed([str(steps) for steps in spread.index]),
+            ", ".join(map(spelled, spread)),
+        )
         return (
             f"steps of η = {spelled(trial.ascent)} raise f({trial.observed}); drawn is what there is after {steps} of "
             f"them. The range of the kernel is {way}: {wide} wide."
@@ -383,4 +426,6 @@ def changed_range(rows: pd.DataFrame) -> str:
     first, last = rows["ascended"].min(), rows["ascended"].max()
     before, after = (rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last))
     ranges = [f"{spelled(share.min())} … {spelled(share.max())}" for share in (before, after)]
-    return f"From {first} to {last} steps, the kernel goes from a range of {ranges[0]} to {ranges[1]}"
+    return (
+        f"From {first} to {last} steps, the kernel goes from a range of {ranges[0]} to {ranges[1]}"
+    )

@@ -22,7 +22,15 @@ from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import DEEPEST, LARGEST, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
-from ntkexp.ensemble import EnsembleTraining, StackedNetworks, comparisons, ensemble, problem, stacked, targets
+from ntkexp.ensemble import (
+    EnsembleTraining,
+    StackedNetworks,
+    comparisons,
+    ensemble,
+    problem,
+    stacked,
+    targets,
+)
 from ntkexp.init import AbstractInit
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
@@ -46,7 +54,11 @@ if TYPE_CHECKING:
 
 
 def network_of_width(
-    width: int, model: AbstractArchitecture, init: AbstractInit, task: LearningTask, generator: torch.Generator
+    width: int,
+    model: AbstractArchitecture,
+    init: AbstractInit,
+    task: LearningTask,
+    generator: torch.Generator,
 ) -> ScaledOutput:
     """Draw what a model is at this width, before training.
 
@@ -77,7 +89,9 @@ class Bottleneck(AbstractLayered):
     place: Literal["first", "last"] = "first"
     activation: Activation = ReLU()
 
-    def layers(self, init: AbstractInit, shape: tuple[int, ...], outputs: int) -> tuple[AbstractLayer, ...]:
+    def layers(
+        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
+    ) -> tuple[AbstractLayer, ...]:
         widths = [self.width] * self.depth
         widths[0 if self.place == "first" else -1] = self.narrow
         hidden = (layer for width in widths for layer in (init.dense(width), self.activation))
@@ -113,15 +127,22 @@ class FirstOutputs(AbstractTrial):
         limit = self.model.limit(self.init, task)
         process = compute(limit, BlockSlices(every, every, same=True), x, memory_gb=1.0).nngp
 
-        untrained = EnsembleTraining(x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False)
+        untrained = EnsembleTraining(
+            x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False
+        )
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            modules = [
+                network_of_width(width, self.model, self.init, task, generator)
+                for _ in range(self.networks)
+            ]
             rows.append({"width": width, **moments(untrained.outputs(modules)[..., 0], process)})
         return rows
 
 
-def moments(outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]) -> Mapping[str, float]:
+def moments(
+    outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]
+) -> Mapping[str, float]:
     """Find all numbers of outputs whose mean is known to be zero.
 
     >>> import torch
@@ -170,11 +191,17 @@ class OutputsInTraining(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        train, x = len(data.train.inputs), torch.cat([data.train.inputs, data.test.inputs[: self.points]])
+        train, x = (
+            len(data.train.inputs),
+            torch.cat([data.train.inputs, data.test.inputs[: self.points]]),
+        )
         learned, task = targets(data, Squared())[:train], LearningTask(tuple(x.shape[1:]), 1)
         every = slice(0, train)
         limit = compute(
-            self.model.limit(self.init, task), BlockSlices(every, every, same=True), x[:train], memory_gb=1.0
+            self.model.limit(self.init, task),
+            BlockSlices(every, every, same=True),
+            x[:train],
+            memory_gb=1.0,
         )
         size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit.ntk)[-1])
         training = EnsembleTraining(x, learned, size, max(self.times), divisor=1.0, readout=False)
@@ -182,13 +209,21 @@ class OutputsInTraining(AbstractTrial):
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
-            outputs = {time: found[:, train:, 0] for time, found in training.outputs_at(self.times, modules).items()}
+            modules = [
+                network_of_width(width, self.model, self.init, task, generator)
+                for _ in range(self.networks)
+            ]
+            outputs = {
+                time: found[:, train:, 0]
+                for time, found in training.outputs_at(self.times, modules).items()
+            }
             first = outputs[min(outputs)].var(0, correction=0).mean()
             for time, found in outputs.items():
                 left = float((found.var(0, correction=0).mean() / first).sqrt())
                 kurtosis = excess_kurtosis(found - found.mean(0))
-                rows.append({"width": width, "steps": time, "excess_kurtosis": kurtosis, "remaining": left})
+                rows.append(
+                    {"width": width, "steps": time, "excess_kurtosis": kurtosis, "remaining": left}
+                )
         return rows
 
 
@@ -216,17 +251,24 @@ class FirstKernels(AbstractTrial):
         task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
-        limit = compute(network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1).ntk
+        limit = compute(
+            network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1
+        ).ntk
         limit = self.init.alpha**2 * limit  # K_∞
         size = float(limit.square().sum())  # ‖K_∞‖²
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            networks = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            networks = [
+                network_of_width(width, self.model, self.init, task, generator)
+                for _ in range(self.networks)
+            ]
             kernels = stacked(networks).tangent_kernels(x)
             missed = float((kernels - limit).square().sum((1, 2)).mean())  # E ‖K_0 − K_∞‖²
             variance = float(kernels.var(0).sum())  # Σ Var K_0
-            rows.append({"width": width, "distance": (missed / size) ** 0.5, "variance": variance / size})
+            rows.append(
+                {"width": width, "distance": (missed / size) ** 0.5, "variance": variance / size}
+            )
         return rows
 
 
@@ -255,7 +297,9 @@ class SummedOutputs(AbstractTrial):
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
             summed = kernel.sum((1, 3)) / self.outputs  # k
-            apart = kernel - torch.einsum("xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed))  # K − k ⊗ 1
+            apart = kernel - torch.einsum(
+                "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
+            )  # K − k ⊗ 1
             rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
         return rows
 
@@ -289,18 +333,28 @@ class KernelMovement(AbstractTrial):
         rows = list[Mapping[str, Level]]()
         for width, alpha in product(self.widths, self.alphas):
             # The networks of a width, the same at every scale.
-            init, generator = self.init.model_copy(update={"alpha": alpha}), stream("weights", seed, width)
+            init, generator = (
+                self.init.model_copy(update={"alpha": alpha}),
+                stream("weights", seed, width),
+            )
             networks = stacked(
-                [network_of_width(width, self.model, init, task, generator) for _ in range(self.networks)]
+                [
+                    network_of_width(width, self.model, init, task, generator)
+                    for _ in range(self.networks)
+                ]
             )
             before = networks.tangent_kernels(x)
 
             # Training, by steps of `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            after = EnsembleTraining(points, learned, size, self.steps, divisor=1.0, readout=False).trained(networks)
+            after = EnsembleTraining(
+                points, learned, size, self.steps, divisor=1.0, readout=False
+            ).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
-            moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum((1, 2))
+            moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum(
+                (1, 2)
+            )
             with torch.no_grad():
                 missed = after.outputs(points)[:, len(x) :] - truth
             error = float(missed.square().mean() / truth.square().mean())
@@ -335,13 +389,21 @@ class Fluctuations(AbstractTrial):
 
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
-            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            modules = [
+                network_of_width(width, self.model, self.init, task, generator)
+                for _ in range(self.networks)
+            ]
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
             training = EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False)
             outputs = training.outputs(modules)[:, train:, 0]
             spread = outputs.var(0, correction=0).mean()  # mean_x Var f_T(x)
-            rows.append({"width": width, "fluctuation": float((spread / outputs.mean(0).square().mean()).sqrt())})
+            rows.append(
+                {
+                    "width": width,
+                    "fluctuation": float((spread / outputs.mean(0).square().mean()).sqrt()),
+                }
+            )
         return rows
 
 
@@ -368,7 +430,11 @@ class TrainingBesideKernels(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
-        task, generator, train = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed), len(x)
+        task, generator, train = (
+            LearningTask(tuple(x.shape[1:]), 1),
+            stream("weights", seed),
+            len(x),
+        )
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
@@ -379,17 +445,24 @@ class TrainingBesideKernels(AbstractTrial):
         )
         rows: list[Mapping[str, Level]] = []
         for width in self.widths:
-            modules = [network_of_width(width, self.model, self.init, task, generator) for _ in range(self.networks)]
+            modules = [
+                network_of_width(width, self.model, self.init, task, generator)
+                for _ in range(self.networks)
+            ]
             networks = stacked(modules)
             # the networks beside regression with their kernels at the start, and with that of infinite width
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
-            gaps = regression_gaps(training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()})
+            gaps = regression_gaps(
+                training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()}
+            )
             rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
         return rows
 
 
 def regression_gaps(
-    training: EnsembleTraining, networks: StackedNetworks, kernels: Mapping[str, Float[Tensor, "*network point train"]]
+    training: EnsembleTraining,
+    networks: StackedNetworks,
+    kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
     """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
     train = len(training.targets)
@@ -406,7 +479,9 @@ def regression_gaps(
         for name, kernel in kernels.items():
             # f̂ ← f̂ − η K (f̂(X) − y)
             here = regressed[name]
-            regressed[name] = here - training.size / training.divisor * kernel @ (here[:, :train] - training.targets)
+            regressed[name] = here - training.size / training.divisor * kernel @ (
+                here[:, :train] - training.targets
+            )
             missed[name] += float((outputs - regressed[name])[:, train:].square().sum())
     return {name: (far / moved) ** 0.5 for name, far in missed.items()}
 
@@ -430,9 +505,16 @@ class EnsembleBesideProcesses(AbstractTrial):
         # Seeds of an ensemble follow each other: those of another trial begin behind them.
         experiment = compose([*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"])
         given = problem(experiment)
-        found = comparisons(ensemble(experiment, given, self.networks, lambda name, done: None), given.train)
+        found = comparisons(
+            ensemble(experiment, given, self.networks, lambda name, done: None), given.train
+        )
         return [
-            {"networks": row.networks, "process": row.process, "mean": row.mean, "deviation": row.deviation}
+            {
+                "networks": row.networks,
+                "process": row.process,
+                "mean": row.mean,
+                "deviation": row.deviation,
+            }
             for row in found
         ]
 
@@ -456,7 +538,12 @@ class ChangeByWidth(AbstractPicture):
     def here(self, judged: JudgedClaim) -> str:
         rows = self.rows(judged)
         exponents = [
-            listed([f"{line} {number(self.law(rows, name).exponent.value)}" for line, name in lines.items()])
+            listed(
+                [
+                    f"{line} {number(self.law(rows, name).exponent.value)}"
+                    for line, name in lines.items()
+                ]
+            )
             for lines in self.panels.values()
         ]
         return f"the exponents of width are: {'; '.join(exponents)}, by {rows['seed'].nunique()} seeds."

@@ -46,7 +46,9 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
     """
     if isinstance(steps, Iterable) and not isinstance(steps, str):
         numbers = list(steps)
-        if numbers and all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers):
+        if numbers and all(
+            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers
+        ):
             return frozenset(numbers)
     elif isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
         return steps
@@ -86,7 +88,9 @@ class ChosenStore(AbstractStore):
             return range(max(0, self.taken - self.chosen), self.taken)
         return sorted(index for index in self.chosen if index < self.taken)
 
-    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
         self.optimizers, self.names = optimizers, names
         self.first = self.latest = cloned(weights)
         if self.takes_next:
@@ -98,7 +102,11 @@ class ChosenStore(AbstractStore):
             self.runs = self.runs[-1:]
         held = sum(run.loop.nbytes for run in self.runs)
         held += sum(weight.nbytes for weight in self.first.values())
-        self.runs.append(MemoryStore(self.known, self.output, self.every, self.memory_gb, before=self.taken, held=held))
+        self.runs.append(
+            MemoryStore(
+                self.known, self.output, self.every, self.memory_gb, before=self.taken, held=held
+            )
+        )
         self.runs[-1].begin(weights, self.optimizers, self.names)
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
@@ -145,9 +153,18 @@ class ChosenSteps(AbstractSteps):
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
         """Those of them that have steps, each with what was remembered where it begins."""
-        begins = frozenset(index for index in self.store.indices if index - 1 not in self.store.indices)
+        begins = frozenset(
+            index for index in self.store.indices if index - 1 not in self.store.indices
+        )
         return [
-            ReplayedSteps(run.loop, self.module, self.store.output, self.known, self.same_kernels, begins=begins)
+            ReplayedSteps(
+                run.loop,
+                self.module,
+                self.store.output,
+                self.known,
+                self.same_kernels,
+                begins=begins,
+            )
             for run in self.store.runs
             if run.loop.events
         ]
@@ -182,7 +199,11 @@ class ChosenSteps(AbstractSteps):
         return run.start(index)
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
-        found = ((run.first + place, calls) for run in self.runs for place, calls in enumerate(run.calls()))
+        found = (
+            (run.first + place, calls)
+            for run in self.runs
+            for place, calls in enumerate(run.calls())
+        )
         return (calls for index, calls in found if index in self.indices)
 
     def names(self) -> Iterator[str]:
@@ -194,7 +215,11 @@ class ChosenSteps(AbstractSteps):
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
         found = (each for run in reversed(self.runs) for each in run.backwards())
-        return (each for each in found if each[0].index in self.indices and (before is None or each[0].index < before))
+        return (
+            each
+            for each in found
+            if each[0].index in self.indices and (before is None or each[0].index < before)
+        )
 
 
 def share_sentence(found: xr.Dataset) -> str:

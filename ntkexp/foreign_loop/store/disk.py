@@ -21,7 +21,14 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
-from ntkexp.foreign_loop.store.files import START, Event, TraceFolder, event_of, weights_digest, written
+from ntkexp.foreign_loop.store.files import (
+    START,
+    Event,
+    TraceFolder,
+    event_of,
+    weights_digest,
+    written,
+)
 from ntkexp.foreign_loop.store.replay import (
     CheckpointPlan,
     ReplayedSteps,
@@ -52,7 +59,9 @@ class PlaceInTrace:
     steps: int
 
 
-def find_place(files: TraceFolder, config: Mapping[str, Json], weights: Weights) -> PlaceInTrace | None:
+def find_place(
+    files: TraceFolder, config: Mapping[str, Json], weights: Weights
+) -> PlaceInTrace | None:
     """Where these weights are in the trace of a folder; nowhere, if it holds none."""
     path = files.folder.path
     if not (path / CONFIG).is_file():
@@ -79,7 +88,9 @@ def find_place(files: TraceFolder, config: Mapping[str, Json], weights: Weights)
     began = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
     here = signatures.of(weights)
-    signature = dict(signatures.of({name: part.to(weights[name].device) for name, part in began.items()}))
+    signature = dict(
+        signatures.of({name: part.to(weights[name].device) for name, part in began.items()})
+    )
     places, errors = list[PlaceInTrace](), list[float]()
     for number, event in enumerate(files.events()):
         if event["step"] == len(places):
@@ -106,7 +117,10 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
             "that all processes share"
         )
     first = files.read(files.weights_at(place.events))["weights"]
-    if other := next((name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())), None):
+    if other := next(
+        (name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())),
+        None,
+    ):
         raise Mistake(
             f"rank {files.rank} begins at other weights than rank 0 ('{other}' differs); follow what is wrapped "
             "in DistributedDataParallel, which gives all processes those of the first"
@@ -156,10 +170,16 @@ class DiskStore(AbstractStore):
 
     # Checkpoints are written by a thread, while the loop goes on: one at a time. A kill may leave the latest out, and
     # no half of it. A write that failed is reported at the next step.
-    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow"))
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow")
+    )
     pending: Future[object] | None = None
-    checkpoints: dict[int, int] = field(default_factory=dict)  # the steps before which they are, by event
-    waiting: set[int] = field(default_factory=set)  # the optimizers that have not moved since the latest checkpoint
+    checkpoints: dict[int, int] = field(
+        default_factory=dict
+    )  # the steps before which they are, by event
+    waiting: set[int] = field(
+        default_factory=set
+    )  # the optimizers that have not moved since the latest checkpoint
 
     def __post_init__(self) -> None:
         self.folder: RunFolder = self.files.folder
@@ -174,10 +194,14 @@ class DiskStore(AbstractStore):
 
     # --- The beginning: of a new trace, or where one goes on
 
-    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
         self.optimizers, self.names, self.latest = optimizers, names, weights
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
-        place = PlaceInTrace(**self.processes.decided(str(self.files.folder.path.resolve()), self.begin_first))
+        place = PlaceInTrace(
+            **self.processes.decided(str(self.files.folder.path.resolve()), self.begin_first)
+        )
         self.steps = place.steps
         if self.processes.rank:
             self.lock.enter_context(self.files.own.claim())
@@ -205,10 +229,18 @@ class DiskStore(AbstractStore):
                 if event > place.events:
                     self.files.weights_at(event).unlink(missing_ok=True)
             self.steps = place.steps
-            LOG.warning("ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps)
-            if place.events:  # the states that the optimizers had there before, which they may not have now
+            LOG.warning(
+                "ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps
+            )
+            if (
+                place.events
+            ):  # the states that the optimizers had there before, which they may not have now
                 path = self.files.weights_at(place.events)
-                at_end = {"ended": states_at_end(self.files.read(path)) if self.files.whole(path) else None}
+                at_end = {
+                    "ended": states_at_end(self.files.read(path))
+                    if self.files.whole(path)
+                    else None
+                }
         steps = [0, *(event["step"] + 1 for event in self.files.events())]
         self.checkpoints = {event: steps[event] for event in self.files.checkpoints}
         self.plan = self.checkpoint_plan(self.latest)
@@ -220,7 +252,11 @@ class DiskStore(AbstractStore):
         """How often there is a checkpoint, of weights and up to two numbers that an optimizer remembers of each."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
-        groups = [(isinstance(each, torch.optim.SGD), group) for each in self.optimizers for group in each.param_groups]
+        groups = [
+            (isinstance(each, torch.optim.SGD), group)
+            for each in self.optimizers
+            for group in each.param_groups
+        ]
         copies = 3 if any(not sgd or group["momentum"] for sgd, group in groups) else 1
         plan = CheckpointPlan.of(self.every, size, copies * size, free, self.memory_gb)
         if plan.most < plan.every:
@@ -242,7 +278,9 @@ class DiskStore(AbstractStore):
             self.wait()  # raises what it raised
         index, self.moved = placed(step, self.moved, self.steps)
         calls = [self.call_content(call) for call in step.calls]
-        self.stored_calls = {id(call.inputs): self.stored_calls[id(call.inputs)] for call in step.calls}
+        self.stored_calls = {
+            id(call.inputs): self.stored_calls[id(call.inputs)] for call in step.calls
+        }
         event = event_of(step, index, which, self.optimizers[which], self.names, signed)
         entry = written({**event, "calls": calls})
         if not self.size_reported and not self.processes.rank:
@@ -264,7 +302,13 @@ class DiskStore(AbstractStore):
             self.calls += 1
             named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
-            content = {"at": call.at, "how": call.how.content, "signed": call.signed, **rows, **named}
+            content = {
+                "at": call.at,
+                "how": call.how.content,
+                "signed": call.signed,
+                **rows,
+                **named,
+            }
             content["shape"] = call.shape
             content["backward"] = call.backward
             content |= {} if call.statistics is None else {"statistics": call.statistics}
@@ -284,7 +328,16 @@ class DiskStore(AbstractStore):
         LOG.warning(  # without a log, a user would see nothing below a warning
             "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes per parameter, "
             "%.3g MB; %s%.3g GB are free",
-            *(self.files.folder.path, entry / 1e6, by, often, each, self.plan.size / 1e6, limit, disk / 1e9),
+            *(
+                self.files.folder.path,
+                entry / 1e6,
+                by,
+                often,
+                each,
+                self.plan.size / 1e6,
+                limit,
+                disk / 1e9,
+            ),
         )
 
     # --- A checkpoint
@@ -308,8 +361,13 @@ class DiskStore(AbstractStore):
         """Begin to write a checkpoint after the latest event; its tensors are not to change any more."""
         event, parts = len(self.files.log), written(content)
         self.wait()
-        self.pending = self.thread.submit(self.files.write_parts, self.files.weights_at(event), parts)
-        self.plan.size, self.checkpoints[event] = max(self.plan.size, sum(map(len, parts))), self.steps
+        self.pending = self.thread.submit(
+            self.files.write_parts, self.files.weights_at(event), parts
+        )
+        self.plan.size, self.checkpoints[event] = (
+            max(self.plan.size, sum(map(len, parts))),
+            self.steps,
+        )
 
     def wait(self) -> None:
         """Wait for the write that is under way; raise what it raised."""
@@ -322,16 +380,26 @@ class DiskStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         with self.lock, suppress(NoPlace), self.thread:  # steps that are on disk are of use without
             self.wait()
-            if self.steps and not self.processes.rank and len(self.files.log) not in self.checkpoints:
+            if (
+                self.steps
+                and not self.processes.rank
+                and len(self.files.log) not in self.checkpoints
+            ):
                 # without the optimizers' states, which by now may be of a step that was refused
                 self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
                 self.wait()
             if whole:
                 self.files.log.secure()
                 self.files.rows.log.secure()  # before it is said how many entries there are
-                counts = {"steps": self.steps, "events": len(self.files.log), "rows": len(self.files.rows.log)}
+                counts = {
+                    "steps": self.steps,
+                    "events": len(self.files.log),
+                    "rows": len(self.files.rows.log),
+                }
                 tensors = {} if self.processes.rank else outside.tensors
-                self.files.write(self.files.ended, {**counts, "names": outside.names, "tensors": tensors})
+                self.files.write(
+                    self.files.ended, {**counts, "names": outside.names, "tensors": tensors}
+                )
 
 
 # --- Reading.
@@ -378,21 +446,33 @@ class LoopOnDisk:
         begin = set(self.firsts)
         found = [event for event in self.files.checkpoints if event in begin]
         if found[:1] != self.firsts[:1]:
-            raise Damaged(f"{self.files.path} is damaged: its first weights are missing; follow the loop again")
+            raise Damaged(
+                f"{self.files.path} is damaged: its first weights are missing; follow the loop again"
+            )
         return found
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
         if event not in self.files.checkpoints:
             return None
         content = self.files.read(self.files.weights_at(event))
-        states = {key: memories_on(content[key], device) for key in ("memories", "ended") if key in content}
-        return {**content, "weights": {name: part.to(device) for name, part in content["weights"].items()}, **states}
+        states = {
+            key: memories_on(content[key], device)
+            for key in ("memories", "ended")
+            if key in content
+        }
+        return {
+            **content,
+            "weights": {name: part.to(device) for name, part in content["weights"].items()},
+            **states,
+        }
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
         return tuple(
             ModelCall(
                 at=call["at"],
-                inputs=map_tensors(lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)),
+                inputs=map_tensors(
+                    lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)
+                ),
                 called=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
@@ -405,15 +485,26 @@ class LoopOnDisk:
         )
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
-        return ((example_names(call), Circumstances.read(call.get("how", {})).autocast) for call in event["calls"])
+        return (
+            (example_names(call), Circumstances.read(call.get("how", {})).autocast)
+            for call in event["calls"]
+        )
 
 
-def statistics_on(content: Mapping[str, Any], device: torch.device) -> tuple[Weights, Weights] | None:
+def statistics_on(
+    content: Mapping[str, Any], device: torch.device
+) -> tuple[Weights, Weights] | None:
     """The running statistics before and after a stored call or step, where there are some."""
     stored = content.get("statistics")
-    return None if stored is None else tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), tuple(stored))
+    return (
+        None
+        if stored is None
+        else tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), tuple(stored))
+    )
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the examples of a stored call: those that were given, or the digests of its rows."""
-    return tuple(call["names"] if "names" in call else (key.partition(" ")[0] for key in call["rows"]))
+    return tuple(
+        call["names"] if "names" in call else (key.partition(" ")[0] for key in call["rows"])
+    )

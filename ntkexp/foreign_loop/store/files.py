@@ -104,11 +104,15 @@ class TraceFolder:
 
     @cached_property
     def rows(self) -> ExampleLog:
-        return ExampleLog(SealedLog.opened(self.shard / "rows.log", f"rows of {self.sealed_for} rank {self.rank}"))
+        return ExampleLog(
+            SealedLog.opened(self.shard / "rows.log", f"rows of {self.sealed_for} rank {self.rank}")
+        )
 
     @cached_property
     def log(self) -> SealedLog:
-        return SealedLog.opened(self.shard / "steps.log", f"steps of {self.sealed_for} rank {self.rank}")
+        return SealedLog.opened(
+            self.shard / "steps.log", f"steps of {self.sealed_for} rank {self.rank}"
+        )
 
     def events(self) -> Iterator[dict[str, Any]]:
         return map(read, self.log.entries())
@@ -160,13 +164,17 @@ class TraceFolder:
                 for part in parts:
                     file.write(part)
         except OSError as error:
-            raise NoPlace(f"{path} cannot be written ({error.strerror}); choose another place") from error
+            raise NoPlace(
+                f"{path} cannot be written ({error.strerror}); choose another place"
+            ) from error
         return size + WIDTH
 
     def read(self, path: Path) -> Any:
         """The content of a file, which has to be as it was written."""
         if not self.whole(path):
-            raise Damaged(f"{path} is missing, or not as it was written; follow the loop again, into another folder")
+            raise Damaged(
+                f"{path} is missing, or not as it was written; follow the loop again, into another folder"
+            )
         return read_file(path)
 
     def whole(self, path: Path) -> bool:
@@ -216,8 +224,12 @@ def written(content: object) -> list[bytes | memoryview]:
     behind = list[bytes | memoryview]()
     for flat in (tensor.reshape(-1).contiguous() for tensor in to_host(met) if tensor.numel()):
         found = flat.view(torch.uint8).numpy().data
-        behind.extend([found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)])
-    runs = groupby([len(head).to_bytes(LENGTH, "little"), head, *behind], lambda part: len(part) > SMALL)
+        behind.extend(
+            [found if len(found) > SMALL else bytes(found), b"\0" * (-len(found) % ALIGNED)]
+        )
+    runs = groupby(
+        [len(head).to_bytes(LENGTH, "little"), head, *behind], lambda part: len(part) > SMALL
+    )
     return [part for large, run in runs for part in (run if large else [b"".join(run)])]
 
 
@@ -266,7 +278,11 @@ def restored(head: Any, found: Callable[[torch.dtype, Sequence[int], int], Tenso
     ((kind, parts),) = head.items()
     if kind == "tensor":
         dtype, shape = getattr(torch, parts[0]), parts[1]
-        return found(dtype, shape, parts[2]) if torch.Size(shape).numel() else torch.empty(shape, dtype=dtype)
+        return (
+            found(dtype, shape, parts[2])
+            if torch.Size(shape).numel()
+            else torch.empty(shape, dtype=dtype)
+        )
     if kind == "dict":
         return {restored(key, found): restored(value, found) for key, value in parts}
     several = [restored(part, found) for part in parts]
@@ -312,7 +328,10 @@ class ExampleLog:
                 "follow the loop again"
             )
         places = [self.places[key] for key in call["rows"]]
-        rows = [[tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]] for entry, row in places]
+        rows = [
+            [tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]]
+            for entry, row in places
+        ]
         found = iter([torch.cat(list(column)) for column in zip(*rows, strict=True)])
         return map_tensors(lambda _: next(found), call["form"])
 
@@ -323,7 +342,10 @@ def row_kinds(inputs: Inputs) -> str:
     >>> row_kinds({"x": torch.ones(2, 3), "mask": torch.ones(2)})
     'float32[3] float32[]'
     """
-    return " ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape[1:])}" for each in tensors(inputs))
+    return " ".join(
+        f"{str(each.dtype).removeprefix('torch.')}{list(each.shape[1:])}"
+        for each in tensors(inputs)
+    )
 
 
 # --- What is stored of a loop, wherever that is: an event for every step, and checkpoints before some of them.
@@ -351,10 +373,14 @@ def event_of(
     """
     heard = set(step.heard)
     replayable = all(call.at == index for call in step.calls)
-    unheard = {name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())}
+    unheard = {
+        name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())
+    }
     vectors = {name: step.gradient[name] for name in step.heard if step.gradient[name].dim() <= 1}
     named = ([names[id(weight)] for weight in each["params"]] for each in optimizer.param_groups)
-    groups = [group for each in named if (group := [name for name in each if name in step.settings])]
+    groups = [
+        group for each in named if (group := [name for name in each if name in step.settings])
+    ]
     return {
         "step": index,
         "optimizer": which,

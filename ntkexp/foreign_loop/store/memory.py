@@ -46,7 +46,9 @@ class LoopInMemory:
         self.events.append(event)
         for call in event["calls"]:
             states = list(call.how.states.values())
-            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed, states, call.statistics])
+            self.nbytes += bytes_in(
+                [tensors(call.inputs), call.gradient, call.signed, states, call.statistics]
+            )
         self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
@@ -96,7 +98,9 @@ class MemoryStore(AbstractStore):
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         return ReplayedSteps(self.loop, module, self.output, self.known, same_kernels)
 
-    def begin(self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]) -> None:
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
         self.optimizers, self.names = optimizers, names
         self.moved = frozenset(weights)  # whatever comes next is a step of its own
         size = sum(weight.nbytes for weight in weights.values())
@@ -126,7 +130,9 @@ class MemoryStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         self.loop.outside = outside
         if self.latest:  # the optimizers' states by now may be of a step that was refused
-            self.loop.add_checkpoint({"weights": cloned(self.latest), "memories": None, "ended": None})
+            self.loop.add_checkpoint(
+                {"weights": cloned(self.latest), "memories": None, "ended": None}
+            )
 
 
 def cloned(weights: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -33,7 +33,9 @@ from ntkexp.shapes import Weights
 
 SHARE, MOST = 0.25, 50e9  # of what is free on the disk, and in bytes
 FIRST = 8  # steps: to seal and write a checkpoint costs more time than a small step of training
-IN_MEMORY = 3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
+IN_MEMORY = (
+    3  # copies of the weights that a replayed step takes: itself, its gradient, scales of elements
+)
 
 
 @dataclass
@@ -48,18 +50,31 @@ class CheckpointPlan:
     share: float
 
     @classmethod
-    def of(cls, every: int | None, weights: float, size: float, free: float, memory_gb: float) -> CheckpointPlan:
+    def of(
+        cls, every: int | None, weights: float, size: float, free: float, memory_gb: float
+    ) -> CheckpointPlan:
         """The plan for weights of this many bytes, `size` with the optimizers' states.
 
         >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, memory_gb=0.03).most
         10
         """
         most = int(1e9 * memory_gb / (IN_MEMORY * weights)) if weights else 1
-        return cls(every or max(1, min(FIRST, most)), every is not None, most, size, min(SHARE * free, MOST))
+        return cls(
+            every or max(1, min(FIRST, most)),
+            every is not None,
+            most,
+            size,
+            min(SHARE * free, MOST),
+        )
 
     def too_many(self, count: int) -> bool:
         """Whether every second checkpoint has to be dropped."""
-        return not self.fixed and 2 * self.every <= self.most and count > 2 and count * self.size > self.share
+        return (
+            not self.fixed
+            and 2 * self.every <= self.most
+            and count > 2
+            and count * self.size > self.share
+        )
 
 
 # --- What optimizers remember of the parameters of a model, by the names of these.
@@ -69,17 +84,26 @@ OptimizerState: TypeAlias = dict[str, dict[str, Any]]
 COUNT = "step"  # what PyTorch's optimizers call the number of steps that a parameter has taken
 
 
-def optimizer_states(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> list[OptimizerState]:
+def optimizer_states(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> list[OptimizerState]:
     """Copies of what they remember."""
-    return [{names[id(weight)]: copied(state) for weight, state in each.state.items()} for each in optimizers]
+    return [
+        {names[id(weight)]: copied(state) for weight, state in each.state.items()}
+        for each in optimizers
+    ]
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """What is remembered of a parameter, to be written to."""
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()
+    }
 
 
-def memories_on(memories: Sequence[OptimizerState] | None, device: torch.device) -> list[OptimizerState] | None:
+def memories_on(
+    memories: Sequence[OptimizerState] | None, device: torch.device
+) -> list[OptimizerState] | None:
     """Return what optimizers remember on a device; counts of steps, which they mostly read, stay on the processor."""
     if memories is None:
         return None
@@ -95,7 +119,9 @@ def memories_on(memories: Sequence[OptimizerState] | None, device: torch.device)
     ]
 
 
-def placed_state(state: dict[str, Any], settings: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def placed_state(
+    state: dict[str, Any], settings: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
     """Return the state with its count of steps on the device, if the optimizer's kernels read it there."""
     on_device = settings.get("capturable") or settings.get("fused")
     if on_device and isinstance(count := state.get(COUNT), Tensor):
@@ -131,13 +157,17 @@ class ReplayedLoop:
     events: int = 0  # since the checkpoint
     exact: bool = True  # whether the weights have the loop's own bits
 
-    def replay(self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None) -> FollowedStep:
+    def replay(
+        self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None
+    ) -> FollowedStep:
         """Replay the next event, of a step that began at `start`; where the checkpoint `then` after it is given,
         weights and states are those from there."""
         rule = self.known[event["optimizer"]].rule
         settings = {name: group["settings"] for group in event["groups"] for name in group["names"]}
         before = self.states[event["optimizer"]]
-        has_momentum = {n for n in before if n in settings and rule.momentum(settings[n], before[n]) is not None}
+        has_momentum = {
+            n for n in before if n in settings and rule.momentum(settings[n], before[n]) is not None
+        }
         exact = self.exact
 
         # the gradient, and the weights after the step
@@ -150,13 +180,17 @@ class ReplayedLoop:
             after = self.signatures.of({name: self.weights[name] for name in settings})
             error = distance(after, event["after"])
             self.refuse_astray(event["step"], error, after)
-            self.exact &= all(torch.equal(part, event["after"][name]) for name, part in after.items())
+            self.exact &= all(
+                torch.equal(part, event["after"][name]) for name, part in after.items()
+            )
 
         # the linear map of each parameter, from its settings and state after the step
         linear = dict.fromkeys(settings, IDLE)
         for name in linear.keys() - event["idle"]:
             state = self.states[event["optimizer"]].get(name, {})
-            taken = StepInput(gradient[name], start[name], int(name in has_momentum), before.get(name, {}))
+            taken = StepInput(
+                gradient[name], start[name], int(name in has_momentum), before.get(name, {})
+            )
             step = rule.step(settings[name], state, taken).divided()
             if rule.rounds:
                 memory = rule.momentum(settings[name], state)
@@ -186,7 +220,11 @@ class ReplayedLoop:
         """The gradient that was consumed, and zeros where there was none: as it was stored, or that of the calls, times
         the factors between its signature and the stored one."""
         whole, signature = event["whole"], event["gradient"]
-        zeros = {name: torch.zeros_like(self.weights[name]) for group in event["groups"] for name in group["names"]}
+        zeros = {
+            name: torch.zeros_like(self.weights[name])
+            for group in event["groups"]
+            for name in group["names"]
+        }
         stored = {name: part.to(zeros[name]) for name, part in whole.items()}
         if signature.keys() <= whole.keys():
             return zeros | stored
@@ -196,14 +234,18 @@ class ReplayedLoop:
 
         def noise() -> Weights:
             moved = self.called.noise(calls, [start] * len(calls))
-            return self.signatures.of({name: part for name, part in moved.items() if name in signature})
+            return self.signatures.of(
+                {name: part for name, part in moved.items() if name in signature}
+            )
 
         factors, _ = factors_between(ours, signature, event["step"], facts_of(calls), room, noise)
         if any(not torch.equal(ours[name], signature[name]) for name in signature):
             found = self.multiplied(found, factors, signature)
         return zeros | found | stored
 
-    def multiplied(self, found: Weights, factors: Mapping[str, float], signature: Weights) -> Weights:
+    def multiplied(
+        self, found: Weights, factors: Mapping[str, float], signature: Weights
+    ) -> Weights:
         """Gradients times their factors, to the bit of what was consumed where that can be.
 
         The factors are read of rounded sums, and may be some units in the last place from those that the loop took.
@@ -211,9 +253,16 @@ class ReplayedLoop:
         products, left = dict[str, Tensor](), dict(found)
         for unit in NEARBY:
             # the first factor near by that gives the signature of what was consumed, in every bit
-            tried = {name: part * moved_by_units(factors[name], unit, part.dtype) for name, part in left.items()}
+            tried = {
+                name: part * moved_by_units(factors[name], unit, part.dtype)
+                for name, part in left.items()
+            }
             signed = self.signatures.of(tried)
-            products |= {name: part for name, part in tried.items() if torch.equal(signed[name], signature[name])}
+            products |= {
+                name: part
+                for name, part in tried.items()
+                if torch.equal(signed[name], signature[name])
+            }
             left = {name: part for name, part in left.items() if name not in products}
             if not left:
                 return {name: products[name] for name in found}
@@ -223,18 +272,28 @@ class ReplayedLoop:
     def step(self, event: Event, gradient: Weights) -> None:
         """Let the optimizer take its step."""
         state, groups = self.states[event["optimizer"]], event["groups"]
-        moved = {name: nn.Parameter(self.weights[name].clone()) for group in groups for name in group["names"]}
+        moved = {
+            name: nn.Parameter(self.weights[name].clone())
+            for group in groups
+            for name in group["names"]
+        }
         for name in moved.keys() - event["idle"]:
             moved[name].grad = gradient[name].clone()
         known = self.known[event["optimizer"]]
-        optimizer = known.made([{**each["settings"], "params": [moved[n] for n in each["names"]]} for each in groups])
+        optimizer = known.made(
+            [{**each["settings"], "params": [moved[n] for n in each["names"]]} for each in groups]
+        )
         settings = {name: group["settings"] for group in groups for name in group["names"]}
         for name, weight in moved.items():
             if name in state:
-                optimizer.state[weight] = placed_state(copied(state[name]), settings[name], weight.device)
+                optimizer.state[weight] = placed_state(
+                    copied(state[name]), settings[name], weight.device
+                )
         optimizer.step()
         self.states[event["optimizer"]] = state | {
-            name: dict(optimizer.state[weight]) for name, weight in moved.items() if weight in optimizer.state
+            name: dict(optimizer.state[weight])
+            for name, weight in moved.items()
+            if weight in optimizer.state
         }
         self.weights = self.weights | {name: weight.detach() for name, weight in moved.items()}
 
@@ -242,14 +301,22 @@ class ReplayedLoop:
         """Compare weights and states with the checkpoint that follows; how far the weights are off."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
-        for known, here, there in zip(self.known, self.states, then["memories"] or (), strict=False):
+        for known, here, there in zip(
+            self.known, self.states, then["memories"] or (), strict=False
+        ):
             read = known.rule.momentum
             found = [(n, read({}, here[n]), read({}, there[n])) for n in here if n in there]
-            pairs = [(name, one, other) for name, one, other in found if one is not None and other is not None]
+            pairs = [
+                (name, one, other)
+                for name, one, other in found
+                if one is not None and other is not None
+            ]
 
             # to rounding of itself, or of what is typical of all (the root of the mean square of their elements), as a
             # gradient that is zero by symmetry, such as that of the keys' bias in attention, holds nothing else
-            norms = read_numbers([size for _, one, other in pairs for size in (other.norm(), (one - other).norm())])
+            norms = read_numbers(
+                [size for _, one, other in pairs for size in (other.norm(), (one - other).norm())]
+            )
             squares = sum(size**2 for size in norms[::2])
             typical = sqrt(squares / max(1, sum(other.numel() for _, _, other in pairs)))
             for (name, one, other), size, gap in zip(pairs, norms[::2], norms[1::2], strict=True):
@@ -279,7 +346,10 @@ def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
     >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
     True
     """
-    near, toward = torch.tensor(factor, dtype=kind), torch.tensor(inf if units > 0 else -inf, dtype=kind)
+    near, toward = (
+        torch.tensor(factor, dtype=kind),
+        torch.tensor(inf if units > 0 else -inf, dtype=kind),
+    )
     for _ in range(abs(units)):
         near = torch.nextafter(near, toward)
     return near.item()
@@ -310,7 +380,9 @@ class ReplayedSteps(AbstractSteps):
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
-    begins: frozenset[int] = frozenset()  # the steps before which what optimizers remember is asked for
+    begins: frozenset[int] = (
+        frozenset()
+    )  # the steps before which what optimizers remember is asked for
     signatures: Signatures = field(default_factory=Signatures)
 
     @cached_property
@@ -343,7 +415,11 @@ class ReplayedSteps(AbstractSteps):
         return self.segment(len(self.loop.checkpoints) - 1)[-1][1]
 
     def names(self) -> Iterator[str]:
-        calls = (call for first in self.loop.firsts for call in self.loop.names_and_casts(self.loop.events[first]))
+        calls = (
+            call
+            for first in self.loop.firsts
+            for call in self.loop.names_and_casts(self.loop.events[first])
+        )
         return (name for names, _ in calls for name in names)
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
@@ -356,11 +432,17 @@ class ReplayedSteps(AbstractSteps):
 
     @property
     def autocast(self) -> Autocast | None:
-        found = (casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event))
+        found = (
+            casts for event in self.loop.events for _, casts in self.loop.names_and_casts(event)
+        )
         return next((each for each in found if each is not None), None)
 
     def statistics(self, index: int) -> Weights:
-        known = [(event["step"], event["statistics"]) for event in self.loop.events if event.get("statistics")]
+        known = [
+            (event["step"], event["statistics"])
+            for event in self.loop.events
+            if event.get("statistics")
+        ]
         if not known:
             return {}
         device = next(self.module.parameters()).device
@@ -374,12 +456,18 @@ class ReplayedSteps(AbstractSteps):
         return next(step.start for step, _ in self.segment(place) if step.index == index)
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        return (found for place in range(len(self.loop.checkpoints)) for found in self.segment(place))
+        return (
+            found for place in range(len(self.loop.checkpoints)) for found in self.segment(place)
+        )
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
         count = len(self) if before is None else before - self.first
         stop = self.first + count
-        places = range(bisect_right(self.loop.checkpoints, self.loop.firsts[count - 1])) if count else range(0)
+        places = (
+            range(bisect_right(self.loop.checkpoints, self.loop.firsts[count - 1]))
+            if count
+            else range(0)
+        )
         found = (each for place in reversed(places) for each in reversed(self.segment(place)))
         return (each for each in found if each[0].index < stop)
 
@@ -396,18 +484,26 @@ class ReplayedSteps(AbstractSteps):
         device = next(self.module.parameters()).device
         first, then = (self.loop.checkpoint(event, device) for event in (begin, stop))
         assert first is not None
-        loop = ReplayedLoop(self.called, self.known, first["weights"], list(first["memories"]), self.signatures)
+        loop = ReplayedLoop(
+            self.called, self.known, first["weights"], list(first["memories"]), self.signatures
+        )
         only = stop - begin == 1 and then is not None and states_at_end(then) is not None
         steps: list[FollowedStep] = []
         for event in self.loop.events[begin:stop]:
-            joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part of the same step
+            joins = (
+                bool(steps) and steps[-1].index == event["step"]
+            )  # another optimizer's part of the same step
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
             remembered = loop.remembered(event) if event["step"] in self.begins else {}
-            step = replace(loop.replay(event, calls, start, then if only else None), remembered=remembered)
+            step = replace(
+                loop.replay(event, calls, start, then if only else None), remembered=remembered
+            )
             steps = [*steps[:-1], steps[-1].joined(step)] if joins else [*steps, step]
         end = loop.weights
         if then is not None:
             last, end = steps[-1], then["weights"]
-            steps[-1] = replace(last, rule_error=max(last.rule_error, loop.meet(last.index + 1, then)))
+            steps[-1] = replace(
+                last, rule_error=max(last.rule_error, loop.meet(last.index + 1, then))
+            )
         return list(zip(steps, [*(step.start for step in steps[1:]), end], strict=True))

@@ -148,16 +148,23 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
     for first, *others in zip(*found, strict=False):
         for rank, other in enumerate(others, 1):
             refuse_other_step(first, other, rank)
-        joined.append({**first, "calls": [call for event in (first, *others) for call in event["calls"]]})
+        joined.append(
+            {**first, "calls": [call for event in (first, *others) for call in event["calls"]]}
+        )
     return joined
 
 
 def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
     """Refuse a process that went to other weights than the first."""
     ours, theirs, step = first["after"], other["after"], first["step"]
-    taken = all(first[key] == other[key] for key in ("step", "optimizer")) and ours.keys() == theirs.keys()
+    taken = (
+        all(first[key] == other[key] for key in ("step", "optimizer"))
+        and ours.keys() == theirs.keys()
+    )
     if not taken:
-        raise Mistake(f"step {step}: rank {rank} took another step than rank 0; let all processes take the same steps")
+        raise Mistake(
+            f"step {step}: rank {rank} took another step than rank 0; let all processes take the same steps"
+        )
     missed = {name: distance({name: theirs[name]}, {name: ours[name]}) for name in ours}
     worst = max(missed, key=lambda name: missed[name], default="")
     if worst and not missed[worst] <= AGREES * torch.finfo(ours[worst].dtype).eps:

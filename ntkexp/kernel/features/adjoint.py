@@ -44,15 +44,21 @@ class Matrix:
             for at in range(0, features, width):
                 for probe, total in enumerate(self.total[..., at : at + width]):
                     gradients = left[probe] @ block.outputs[probe, ..., at : at + width]
-                    torch.add(gradients.mul_(ordered[:, at : at + width]), total, alpha=carry, out=total)
+                    torch.add(
+                        gradients.mul_(ordered[:, at : at + width]), total, alpha=carry, out=total
+                    )
             return
         for part in turns(len(self.total), self.total[0].numel()):
-            some = Factored(block.inputs[part], block.outputs[part], block.weight, block.bias, block.shift)
+            some = Factored(
+                block.inputs[part], block.outputs[part], block.weight, block.bias, block.shift
+            )
             total = self.total[part]
             torch.add(some.dense().mul_(ordered), total, alpha=carry, out=total)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
-        for view, part in zip((self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True):
+        for view, part in zip(
+            (self.bias, self.weight), self.total.tensor_split([self.biases], dim=2), strict=True
+        ):
             if view is not None:
                 part.mul_(factors[view.name])
 
@@ -87,7 +93,9 @@ class Matrix:
         if not left_first_is_cheaper(self.total, right):
             return self.kernel_multiplied_out(right)
         shifted, beta = right.shifted.flatten(0, 1), right.outputs.reshape(train, outputs, -1).mT
-        found = self.total.new_empty(probe, out, train, outputs)  # parts that are kept would lie between those let go
+        found = self.total.new_empty(
+            probe, out, train, outputs
+        )  # parts that are kept would lie between those let go
         for part in turns(probe, out * train * uses * features):
             products = shifted @ self.total[part].flatten(0, 1)  # [probe·out, train·use, features]
             rows = products.view(len(products), train, uses, -1).transpose(0, 1).flatten(2)
@@ -97,7 +105,11 @@ class Matrix:
     def kernel_multiplied_out(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
         """The same from ∂f/∂W of the examples, multiplied out: a few columns of W at a time where W is large, as one
         for each word is."""
-        (train, _, inputs), outputs, features = right.shifted.shape, right.outputs.shape[1], self.total.shape[3]
+        (train, _, inputs), outputs, features = (
+            right.shifted.shape,
+            right.outputs.shape[1],
+            self.total.shape[3],
+        )
         if train * outputs * right.size <= MULTIPLIED_OUT:
             return inner(self.total.flatten(2), right.dense().flatten(2))
         found = self.total.new_zeros(*self.total.shape[:2], train, outputs)
@@ -109,7 +121,10 @@ class Matrix:
 
     def by_name(self) -> list[Vector]:
         """U of each parameter by itself, up to the last element that is used."""
-        return [Vector(r.rows, r.name) for r in split_bias(self.total, self.weight, self.bias, self.biases)]
+        return [
+            Vector(r.rows, r.name)
+            for r in split_bias(self.total, self.weight, self.bias, self.biases)
+        ]
 
     def of(self, names: Collection[str]) -> dict[Key, Part]:
         """U of those of its parameters that are among these, by the keys that their gradients then have."""
@@ -136,7 +151,9 @@ class Vector:
     def accumulate(self, block: Rows | Copies, scale: Weights, carry: float) -> None:
         self.total.mul_(carry)
         if isinstance(block, Rows):
-            self.total[..., : block.size].addcmul_(block.rows, scale[self.name].reshape(-1)[: block.size])
+            self.total[..., : block.size].addcmul_(
+                block.rows, scale[self.name].reshape(-1)[: block.size]
+            )
         else:  # of a table, what was read of it
             values = block.values * scale[self.name].reshape(-1)[block.places][:, None]
             self.total.scatter_add_(2, block.places[:, None].expand_as(values), values)
@@ -145,7 +162,9 @@ class Vector:
         self.total.mul_(factors[self.name])
 
     def scaled(self, factors: Weights) -> Vector:
-        return replace(self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]])
+        return replace(
+            self, total=self.total * factors[self.name].reshape(-1)[: self.total.shape[2]]
+        )
 
     def scaled_in(self, factors: Weights) -> Vector:
         """Multiply by the factors of this parameter."""
@@ -163,7 +182,9 @@ class Vector:
         """⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e: of a table, from the elements that were read alone."""
         inside = right.places < self.total.shape[2]
         values, places = right.values * inside[:, None], right.places * inside
-        each = [self.total[:, :, where] @ some.t() for where, some in zip(places, values, strict=True)]
+        each = [
+            self.total[:, :, where] @ some.t() for where, some in zip(places, values, strict=True)
+        ]
         return torch.stack(each, dim=2)
 
     def by_name(self) -> list[Vector]:
@@ -195,13 +216,19 @@ class Adjoint:
 
     def with_rows(self, names: Collection[str], weights: Weights) -> Adjoint:
         """U with a vector for each of these parameters, and of what shares a part with them, of all of its elements."""
-        touched = {key: part for key, part in self.parts.items() if not names_in(key).isdisjoint(names)}
-        found: dict[Key, Part] = {key: part for key, part in self.parts.items() if key not in touched}
+        touched = {
+            key: part for key, part in self.parts.items() if not names_in(key).isdisjoint(names)
+        }
+        found: dict[Key, Part] = {
+            key: part for key, part in self.parts.items() if key not in touched
+        }
         for vector in (vector for part in touched.values() for vector in part.by_name()):
             key = (vector.name, None)
             if key not in found:
                 size = weights[vector.name].numel()
-                found[key] = Vector(vector.total.new_zeros(*vector.total.shape[:2], size), vector.name)
+                found[key] = Vector(
+                    vector.total.new_zeros(*vector.total.shape[:2], size), vector.name
+                )
             found[key].total[:, :, : vector.total.shape[2]] += vector.total
         return Adjoint(found)
 
@@ -209,7 +236,9 @@ class Adjoint:
         """U of these parameters alone, to be multiplied and not added to; itself, if none are named."""
         if names is None:
             return self
-        return Adjoint({key: kept for part in self.parts.values() for key, kept in part.of(names).items()})
+        return Adjoint(
+            {key: kept for part in self.parts.values() for key, kept in part.of(names).items()}
+        )
 
     def shrink(self, factors: Mapping[str, float]) -> None:
         """U ← factor · U, each parameter by its own."""
@@ -241,7 +270,9 @@ class Adjoint:
     def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
         """⟨U, J(x′)⟩."""
         blocks, parts = dict(zip(right.keys, right.blocks, strict=True)), dict(self.parts)
-        total: Tensor | None = None  # added up as it comes, so that no more than three such arrays are held at once
+        total: Tensor | None = (
+            None  # added up as it comes, so that no more than three such arrays are held at once
+        )
 
         def added(product: Tensor) -> Tensor:
             return product if total is None else total + product
@@ -273,11 +304,15 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
     for block in jacobian.blocks:
         match block:
             case Factored():
-                zeros = block.outputs.new_zeros(*block.gradients, block.rows, block.outputs.shape[3])
+                zeros = block.outputs.new_zeros(
+                    *block.gradients, block.rows, block.outputs.shape[3]
+                )
                 parts[block.key] = Matrix(zeros, block.weight, block.bias, block.biases)
             case Rows() | Copies():
                 size = weights[block.name].numel()
-                parts[block.key] = Vector(block.numbers.new_zeros(*block.gradients, size), block.name)
+                parts[block.key] = Vector(
+                    block.numbers.new_zeros(*block.gradients, size), block.name
+                )
     return Adjoint(parts)
 
 
@@ -305,4 +340,6 @@ def left_first_is_cheaper(total: Float[Tensor, "probe out in_ features"], right:
     (train, uses, _), outputs = right.inputs.shape, right.outputs.shape[1]
     left_first = probe * out * train * uses * features * (inputs + outputs)
     multiplied_out = train * outputs * inputs * features * (uses + probe * out)
-    return left_first <= 2 * multiplied_out  # what is multiplied out has to be written and read as well
+    return (
+        left_first <= 2 * multiplied_out
+    )  # what is multiplied out has to be written and read as well

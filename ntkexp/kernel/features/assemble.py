@@ -63,7 +63,9 @@ def pull_back(
             if len(parts) == 1:
                 cotangents.append(parts[0][None])
             else:
-                cotangents.append(torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts))
+                cotangents.append(
+                    torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts)
+                )
     return PulledBack(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
 
 
@@ -78,10 +80,14 @@ def pull_at_once(
     return list(vmap(pull)(mixtures))
 
 
-def select_outputs(output: Float[Tensor, "example out"], chosen: Sequence[int]) -> Float[Tensor, "chosen example out"]:
+def select_outputs(
+    output: Float[Tensor, "example out"], chosen: Sequence[int]
+) -> Float[Tensor, "chosen example out"]:
     """A mixture for each chosen output in turn, the same of all examples."""
     index = torch.tensor(chosen, device=output.device)[:, None]
-    each = torch.zeros(len(chosen), output.shape[1], dtype=output.dtype, device=output.device).scatter(1, index, 1.0)
+    each = torch.zeros(
+        len(chosen), output.shape[1], dtype=output.dtype, device=output.device
+    ).scatter(1, index, 1.0)
     return each[:, None].expand(-1, *output.shape)
 
 
@@ -112,7 +118,9 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
     for use, cotangent, owner in zip(pulled.uses, pulled.cotangents, pulled.owners, strict=True):
         if isinstance(use, Element) and isinstance(use.source, View) and use.source.name in tables:
             read = copies(use, use.source, cotangent, owner, pulled.examples)
-            blocks.append(replace(read, values=read.values.to(leaves[read.name].dtype)))  # after casts
+            blocks.append(
+                replace(read, values=read.values.to(leaves[read.name].dtype))
+            )  # after casts
         elif isinstance(use, Element):
             add_rows(rows, use.source, scatter(use, cotangent, owner, pulled.examples), leaves)
         elif isinstance(use, Grouped):
@@ -121,12 +129,18 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
                 add_rows(rows, source, gradient, leaves)
         else:
             inputs, outputs = factors(use, cotangent, owner, pulled.examples)
-            weight, bias = (source if isinstance(source, View) else None for source in (use.weight, use.bias))
-            products[use.weight, use.bias].append(Factored(inputs, outputs, weight, bias, use.shift))
+            weight, bias = (
+                source if isinstance(source, View) else None for source in (use.weight, use.bias)
+            )
+            products[use.weight, use.bias].append(
+                Factored(inputs, outputs, weight, bias, use.shift)
+            )
     kept = factored_keys(pulled.uses)
     for (weight_, bias_), parts in products.items():
         joined: Sequence[Factored] = parts
-        if len(parts) > 1 and len({part.shift for part in parts}) == 1:  # several uses as one sum over uses
+        if (
+            len(parts) > 1 and len({part.shift for part in parts}) == 1
+        ):  # several uses as one sum over uses
             inputs = torch.cat([part.inputs for part in parts], dim=1)
             outputs = torch.cat([part.outputs for part in parts], dim=2)
             joined = [replace(parts[0], inputs=inputs, outputs=outputs)]
@@ -174,12 +188,18 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
     for use in uses:
         pair = (use.source, None) if isinstance(use, Element) else (use.weight, use.bias)
         # Each element of what is multiplied with is a parameter of its own, or there is nothing
-        plain = isinstance(use, Product) and all(s is None or (isinstance(s, View) and s.shows_once) for s in pair)
+        plain = isinstance(use, Product) and all(
+            s is None or (isinstance(s, View) and s.shows_once) for s in pair
+        )
         for name in names(pair[0]) | names(pair[1]):
             ways[name].add(pair if plain else use)
         if plain:
             pairs.add(pair)
-    return {pair for pair in pairs if all(len(ways[name]) == 1 for name in names(pair[0]) | names(pair[1]))}
+    return {
+        pair
+        for pair in pairs
+        if all(len(ways[name]) == 1 for name in names(pair[0]) | names(pair[1]))
+    }
 
 
 def names(source: Source | None) -> frozenset[str]:
@@ -197,18 +217,25 @@ def add_rows(
     """Carry a gradient back from a source to its parameters."""
     if isinstance(source, View):
         size = leaves[source.name].numel()
-        carried = {source.name: gradient if source.is_whole(size) else spread(gradient, source, size)}
+        carried = {
+            source.name: gradient if source.is_whole(size) else spread(gradient, source, size)
+        }
     else:  # through the operations on weights alone, by one back-propagation for every example and output
         wanted = sorted(source.names)
         cotangents = gradient.reshape(-1, *source.delta.shape)
         found = pull_at_once(source.delta, [leaves[name] for name in wanted], cotangents)
-        carried = {n: row.reshape(*gradient.shape[:2], -1) for n, row in zip(wanted, found, strict=True)}
+        carried = {
+            n: row.reshape(*gradient.shape[:2], -1) for n, row in zip(wanted, found, strict=True)
+        }
     for name, row in carried.items():
         rows[name] = rows[name] + row if name in rows else row
 
 
 def add_products(
-    rows: dict[str, Float[Tensor, "example out _"]], key: ProductKey, block: Factored, leaves: Weights
+    rows: dict[str, Float[Tensor, "example out _"]],
+    key: ProductKey,
+    block: Factored,
+    leaves: Weights,
 ) -> None:
     """Carry the gradients of products back from a weight and a bias to their parameters."""
     weight, bias = key
@@ -231,13 +258,17 @@ def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example
             [0, 3]]))
     """
     uses, rest = divmod(len(owner), examples)
-    if not rest and torch.equal(owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)):
+    if not rest and torch.equal(
+        owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)
+    ):
         return None
     times = torch.bincount(owner + 1, minlength=examples + 1)
     order = owner.argsort(stable=True)[int(times[0]) :]
     whose, before = owner[order], times[1:].cumsum(0) - times[1:]
     nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
-    return nobody.index_put((whose, torch.arange(len(order), device=owner.device) - before[whose]), order)
+    return nobody.index_put(
+        (whose, torch.arange(len(order), device=owner.device) - before[whose]), order
+    )
 
 
 def select_rows(
@@ -247,7 +278,9 @@ def select_rows(
     examples, uses = index.shape
     count = rows.shape[axis]
     if torch.equal(index.t().reshape(-1), torch.arange(count, device=index.device)):
-        return rows.reshape(*rows.shape[:axis], uses, examples, *rows.shape[axis + 1 :]).transpose(axis, axis + 1)
+        return rows.reshape(*rows.shape[:axis], uses, examples, *rows.shape[axis + 1 :]).transpose(
+            axis, axis + 1
+        )
     known = with_zeros(rows, axis) if (index == count).any() else rows
     return known[index] if axis == 0 else known[:, index]
 
@@ -261,7 +294,9 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 def example_axis(owner: Int[Tensor, "..."], examples: int, among: Sequence[int]) -> int | None:
     """The axis among some along which each element belongs to the example of its number, if there is one."""
     for axis in among:
-        index = torch.arange(examples, device=owner.device).view(-1, *[1] * (owner.dim() - axis - 1))
+        index = torch.arange(examples, device=owner.device).view(
+            -1, *[1] * (owner.dim() - axis - 1)
+        )
         if bool(((owner == index) | (owner < 0)).all()):
             return axis
     return None
@@ -271,7 +306,10 @@ def example_axis(owner: Int[Tensor, "..."], examples: int, among: Sequence[int])
 
 
 def factors(
-    use: Product | Grouped, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, " row"], examples: int
+    use: Product | Grouped,
+    cotangent: Float[Tensor, "out ..."],
+    owner: Int[Tensor, " row"],
+    examples: int,
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
     """The factors of a product at the rows of each example."""
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
@@ -280,7 +318,9 @@ def factors(
     if inputs.dim() == 2 and not rest and torch.equal(owner, one_each.repeat(rounds)):
         # Rows follow each other in rounds, one row of each example, as where time comes first
         outputs = cotangent.reshape(len(cotangent), -1, examples, cotangent.shape[-1])
-        return inputs.reshape(-1, examples, inputs.shape[1]).transpose(0, 1), outputs.permute(2, 0, 1, 3)
+        return inputs.reshape(-1, examples, inputs.shape[1]).transpose(0, 1), outputs.permute(
+            2, 0, 1, 3
+        )
     index = row_index(owner, examples)
     if index is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and need not become rows
@@ -306,7 +346,11 @@ def multiply_groups(
 
     They are made a few examples at a time; in their room, where groups follow each other there.
     """
-    if isinstance(use.factor, Window) and cotangent.shape[1] == examples and row_index(owner, examples) is None:
+    if (
+        isinstance(use.factor, Window)
+        and cotangent.shape[1] == examples
+        and row_index(owner, examples) is None
+    ):
         turns, outputs = use.factor.turns(), cotangent.flatten(3).transpose(0, 1)
     else:
         inputs, rows = factors(use, cotangent, owner, examples)
@@ -318,7 +362,9 @@ def multiply_groups(
     for part, shown in turns:
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
-        if found is None and part == slice(None):  # nothing is overwritten, so that a program can be made of it
+        if found is None and part == slice(
+            None
+        ):  # nothing is overwritten, so that a program can be made of it
             found = torch.bmm(beta, patches).view(*left.shape[:3], patches.shape[2])
             break
         if found is None:
@@ -355,13 +401,19 @@ def scatter(
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
     positions = use.positions
     size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
-    along = [d for d, n in enumerate(owner.shape) if n == examples and (positions.stride(d) == 0 or n == 1)]
+    along = [
+        d
+        for d, n in enumerate(owner.shape)
+        if n == examples and (positions.stride(d) == 0 or n == 1)
+    ]
     axis = example_axis(shown, examples, along)
     if axis is not None:
         return add_copies(use, cotangent, axis, size)
     cotangent, reached = with_gain(use, cotangent), owner >= 0
     target = (owner * size + positions.to(owner.device))[reached]
-    flat = torch.zeros(len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device)
+    flat = torch.zeros(
+        len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device
+    )
     return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
 
 
@@ -378,7 +430,9 @@ def add_copies(
     copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
     last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
     if last and isinstance(use.gain, Tensor) and len(cotangent) > 1:  # of many outputs by products
-        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)  # casts may have left the gain a shorter one
+        kind = torch.promote_types(
+            cotangent.dtype, use.gain.dtype
+        )  # casts may have left the gain a shorter one
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
         summed = inner_products(cotangent.flatten(copied[0] + 1).to(kind), gain[None])[0, ..., 0]
     else:
@@ -386,7 +440,9 @@ def add_copies(
         summed = whole.sum([d + 1 for d in copied]) if copied else whole
     rows = summed.movedim(axis + 1 - sum(d < axis for d in copied), 1)
     rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
-    once = positions[tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))]
+    once = positions[
+        tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))
+    ]
     places = once.reshape(-1).to(rows.device)
     if not torch.equal(places, torch.arange(size, device=rows.device)):
         rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
@@ -401,7 +457,11 @@ def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
 
 
 def copies(
-    use: Element, source: View, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
+    use: Element,
+    source: View,
+    cotangent: Float[Tensor, "out ..."],
+    owner: Int[Tensor, "..."],
+    examples: int,
 ) -> Copies:
     """The elements of a parameter that an operation used, example by example."""
     cotangent = with_gain(use, cotangent)
@@ -414,7 +474,9 @@ def copies(
         if index is None:
             index = torch.arange(owner.numel(), device=owner.device).view(examples, -1)
         rows = with_zeros(cotangent.flatten(1), 1)[:, index].transpose(0, 1)
-        return Copies(rows, with_zeros(positions_in(source, positions).reshape(-1), 0)[index], source.name)
+        return Copies(
+            rows, with_zeros(positions_in(source, positions).reshape(-1), 0)[index], source.name
+        )
     # What an example gave to the same elements again and again is added up; positions that all share are kept once
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
@@ -422,7 +484,11 @@ def copies(
             cotangent = cotangent if d == axis else cotangent.sum(d + 1, keepdim=True)
     shown = positions_in(source, positions).movedim(axis, 0)
     shown = shown.reshape(len(shown), -1).expand(examples, -1)
-    return Copies(cotangent.movedim(axis + 1, 1).reshape(outputs, examples, -1).transpose(0, 1), shown, source.name)
+    return Copies(
+        cotangent.movedim(axis + 1, 1).reshape(outputs, examples, -1).transpose(0, 1),
+        shown,
+        source.name,
+    )
 
 
 def positions_in(source: View, positions: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

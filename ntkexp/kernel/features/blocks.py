@@ -70,7 +70,10 @@ class Factored:
     def extents(self) -> dict[str, int]:
         """How many elements of each parameter lie up to the last that is used."""
         views = [view for view in (self.weight, self.bias) if view is not None]
-        return {name: max(view.extent for view in views if view.name == name) for name in {v.name for v in views}}
+        return {
+            name: max(view.extent for view in views if view.name == name)
+            for name in {v.name for v in views}
+        }
 
     @property
     def line(self) -> int:
@@ -104,7 +107,9 @@ class Factored:
 
     def multiplied_out(self) -> Float[Tensor, "example out size"]:
         """The weight’s gradients, feature by feature: one product of matrices for each example gives all outputs."""
-        left = self.outputs[:, 0].mT if self.outputs.shape[1] == 1 else self.outputs.mT.flatten(1, 2)
+        left = (
+            self.outputs[:, 0].mT if self.outputs.shape[1] == 1 else self.outputs.mT.flatten(1, 2)
+        )
         return (left @ self.inputs).view(*self.gradients, -1)
 
     def pieces(self) -> list[Factored | Rows]:
@@ -131,7 +136,9 @@ class Factored:
             found.append(Rows(spread(self.of_bias(), self.bias, self.bias.extent), self.bias.name))
         return found
 
-    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+    def add_chunk(
+        self, rows: Float[Tensor, "example out size"], name: str, elements: range
+    ) -> None:
         """Add the gradients of these elements of a parameter; outer products of them alone are multiplied out."""
         if self.bias is not None and self.bias.name == name:
             add_rows(rows, spread(self.of_bias(), self.bias, self.bias.extent), elements)
@@ -148,13 +155,19 @@ class Factored:
             return
         # The parameter is a matrix of lines: an element of `major` each, along which those of `minor` follow each other
         width = minor.shape[3]
-        first, last = max(elements.start - view.offset, 0), min(elements.stop - view.offset, count * features)
+        first, last = (
+            max(elements.start - view.offset, 0),
+            min(elements.stop - view.offset, count * features),
+        )
         if first >= last:
             return
         lines, at = slice(first // width, -(-last // width)), first + view.offset - elements.start
         target, left = rows.flatten(0, 1)[:, at : at + last - first], major[..., lines].mT
         if first % width == 0 and last % width == 0:
-            factors = (side.expand(*rows.shape[:2], *side.shape[2:]).flatten(0, 1) for side in (left, minor))
+            factors = (
+                side.expand(*rows.shape[:2], *side.shape[2:]).flatten(0, 1)
+                for side in (left, minor)
+            )
             target.view(len(target), -1, width).baddbmm_(*factors)
         else:
             start = lines.start * width
@@ -168,7 +181,9 @@ class Factored:
             terms.append(row.expand(*self.inputs.shape[:2], -1))
         if self.weight is not None:
             matrix = self.weight.of(weights[self.weight.name].contiguous())
-            if not terms and self.outputs.shape[1] == 1 and matrix.shape[0] < matrix.shape[1]:  # the smaller product
+            if (
+                not terms and self.outputs.shape[1] == 1 and matrix.shape[0] < matrix.shape[1]
+            ):  # the smaller product
                 return inner_of_uses(self.outputs[:, 0] @ matrix.t(), self.inputs[:, None])
             terms.append(self.inputs @ matrix)
         return inner_of_uses(sum(terms[1:], start=terms[0]), self.outputs)
@@ -176,12 +191,18 @@ class Factored:
     def scaled(self, factors: Mapping[str, float]) -> Factored:
         """Each parameter's gradients times its factor."""
         inputs = self.inputs if self.weight is None else self.inputs * factors[self.weight.name]
-        shift = self.shift if self.shift is None or self.bias is None else self.shift * factors[self.bias.name]
+        shift = (
+            self.shift
+            if self.shift is None or self.bias is None
+            else self.shift * factors[self.bias.name]
+        )
         return replace(self, inputs=inputs, shift=shift)
 
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Factored:
         """Σ_c ℓ′_c of the gradients, as a single output."""
-        return replace(self, outputs=torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None])
+        return replace(
+            self, outputs=torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
+        )
 
     def traced(self) -> Factored:
         """All outputs as one, whose inner products are the sums over outputs."""
@@ -194,7 +215,9 @@ class Factored:
         if self.weight is not None:
             found[self.weight.name] = room = self.weight.room(weights[self.weight.name])
             if self.inputs.shape[1] < outputs.shape[2]:
-                torch.mm(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=self.weight.of(room))
+                torch.mm(
+                    self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=self.weight.of(room)
+                )
             else:  # fewer numbers than in the inputs, which would have to be copied
                 torch.sum(self.inputs.mT @ outputs, 0, out=self.weight.of(room))
         if self.bias is not None and self.shift is not None:
@@ -246,7 +269,9 @@ class Rows:
     def of(self, names: Collection[str]) -> list[Rows]:
         return [self] if self.name in names else []
 
-    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+    def add_chunk(
+        self, rows: Float[Tensor, "example out size"], name: str, elements: range
+    ) -> None:
         if self.name == name:
             add_rows(rows, self.rows, elements)
 
@@ -263,7 +288,11 @@ class Rows:
         return Rows(self.rows.flatten(1)[:, None], self.name)
 
     def total(self, weights: Weights) -> Weights:
-        return {self.name: self.rows.sum((0, 1)).view(weights[self.name].shape).to(weights[self.name].dtype)}
+        return {
+            self.name: self.rows.sum((0, 1))
+            .view(weights[self.name].shape)
+            .to(weights[self.name].dtype)
+        }
 
 
 @dataclass(frozen=True)
@@ -306,13 +335,19 @@ class Copies:
     def of(self, names: Collection[str]) -> list[Copies]:
         return [self] if self.name in names else []
 
-    def add_chunk(self, rows: Float[Tensor, "example out size"], name: str, elements: range) -> None:
+    def add_chunk(
+        self, rows: Float[Tensor, "example out size"], name: str, elements: range
+    ) -> None:
         if self.name != name:
             return
         inside = (self.places >= elements.start) & (self.places < elements.stop)
-        where = torch.where(inside, self.places - elements.start, len(elements))  # the others fall behind the last
+        where = torch.where(
+            inside, self.places - elements.start, len(elements)
+        )  # the others fall behind the last
         beside = rows.new_zeros(*rows.shape[:2], len(elements) + 1)
-        rows += beside.scatter_add_(2, where[:, None].expand_as(self.numbers), self.numbers)[:, :, :-1]
+        rows += beside.scatter_add_(2, where[:, None].expand_as(self.numbers), self.numbers)[
+            :, :, :-1
+        ]
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
         return torch.einsum("nce,ne->nc", self.numbers, weights[self.name].reshape(-1)[self.places])
@@ -328,8 +363,12 @@ class Copies:
         return self.by_name()[0].traced()
 
     def total(self, weights: Weights) -> Weights:
-        found = zeros(weights[self.name])  # of numbers that may be longer than those that it was used with
-        found.view(-1).index_add_(0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(found.dtype))
+        found = zeros(
+            weights[self.name]
+        )  # of numbers that may be longer than those that it was used with
+        found.view(-1).index_add_(
+            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(found.dtype)
+        )
         return {self.name: found}
 
 
@@ -337,7 +376,9 @@ Block: TypeAlias = Factored | Rows | Copies
 
 
 def add_rows(
-    rows: Float[Tensor, "example out size"], whole: Float[Tensor, "example out size_"], elements: range
+    rows: Float[Tensor, "example out size"],
+    whole: Float[Tensor, "example out size_"],
+    elements: range,
 ) -> None:
     """Add some of the gradients of a parameter's first elements."""
     some = whole[:, :, elements.start : elements.stop]
@@ -364,7 +405,10 @@ def bias_product(left: Factored, right: Factored) -> float:
 
 
 def split_bias(
-    gradients: Float[Tensor, "example out in_ features"], weight: View | None, bias: View | None, biases: int
+    gradients: Float[Tensor, "example out in_ features"],
+    weight: View | None,
+    bias: View | None,
+    biases: int,
 ) -> list[Rows]:
     """The gradients of a weight and of its bias, each by itself, up to the last element that is used."""
     return [
@@ -374,11 +418,15 @@ def split_bias(
     ]
 
 
-def spread(gradient: Float[Tensor, "example out size"], view: View, size: int) -> Float[Tensor, "example out size_"]:
+def spread(
+    gradient: Float[Tensor, "example out size"], view: View, size: int
+) -> Float[Tensor, "example out size_"]:
     """The gradient of a view of a parameter as that of the parameter's first elements, all that it shows."""
     if view.turned().is_whole(size):
         return (
-            gradient.view(*gradient.shape[:2], *view.shape).permute(0, 1, *range(1 + len(view.shape), 1, -1)).flatten(2)
+            gradient.view(*gradient.shape[:2], *view.shape)
+            .permute(0, 1, *range(1 + len(view.shape), 1, -1))
+            .flatten(2)
         )
     positions = view.of(torch.arange(size, device=gradient.device)).reshape(-1)
     return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)

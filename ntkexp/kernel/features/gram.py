@@ -32,7 +32,9 @@ from ntkexp.mistake import Mistake
 def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
     """K = J J′ᵀ, summed over the parameters. Of a Jacobian with itself half is formed, and mirrored."""
     if not left.blocks or not right.blocks:
-        raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
+        raise Mistake(
+            "the outputs depend on no parameter that requires gradients, so the tangent kernel is zero"
+        )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
     # What is added up in many pieces, each of them less than the sum is rounded by, is added in double precision
@@ -41,7 +43,9 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_
     shape = (left.examples * left.outputs, right.examples * right.outputs)
     total = Total(like.new_empty(shape, dtype=kind), (left.outputs, right.outputs), left is right)
 
-    total.add_single_uses([(one, other) for one, other, way in plan.factored if way == "one product"])
+    total.add_single_uses(
+        [(one, other) for one, other, way in plan.factored if way == "one product"]
+    )
     for one, other, way in plan.factored:
         if way == "double sum":
             total.add(double_sum(one, other).reshape(shape))
@@ -58,7 +62,11 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe 1 train 1"]:
     """Σ_c K[x, c, x′, c]: the kernel of all outputs taken as one, never multiplied out into blocks of outputs."""
     if set(left.keys) != set(right.keys):  # both sides were read in two ways
-        both = {name: min(left.extents[name], right.extents[name]) for name in left.extents if name in right.extents}
+        both = {
+            name: min(left.extents[name], right.extents[name])
+            for name in left.extents
+            if name in right.extents
+        }
         left, right = left.as_rows(both), right.as_rows(both)
     one = left.traced()
     return gram(one, one if right is left else right.traced())
@@ -89,9 +97,14 @@ class ParameterChunk:
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
 """What is multiplied out on either side: whole blocks of one key, in an order of their own, or the same elements."""
 
-COLUMNS = 2**11  # no product of matrices is faster for more; to bring more together takes longer than it saves
+COLUMNS = (
+    2**11
+)  # no product of matrices is faster for more; to bring more together takes longer than it saves
 WHOLE = 2**29  # bytes of rows that are multiplied out at once
-ROOM, LEAST = 2**23, 2**11  # bytes of a piece, and elements: products of matrices are slower for fewer
+ROOM, LEAST = (
+    2**23,
+    2**11,
+)  # bytes of a piece, and elements: products of matrices are slower for fewer
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,9 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     factored, spread, chunks = list[tuple[Factored, Factored, str]](), list[Key](), list[Column]()
     sizes_of_keys, done = alone(left, right), set[str]()
     for key, size in sizes_of_keys.items():
-        ones, others = ([block for block in side.blocks if block.key == key] for side in (left, right))
+        ones, others = (
+            [block for block in side.blocks if block.key == key] for side in (left, right)
+        )
         one, other = ones[0], others[0]
         whole = len(ones) == len(others) == 1 and one.gradients[0] == left.examples
         if isinstance(one, Factored) and isinstance(other, Factored) and size is not None:
@@ -117,8 +132,12 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     spread.append(key)
                 done |= one.extents.keys()
                 continue
-            longer = max(size.probe * size.out, size.train * size.out_)  # its side's rows, multiplied out
-            whole = whole and longer * size.inputs * size.features * one.numbers.element_size() <= WHOLE
+            longer = max(
+                size.probe * size.out, size.train * size.out_
+            )  # its side's rows, multiplied out
+            whole = (
+                whole and longer * size.inputs * size.features * one.numbers.element_size() <= WHOLE
+            )
         if whole and not isinstance(one, Copies) and not isinstance(other, Copies):
             pieces = one.pieces()
             chunks += zip(pieces, pieces if other is one else other.pieces(), strict=True)
@@ -139,8 +158,14 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     both = set(left.keys) & set(right.keys)
     found: dict[Key, Sizes | None] = {}
     for block in left.blocks:
-        if block.key in both and block.key not in found and all(len(ways[name]) == 1 for name in block.extents):
-            found[block.key] = sizes_between(left, right, block.key) if isinstance(block, Factored) else None
+        if (
+            block.key in both
+            and block.key not in found
+            and all(len(ways[name]) == 1 for name in block.extents)
+        ):
+            found[block.key] = (
+                sizes_between(left, right, block.key) if isinstance(block, Factored) else None
+            )
     return found
 
 
@@ -169,10 +194,14 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
         yield group
 
 
-def side_by_side(side: Jacobian, columns: Sequence[Block | ParameterChunk]) -> Float[Tensor, "row size"]:
+def side_by_side(
+    side: Jacobian, columns: Sequence[Block | ParameterChunk]
+) -> Float[Tensor, "row size"]:
     """The gradients of some elements, a row for each output of each example."""
     rows = [
-        side.chunk(each.name, each.elements) if isinstance(each, ParameterChunk) else multiplied_out(each).flatten(0, 1)
+        side.chunk(each.name, each.elements)
+        if isinstance(each, ParameterChunk)
+        else multiplied_out(each).flatten(0, 1)
         for each in columns
     ]
     return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
@@ -238,8 +267,13 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
     """Those of all uses of the same weights: as many of every example as of the first."""
-    first = [[b for at, b in side.placed() if b.key == key and not at.start] for side in (left, right)]
-    counts = [sum(block.inputs.shape[1] for block in side if isinstance(block, Factored)) for side in first]
+    first = [
+        [b for at, b in side.placed() if b.key == key and not at.start] for side in (left, right)
+    ]
+    counts = [
+        sum(block.inputs.shape[1] for block in side if isinstance(block, Factored))
+        for side in first
+    ]
     one = next(block for block in left.blocks if block.key == key)
     assert isinstance(one, Factored)
     return replace(
@@ -262,7 +296,9 @@ def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out trai
     return torch.einsum("qunv,qcundv->qcnd", inputs, features)
 
 
-def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, left: Jacobian, right: Jacobian) -> None:
+def add_double_sums(
+    kernel: Float[Tensor, "probe out train out_"], key: Key, left: Jacobian, right: Jacobian
+) -> None:
     """Add the share of weights whose uses keep factors of their own, for each pair of blocks."""
     ones, others = ([(at, b) for at, b in side.placed() if b.key == key] for side in (left, right))
     for (rows, one), (columns, other) in product(ones, others):
@@ -282,7 +318,10 @@ def add_double_sums(kernel: Float[Tensor, "probe out train out_"], key: Key, lef
 # shares are in it.
 
 
-STRIP, STRIPS = 64, 12  # rows of a strip at least, and strips at most: thinner ones cost more than they save
+STRIP, STRIPS = (
+    64,
+    12,
+)  # rows of a strip at least, and strips at most: thinner ones cost more than they save
 BLOCK = 2**17  # numbers of a strip that are summed over all weights while they are in the cache
 
 
@@ -308,7 +347,9 @@ class Total:
         ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
         return [(self.matrix[at:end, at:], range(at, end), range(at, rows)) for at, end in ends]
 
-    def add_product(self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]) -> None:
+    def add_product(
+        self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]
+    ) -> None:
         """R R′ᵀ."""
         right = right.t()
         for strip, rows, columns in self.strips:
@@ -334,21 +375,38 @@ class Total:
         for strip, rows, columns in self.strips:
             height = len(rows) if out * out_ == 1 else max(1, BLOCK // (len(columns) * out)) * out
             room = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
-            for some in (range(at, min(at + height, rows.stop)) for at in range(rows.start, rows.stop, height)):
+            for some in (
+                range(at, min(at + height, rows.stop))
+                for at in range(rows.start, rows.stop, height)
+            ):
                 block = narrow(strip, 0, range(some.start - rows.start, some.stop - rows.start))
                 block = block.view(len(some) // out, out, len(columns)) if out * out_ > 1 else block
                 for k, layer in enumerate(layers):
-                    examples, examples_ = (range(r.start // o, r.stop // o) for r, o in ((some, out), (columns, out_)))
-                    inputs = torch.mm(narrow(layer.inputs, 0, examples), narrow(layer.inputs_, 1, examples_))
+                    examples, examples_ = (
+                        range(r.start // o, r.stop // o) for r, o in ((some, out), (columns, out_))
+                    )
+                    inputs = torch.mm(
+                        narrow(layer.inputs, 0, examples), narrow(layer.inputs_, 1, examples_)
+                    )
                     inputs.add_(layer.shift)
                     if layer.same is not None:
                         features = layer.same
                     else:
                         features = room[: len(some) * len(columns)].view(len(some), len(columns))
-                        torch.mm(narrow(layer.outputs, 0, some), narrow(layer.outputs_, 1, columns), out=features)
-                    if out * out_ > 1:  # a number for each column, so that blocks are gone through row by row
+                        torch.mm(
+                            narrow(layer.outputs, 0, some),
+                            narrow(layer.outputs_, 1, columns),
+                            out=features,
+                        )
+                    if (
+                        out * out_ > 1
+                    ):  # a number for each column, so that blocks are gone through row by row
                         features = features.view(block.shape)
-                        inputs = inputs[:, None, :, None].expand(-1, 1, -1, out_).reshape(len(inputs), 1, -1)
+                        inputs = (
+                            inputs[:, None, :, None]
+                            .expand(-1, 1, -1, out_)
+                            .reshape(len(inputs), 1, -1)
+                        )
                     if block.dtype != features.dtype:
                         write(block, features * inputs, begun=self.begun or k > 0)
                     elif self.begun or k:
@@ -385,7 +443,9 @@ class Layer:
     outputs: Float[Tensor, "probe_out features"]
     outputs_: Float[Tensor, "features train_out"]
     shift: float  # what biases add to each ⟨a, a′⟩
-    same: Float[Tensor, "1 1"] | None  # ⟨β, β′⟩, where the one β of a readout is the same for all examples
+    same: (
+        Float[Tensor, "1 1"] | None
+    )  # ⟨β, β′⟩, where the one β of a readout is the same for all examples
 
 
 def matrices(left: Factored, right: Factored) -> Layer:

@@ -27,7 +27,9 @@ class Jacobian:
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
-    starts: tuple[int, ...] | None = None  # the first example of each block; none where each is of all examples
+    starts: tuple[int, ...] | None = (
+        None  # the first example of each block; none where each is of all examples
+    )
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +59,10 @@ class Jacobian:
     def placed(self) -> Iterator[tuple[slice, Block]]:
         """Each block, and the examples that it is of."""
         starts = self.starts or [0] * len(self.blocks)
-        return ((slice(at, at + block.gradients[0]), block) for at, block in zip(starts, self.blocks, strict=True))
+        return (
+            (slice(at, at + block.gradients[0]), block)
+            for at, block in zip(starts, self.blocks, strict=True)
+        )
 
     def of(self, names: Collection[str] | None) -> Jacobian:
         """The gradients of these parameters alone, of which there may be none; itself, if none are named."""
@@ -97,13 +102,20 @@ class Jacobian:
         for block in self.blocks:
             for name, value in block.total(weights).items():
                 found[name] = found[name] + value if name in found else value
-        return {name: found[name] if name in found else zeros(weight) for name, weight in weights.items()}
+        return {
+            name: found[name] if name in found else zeros(weight)
+            for name, weight in weights.items()
+        }
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
         """The gradients of the first elements of some parameters, multiplied out."""
         rows = {name: self.chunk(name, range(size)) for name, size in sizes.items()}
         shape = (self.examples, self.outputs, -1)
-        return Jacobian(tuple(Rows(r.view(shape), name) for name, r in rows.items()), self.examples, self.outputs)
+        return Jacobian(
+            tuple(Rows(r.view(shape), name) for name, r in rows.items()),
+            self.examples,
+            self.outputs,
+        )
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
         """The same, in which these parameters, and what shares a block with them, have the rows of all elements."""
@@ -115,7 +127,9 @@ class Jacobian:
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
         """The gradients of these elements of a parameter, added up over its uses: a row for each example's outputs."""
         match self.uses[name]:
-            case [(place, Rows(rows=whole))] if len(whole) == self.examples and elements.stop <= whole.shape[2]:
+            case [(place, Rows(rows=whole))] if (
+                len(whole) == self.examples and elements.stop <= whole.shape[2]
+            ):
                 return whole[:, :, elements.start : elements.stop].flatten(0, 1)
         rows = self.blocks[0].numbers.new_zeros(self.examples, self.outputs, len(elements))
         for place, block in self.uses[name]:
@@ -151,19 +165,25 @@ class Assembly:
     @property
     def rows(self) -> Weights:
         """Where the rows of each parameter belong from the next example on: a part may write them there itself."""
-        return {block.name: block.rows[self.read :] for block in self.room if isinstance(block, Rows)}
+        return {
+            block.name: block.rows[self.read :] for block in self.room if isinstance(block, Rows)
+        }
 
     def add(self, part: Jacobian) -> bool:
         """Copy the next examples to their place; False where they have another form than those before."""
         if not self.room:
             for block in part.blocks:
-                room: dict[str, Any] = {k: v.new_empty(self.examples, *v.shape[1:]) for k, v in arrays(block).items()}
+                room: dict[str, Any] = {
+                    k: v.new_empty(self.examples, *v.shape[1:]) for k, v in arrays(block).items()
+                }
                 self.room += (replace(block, **room),)
         if part.keys != [block.key for block in self.room]:
             return False
         for whole, block in zip(self.room, part.blocks, strict=True):
             places, given = arrays(whole), arrays(block)
-            if places.keys() != given.keys() or any(places[key].shape[1:] != given[key].shape[1:] for key in given):
+            if places.keys() != given.keys() or any(
+                places[key].shape[1:] != given[key].shape[1:] for key in given
+            ):
                 return False
             for key, value in given.items():
                 place = places[key][self.read : self.read + len(value)]
@@ -188,7 +208,9 @@ class Assembly:
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
     """The same Jacobian, with as few uses as it can have."""
-    blocks = (gathered(block) if isinstance(block, Factored) else block for block in jacobian.blocks)
+    blocks = (
+        gathered(block) if isinstance(block, Factored) else block for block in jacobian.blocks
+    )
     return replace(jacobian, blocks=tuple(blocks))
 
 
@@ -201,17 +223,23 @@ def gathered(block: Factored) -> Factored:
     [[[4.0, 6.0]]]
     """
     examples, uses, _ = block.inputs.shape
-    if uses < 2 or not examples or shares(block.outputs[:1]) is None:  # as most show by their first example
+    if (
+        uses < 2 or not examples or shares(block.outputs[:1]) is None
+    ):  # as most show by their first example
         return block
     weights = shares(block.outputs)
     if weights is None:
         return block
-    total = weights.sum(1, keepdim=True).clamp(min=1)  # in the outputs, so that a bias has its share as well
+    total = weights.sum(1, keepdim=True).clamp(
+        min=1
+    )  # in the outputs, so that a bias has its share as well
     inputs = torch.bmm((weights / total)[:, None], block.inputs)
     return replace(block, inputs=inputs, outputs=block.outputs.sum(2, keepdim=True))
 
 
-def shares(outputs: Float[Tensor, "example out use features"]) -> Float[Tensor, "example use"] | None:
+def shares(
+    outputs: Float[Tensor, "example out use features"],
+) -> Float[Tensor, "example use"] | None:
     """One for each use that has the β of its example, nothing for one that has none; None if one has another."""
     if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # which is soon seen
         return outputs.new_ones(len(outputs), outputs.shape[2])

@@ -45,8 +45,12 @@ class Findings:
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
-    independent: Answers[bool] = field(default_factory=Answers)  # operations that were seen to couple no examples
-    structures: Answers[Owners] = field(default_factory=Answers)  # the latest owners, of any routing
+    independent: Answers[bool] = field(
+        default_factory=Answers
+    )  # operations that were seen to couple no examples
+    structures: Answers[Owners] = field(
+        default_factory=Answers
+    )  # the latest owners, of any routing
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)
@@ -95,14 +99,22 @@ class Checks:
         uses: list[Use] | None = None
         if differentiable and self.question(tape) not in self.findings.owners.kept:
             owned = self.findings.structures.kept.get(tape.form)
-            uses = None if owned is None else plain_uses(Trained(tape, self.trained, owned.constants))
-            if owned is None or uses is None or not hold_at(tape[tape.output], uses, owned, tape.eps):
+            uses = (
+                None if owned is None else plain_uses(Trained(tape, self.trained, owned.constants))
+            )
+            if (
+                owned is None
+                or uses is None
+                or not hold_at(tape[tape.output], uses, owned, tape.eps)
+            ):
                 owned = None
             else:
                 self.refuse_dependence(tape)
         if owned is None:
             owned = self.owners(tape)
-            uses = plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
+            uses = (
+                plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
+            )
         if uses is None:
             return owned, None
         return owned, uses if self.runs_so(tape, uses, owned) else None
@@ -115,7 +127,9 @@ class Checks:
             if not have_owners(uses, owned):
                 return False
             cotangent = random_cotangent(tape)
-            leaves = {name: tape[slot] for slot, name in tape.weights.items() if name in self.trained}
+            leaves = {
+                name: tape[slot] for slot, name in tape.weights.items() if name in self.trained
+            }
             found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
             return agree(found, by_autograd(self.function, tape, self.trained, cotangent), tape)
 
@@ -162,25 +176,35 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     try:
         both = tree_map(doubled, (weights, tape.given))
         differentiable = tape[tape.output].requires_grad
-        longer = record(function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole)
+        longer = record(
+            function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole
+        )
     except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
         if is_out_of_memory(error):
             raise
         return False
-    alike = [entry.op for entry in longer.entries] == [entry.op for entry in tape.entries]  # in longer numbers
+    alike = [entry.op for entry in longer.entries] == [
+        entry.op for entry in tape.entries
+    ]  # in longer numbers
     return alike and agree_both_ways(function, longer, trained, owned)
 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
     """One random product, by the replay on a segment of length zero and by the module as it is."""
-    if tape.outputs.isnan().any():  # which have no differences; said is which operation made the first
+    if (
+        tape.outputs.isnan().any()
+    ):  # which have no differences; said is which operation made the first
         known = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
-        raise NoRule(f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on")
+        raise NoRule(
+            f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
+        )
     cotangent = random_cotangent(tape)
     gradients = by_autograd(function, tape, trained, cotangent)
     if any(gradient.isnan().any() for gradient in gradients.values()):
-        raise NoRule(f"autograd's gradients are not numbers{where_spoiled(function, tape, trained, cotangent)}")
+        raise NoRule(
+            f"autograd's gradients are not numbers{where_spoiled(function, tape, trained, cotangent)}"
+        )
     replay = Replay(tape, tape, trained, owned.constants)
     values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
     if any(value.isnan().any() for value in values.values()):
@@ -189,7 +213,11 @@ def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], own
 
 
 def gradients_at(
-    uses: Sequence[Use], output: Tensor, cotangent: Float[Tensor, "example out"], owned: Owners, leaves: Weights
+    uses: Sequence[Use],
+    output: Tensor,
+    cotangent: Float[Tensor, "example out"],
+    owned: Owners,
+    leaves: Weights,
 ) -> Weights:
     """Gradients, put together from those at the uses."""
     found = assemble_uses(pull_back(output, uses, owned, leaves, cotangent[None]))
@@ -206,7 +234,10 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
     # √eps is far more than another order of summation changes, and far less than a gradient that is left out
     sizes = [float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()]
     largest = max(sizes, default=0.0)
-    return all(bool(((values[name] - gradients[name]).abs() <= tape.eps**0.5 * largest).all()) for name in gradients)
+    return all(
+        bool(((values[name] - gradients[name]).abs() <= tape.eps**0.5 * largest).all())
+        for name in gradients
+    )
 
 
 def where_spoiled(
@@ -228,9 +259,16 @@ def by_autograd(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> Weights:
     """Gradients by the module as it is."""
-    weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
+    weights = {
+        name: tape[slot].detach().requires_grad_(name in trained)
+        for slot, name in tape.weights.items()
+    }
     leaves = {name: weight for name, weight in weights.items() if name in trained}
-    with torch.enable_grad(), plain_kernels(), unfused():  # cuDNN has no way back through a layer in evaluation
+    with (
+        torch.enable_grad(),
+        plain_kernels(),
+        unfused(),
+    ):  # cuDNN has no way back through a layer in evaluation
         output = columns(function, weights, tape.given)
     if not output.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}

@@ -61,14 +61,20 @@ class Mixtures:
 
         A mixture that examples have in common is copied for each: a program is for those that they have not, too.
         """
-        return self.numbers[None].contiguous() if self.chosen is None else select_outputs(self.numbers, self.chosen)
+        return (
+            self.numbers[None].contiguous()
+            if self.chosen is None
+            else select_outputs(self.numbers, self.chosen)
+        )
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     """The places of the outputs that are read."""
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
-            raise Mistake(f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]")
+            raise Mistake(
+                f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]"
+            )
         return range(count)
     try:
         chosen = [index(place) for place in outputs]
@@ -81,7 +87,9 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     return chosen
 
 
-def chunks(tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]) -> Iterator[range]:
+def chunks(
+    tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
+) -> Iterator[range]:
     """All outputs, as many at a time as keep gradients small: those of values, and those of weights where they are
     multiplied out, which is seen from one output if it matters.
     """
@@ -91,7 +99,9 @@ def chunks(tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]]
         made = 0  # bytes of an example's gradients of one output as they are used
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
-            made += (block.numbers[0].numel() if single else block.size) * block.numbers.element_size()
+            made += (
+                block.numbers[0].numel() if single else block.size
+            ) * block.numbers.element_size()
         size = int(AT_ONCE / ((values + made) * examples))
     size = max(1, min(count, size))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
@@ -144,7 +154,10 @@ class Work:
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
         """The approximate number of operations for the kernel of n with m examples, at `outputs` outputs."""
         left, right = counts
-        return 2 * (1 + outputs) * self.multiplications * (left + right) + 2 * left * right * outputs**2 * self.numbers
+        return (
+            2 * (1 + outputs) * self.multiplications * (left + right)
+            + 2 * left * right * outputs**2 * self.numbers
+        )
 
 
 def work(tape: Tape) -> Work:

@@ -86,14 +86,20 @@ class Request:
 
     def read(self, *, at_once: bool) -> Jacobian:
         """The Jacobian in the ordinary way, for all mixtures at once or one after the other."""
-        replay = Replay(self.start, self.end, self.trained, self.owned.constants, pullback_only=True)
+        replay = Replay(
+            self.start, self.end, self.trained, self.owned.constants, pullback_only=True
+        )
         columns = self.mixtures.columns
-        pulled = pull_back(replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once)
+        pulled = pull_back(
+            replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once
+        )
         return assemble(pulled, as_copies=self.as_copies)
 
     def read_at_once(self) -> Jacobian:
         try:
-            with warnings.catch_warnings(action="error"):  # a warning says that torch would go output by output
+            with warnings.catch_warnings(
+                action="error"
+            ):  # a warning says that torch would go output by output
                 return self.read(at_once=True)
         except (RuntimeError, UserWarning) as error:
             if is_out_of_memory(error):
@@ -114,7 +120,9 @@ class Request:
 # --- Programs: each is compared with the ordinary way when it is written, and again with the next values.
 
 
-LARGEST = 2**28  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
+LARGEST = (
+    2**28
+)  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
 TRIALS = 2
 
 T = TypeVar("T", Tape, Jacobian)
@@ -177,7 +185,9 @@ class ProgramCache:
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
     once: Answers[bool] = field(default_factory=Answers)  # what was read of what values route
 
-    def record(self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False) -> Tape:
+    def record(
+        self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
+    ) -> Tape:
         """The tape of the function, by its program."""
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
@@ -239,15 +249,21 @@ def is_large(tape: Tape, outputs: int) -> bool:
 
 def write_tape(tape: Tape) -> Written[Tape] | None:
     """How a tape follows from weights and inputs."""
-    if is_large(tape, tape.outputs.shape[1]) or any(entry.op._schema.is_mutable for entry in tape.entries):
+    if is_large(tape, tape.outputs.shape[1]) or any(
+        entry.op._schema.is_mutable for entry in tape.entries
+    ):
         return None
     written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
     gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
-    template = tape.refilled(tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)))
+    template = tape.refilled(
+        tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values))
+    )
     return Written(written, template)
 
 
-def write_jacobian(request: Request, fed: Sequence[Tensor]) -> tuple[Jacobian, Written[Jacobian] | None]:
+def write_jacobian(
+    request: Request, fed: Sequence[Tensor]
+) -> tuple[Jacobian, Written[Jacobian] | None]:
     """A Jacobian, and how it follows from the values on tapes."""
     found: list[Jacobian] = []
 
@@ -285,7 +301,9 @@ def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
     """Another tape of the same program, or another Jacobian of the same function."""
     if isinstance(template, Jacobian):
         left = iter(found)
-        blocks = tuple(type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks)
+        blocks = tuple(
+            type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks
+        )
         return replace(template, blocks=blocks)
     values = list(template.values)
     filled_slots = (*template.weights, *template.inputs, *template.made)

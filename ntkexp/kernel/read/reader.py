@@ -63,7 +63,14 @@ class Reader:
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once; the tape can be read at length zero any number of times."""
         if self.programs is None:
-            return record(self.function, weights, inputs, differentiable=True, known=self.known, whole=self.whole)
+            return record(
+                self.function,
+                weights,
+                inputs,
+                differentiable=True,
+                known=self.known,
+                whole=self.whole,
+            )
         if self.known:  # what is drawn follows from no input
             return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
         return self.programs.record(self.function, weights, inputs, whole=self.whole)
@@ -77,7 +84,9 @@ class Reader:
         except NoRule:
             return self.one_by_one(tape, chosen)
 
-    def assembled(self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE) -> Jacobian:
+    def assembled(
+        self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE
+    ) -> Jacobian:
         """J(θ; x) of a point through whose operations differences can be passed; `room` is where rows may go."""
         mixtures = Mixtures.of(tape, chosen)
         if self.programs is not None:
@@ -90,7 +99,9 @@ class Reader:
 
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """The same, by one back-propagation for every example and output, whatever the operations are."""
-        return jacobian_one_by_one(self.function, tape, self.trained, Mixtures.of(tape, chosen).columns)
+        return jacobian_one_by_one(
+            self.function, tape, self.trained, Mixtures.of(tape, chosen).columns
+        )
 
     def weighted(
         self, tape: Tape, output_gradient: Float[Tensor, "example out"], *, as_copies: bool = False
@@ -132,7 +143,12 @@ class Reader:
     # --- The secant, J̄(x), between two tapes.
 
     def along(
-        self, start: Tape, end: Tape, chosen: Sequence[int] | None = None, *, as_copies: bool = False
+        self,
+        start: Tape,
+        end: Tape,
+        chosen: Sequence[int] | None = None,
+        *,
+        as_copies: bool = False,
     ) -> Jacobian:
         """J̄(x) of a segment, by a program where there are programs. With `as_copies` a large network's tables may keep
         the places where they were read."""
@@ -145,50 +161,74 @@ class Reader:
         pulled, push = self.replayed(start, end, Mixtures.of(start, chosen))
         return Reading(assemble(pulled), push)
 
-    def replayed(self, start: Tape, end: Tape, mixtures: Mixtures) -> tuple[PulledBack, Float[Tensor, "example out"]]:
+    def replayed(
+        self, start: Tape, end: Tape, mixtures: Mixtures
+    ) -> tuple[PulledBack, Float[Tensor, "example out"]]:
         """What is pulled back through the replay of a segment's differences, and J̄Δθ."""
         replay = Replay(start, end, self.trained, self.checks.owners(start).constants)
         owned = self.checks.faithful_owners(start)
         pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
         return pulled, replay.delta.detach()
 
-    def by_program(self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False) -> Jacobian:
+    def by_program(
+        self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
+    ) -> Jacobian:
         """The same Jacobian, by a program of that replay."""
         assert self.programs is not None
-        request = Request(start, end, self.trained, self.checks.faithful_owners(start), mixtures, as_copies)
+        request = Request(
+            start, end, self.trained, self.checks.faithful_owners(start), mixtures, as_copies
+        )
         return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
 
-    def closures(self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> list[Closure]:
+    def closures(
+        self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
+    ) -> list[Closure]:
         """The closures of a secant: as it was pushed and, where no other weights move, as its Jacobian says."""
-        step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
+        step = {
+            name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
+        }
         found = [closure(reading.push, start, end)]
-        if reading.jacobian.blocks and not any(delta.any() for name, delta in step.items() if name not in self.trained):
+        if reading.jacobian.blocks and not any(
+            delta.any() for name, delta in step.items() if name not in self.trained
+        ):
             outputs = range(start.outputs.shape[1]) if chosen is None else chosen
             found.append(closure(reading.jacobian.applied(step), start, end, outputs))
         return found
 
 
 def jacobian_one_by_one(
-    function: Function, tape: Tape, trained: frozenset[str], mixtures: Float[Tensor, "mixture example out"]
+    function: Function,
+    tape: Tape,
+    trained: frozenset[str],
+    mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
     """The Jacobian of a point, for mixtures of outputs: right for any module, and slow.
 
     Every example is run by itself, so that no other can enter; outputs that differ from those of the batch show that
     the module couples examples. Of a module that draws random numbers for a batch as a whole, all are run each time.
     """
-    weights = {name: tape[slot].detach().requires_grad_(name in trained) for slot, name in tape.weights.items()}
+    weights = {
+        name: tape[slot].detach().requires_grad_(name in trained)
+        for slot, name in tape.weights.items()
+    }
     leaves = {name: weight for name, weight in weights.items() if name in trained}
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
-    alone = Trial(function, tape, {name: weight.detach() for name, weight in weights.items()}, together)
+    alone = Trial(
+        function, tape, {name: weight.detach() for name, weight in weights.items()}, together
+    )
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
-            whole = columns(function, weights, tape.given if tape.keeps_places else part(tape.given, this))
+            whole = columns(
+                function, weights, tape.given if tape.keeps_places else part(tape.given, this)
+            )
         output = whole[this] if tape.keeps_places else whole
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
-            raise Mistake("the outputs depend on no parameter that requires gradients, so the tangent kernel is zero")
+            raise Mistake(
+                "the outputs depend on no parameter that requires gradients, so the tangent kernel is zero"
+            )
         for mixture in mixtures[:, this]:
             gradients = torch.autograd.grad(
                 output, list(leaves.values()), mixture, retain_graph=True, materialize_grads=True
@@ -228,7 +268,11 @@ def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Size
     """The weights whose factors may be kept, and how large these are for `probe` and `train` examples; and how many
     numbers a gradient has of all other parameters."""
     found = alone(some, some)
-    factors = {key: replace(size, probe=probe, train=train) for key, size in found.items() if size is not None}
+    factors = {
+        key: replace(size, probe=probe, train=train)
+        for key, size in found.items()
+        if size is not None
+    }
     kept = {view.name for key in factors for view in key if isinstance(view, View)}
     return factors, sum(size for name, size in some.extents.items() if name not in kept)
 
@@ -240,7 +284,9 @@ def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
     kept = {view.name for key in factors for view in key if isinstance(view, View)}
     products = length * some.outputs**2 * probe * other
     made = sum(
-        row_operations(block) for block in some.blocks if isinstance(block, Factored) and kept.isdisjoint(block.extents)
+        row_operations(block)
+        for block in some.blocks
+        if isinstance(block, Factored) and kept.isdisjoint(block.extents)
     )
     total = sum(size.operations for size in factors.values()) + products + made * (probe + other)
     return total if train else total / 2
@@ -276,7 +322,9 @@ def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
         jacobian, way = reader.tangent(tape), JACOBIANS
     found = []
     for block in jacobian.blocks:
-        names = ", ".join(part.name if isinstance(part, View) else part for part in block.key if part is not None)
+        names = ", ".join(
+            part.name if isinstance(part, View) else part for part in block.key if part is not None
+        )
         assert not isinstance(block, Copies)
         if isinstance(block, Factored):
             size = replace(sizes(block, block), probe=probe, train=train)

@@ -26,7 +26,16 @@ from ntkexp.kernel.record.tape import Tape, as_inputs
 from ntkexp.kernel.record.tape import examples as count_examples
 from ntkexp.kernel.record.tape import part as tape_part
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.sketch import SLOWER, VECTORS, Sketch, Sketched, error_bar, operations, random_vectors, sketched_gram
+from ntkexp.kernel.sketch import (
+    SLOWER,
+    VECTORS,
+    Sketch,
+    Sketched,
+    error_bar,
+    operations,
+    random_vectors,
+    sketched_gram,
+)
 from ntkexp.shapes import Inputs, Weights
 
 AT_ONCE = 2**26  # bytes of a tape
@@ -67,7 +76,9 @@ class Batches:
             return self.reader.assembled(self.tape, chosen)
         whole = Assembly(self.examples)
         for tape in self.tapes():
-            if not whole.add(self.reader.assembled(tape, chosen, whole.rows)):  # of another form than those before
+            if not whole.add(
+                self.reader.assembled(tape, chosen, whole.rows)
+            ):  # of another form than those before
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
         return whole.jacobian
 
@@ -90,7 +101,9 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
         if total * each > AT_ONCE:
             count = min(total // 2, -(-int(total * each) // BATCH))
     places = even_slices(total, count)
-    return Batches(reader, weights, given, places, reader.record(weights, tape_part(given, places[0])))
+    return Batches(
+        reader, weights, given, places, reader.record(weights, tape_part(given, places[0]))
+    )
 
 
 def even_slices(total: int, count: int) -> tuple[slice, ...]:
@@ -128,7 +141,9 @@ class InTurns:
     @cached_property
     def places(self) -> list[slice]:
         """Which examples are read at once: as many each time as differ by one at most."""
-        each = self.reader.record(self.weights, tape_part(self.inputs, slice(0, 2))).bytes_per_example
+        each = self.reader.record(
+            self.weights, tape_part(self.inputs, slice(0, 2))
+        ).bytes_per_example
         turns = -(-self.examples // max(2, int(READ / each)))
         return list(even_slices(self.examples, turns))
 
@@ -140,7 +155,9 @@ class InTurns:
 
     def together(self, group: Sequence[slice]) -> tuple[slice, Jacobian]:
         """The examples of a group, and their Jacobian."""
-        return slice(group[0].start, group[-1].stop), stacked([self.jacobian(place) for place in group])
+        return slice(group[0].start, group[-1].stop), stacked(
+            [self.jacobian(place) for place in group]
+        )
 
     def jacobian(self, place: slice) -> Jacobian:
         """The Jacobian of these examples, kept while there is room."""
@@ -199,7 +216,9 @@ class SketchedKernel(NamedTuple):
     error_bar: float
 
 
-def sketched_kernel(left: InTurns, right: InTurns, weights: Weights, size: int, seed: int) -> SketchedKernel:
+def sketched_kernel(
+    left: InTurns, right: InTurns, weights: Weights, size: int, seed: int
+) -> SketchedKernel:
     """The kernel of two sides, which may be one, and its error bar; `weights` are those that are trained."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
@@ -224,9 +243,13 @@ def products(
         for vector in vectors:
             gradient = {name: zeros(weight) for name, weight in weights.items()}  # Jᵀ v
             for place in right.places:
-                for name, part in right.jacobian(place).weighted(vector[place]).total(weights).items():
+                for name, part in (
+                    right.jacobian(place).weighted(vector[place]).total(weights).items()
+                ):
                     gradient[name].add_(part)
-            found.append(torch.cat([left.jacobian(place).applied(gradient) for place in left.places]))
+            found.append(
+                torch.cat([left.jacobian(place).applied(gradient) for place in left.places])
+            )
         return torch.stack(found)
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
     for some in together(weights, GRADIENTS // (len(vectors) * vectors.element_size())):
@@ -240,22 +263,31 @@ def products(
             examples, jacobian = left.together(group)
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in thin_pieces(jacobian, piece):
-                    results[:, examples] += (total[:, place] @ rows.t()).view_as(results[:, examples])
+                    results[:, examples] += (total[:, place] @ rows.t()).view_as(
+                        results[:, examples]
+                    )
     return results
 
 
-def thin_pieces(jacobian: Jacobian, piece: ParameterChunk) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
+def thin_pieces(
+    jacobian: Jacobian, piece: ParameterChunk
+) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
     """The gradients of a piece of the weights in pieces that stay in caches, and where each lies in it; none of weights
     that were not used."""
     if piece.name in jacobian.uses:
         for thin in cut(jacobian, piece.name, piece.elements):
-            place = slice(thin.elements.start - piece.elements.start, thin.elements.stop - piece.elements.start)
+            place = slice(
+                thin.elements.start - piece.elements.start,
+                thin.elements.stop - piece.elements.start,
+            )
             yield place, jacobian.chunk(thin.name, thin.elements)
 
 
 def has_few_uses(some: Jacobian) -> bool:
     """Whether each weight is used about as often as there are vectors, in products alone."""
-    return all(isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks)
+    return all(
+        isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks
+    )
 
 
 def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
@@ -304,7 +336,11 @@ def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
         else:
             sketched += (probe + train) * SLOWER * block.numbers[0].numel()
     made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
-    bar = VECTORS * made if has_few_uses(some) else made + VECTORS * some.outputs * sum(some.extents.values())
+    bar = (
+        VECTORS * made
+        if has_few_uses(some)
+        else made + VECTORS * some.outputs * sum(some.extents.values())
+    )
     sketched += (probe + (train or probe)) * bar
     held = (probe + train) * some.nbytes / some.examples <= KEPT
     if sketched < LONG or not held or (exact := kernel_operations(some, probe, train)) > sketched:

@@ -32,10 +32,16 @@ class Uncast(DispatchMode):
         super().__init__()
         self.kind = kind
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         dtype = kwargs.get("dtype")
-        if dtype is not None and dtype.is_floating_point and torch.finfo(dtype).eps > torch.finfo(self.kind).eps:
+        if (
+            dtype is not None
+            and dtype.is_floating_point
+            and torch.finfo(dtype).eps > torch.finfo(self.kind).eps
+        ):
             kwargs = kwargs | {"dtype": self.kind}
         return func(*args, **kwargs)
 
@@ -86,5 +92,6 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     if not moved > 100 * tape.eps:
         return None
     return (
-        f"the module is read without its casts to shorter numbers, which moves its outputs by {moved:.0e} of their size"
+        "the module is read without its casts to shorter numbers, "
+        f"which moves its outputs by {moved:.0e} of their size"
     )

@@ -81,7 +81,9 @@ def convolve_back(
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     tensor([[[[1., 3., 2.]]]], dtype=torch.float64)
     """
-    border = [d * (size - 1) - p for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)]
+    border = [
+        d * (size - 1) - p for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
+    ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
         if prod(kernel.shape[2:]) == 1 and not any(padding):  # a window of one pixel: kᵀ w
             found = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
@@ -89,10 +91,14 @@ def convolve_back(
         alone = w.device.type == "cpu" and torch.get_num_threads() == 1
         if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
             plane, window = (each if each.dim() == 4 else each.unsqueeze(2) for each in (w, kernel))
-            return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(len(w), *shape)
+            return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
+                len(w), *shape
+            )
     blank = w.new_empty(len(w), *shape)  # torch reads its shape alone
     how = (stride, padding, dilation, transposed, extra, groups)
-    result: Tensor = torch.ops.aten.convolution_backward(w, blank, kernel, None, *how, [True, False, False])[0]
+    result: Tensor = torch.ops.aten.convolution_backward(
+        w, blank, kernel, None, *how, [True, False, False]
+    )[0]
     return result
 
 
@@ -118,12 +124,16 @@ def convolve_turned(
     for at in range(0, len(w), step):
         part, result = w[at : at + step], found[at : at + step]
         for column in range(columns):
-            moved = column * across - side  # a pixel of the copy shows the pixel of w that lies `moved` further
+            moved = (
+                column * across - side
+            )  # a pixel of the copy shows the pixel of w that lies `moved` further
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
         flat = copies[: len(part)].view(len(part), features * columns, -1)
-        for row, factor in enumerate(turned):  # Σ_r k_r w_r, a product of matrices for every row r of the window
+        for row, factor in enumerate(
+            turned
+        ):  # Σ_r k_r w_r, a product of matrices for every row r of the window
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
             result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
@@ -170,7 +180,9 @@ class Window:
     @property
     def rows(self) -> Float[Tensor, "example use size"]:
         """What the window shows at each output pixel, channel by channel."""
-        padded = nn.functional.pad(self.x, [width for width in reversed(self.padding) for _ in range(2)])
+        padded = nn.functional.pad(
+            self.x, [width for width in reversed(self.padding) for _ in range(2)]
+        )
         windows = sliding_windows(padded, self.size, self.stride, self.dilation)
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 

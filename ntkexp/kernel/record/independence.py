@@ -39,7 +39,21 @@ CHANGING = (
     "random numbers from outside torch, or for something that it counts"
 )
 
-SUMS = frozenset({"add", "sub", "rsub", "neg", "mul", "div", "view", "_unsafe_view", "expand", "squeeze", "unsqueeze"})
+SUMS = frozenset(
+    {
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "mul",
+        "div",
+        "view",
+        "_unsafe_view",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+    }
+)
 """Operations whose result rounds at the size of their arguments."""
 
 ROUNDINGS = 100.0  # of the terms of a sum, before a difference is compared with noise
@@ -56,10 +70,15 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     another batch, a random half and the rest. Where numbers that inputs decide choose what Python does, several
     examples may have one effect on the others, and a few run by themselves each time.
     """
-    weights, everyone = {name: tape[slot].detach() for slot, name in tape.weights.items()}, range(len(tape.outputs))
+    weights, everyone = (
+        {name: tape[slot].detach() for slot, name in tape.weights.items()},
+        range(len(tape.outputs)),
+    )
     with torch.no_grad():
         trial = Trial(function, tape, weights, tape.outputs)
-        if not trial.are_same(columns(function, weights, tape.given), tape.outputs, tape.given, tape.outputs):
+        if not trial.are_same(
+            columns(function, weights, tape.given), tape.outputs, tape.given, tape.outputs
+        ):
             raise Mistake(CHANGING)
         if len(everyone) == 1:
             return
@@ -118,8 +137,14 @@ class Trial:
         # Inputs that become whole numbers may be places in a table, and strange ones lie outside it
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
-            and any(is_whole(self.tape[slot]) and self.tape[slot].dtype != torch.bool for slot in entry.results)
-            and any(slot in self.tape.from_inputs and not is_whole(self.tape[slot]) for slot in entry.slots)
+            and any(
+                is_whole(self.tape[slot]) and self.tape[slot].dtype != torch.bool
+                for slot in entry.results
+            )
+            and any(
+                slot in self.tape.from_inputs and not is_whole(self.tape[slot])
+                for slot in entry.slots
+            )
             for entry in self.tape.entries
         ):
             return
@@ -131,7 +156,9 @@ class Trial:
             for number in numbers:
                 found = self.run_or_none(with_strangers(copies, size, number))
                 if usual is not None and found is not None and bool(found[::2].isfinite().all()):
-                    self.refuse_coupling(found[::2], usual[::2], with_strangers(copies, size), usual)
+                    self.refuse_coupling(
+                        found[::2], usual[::2], with_strangers(copies, size), usual
+                    )
 
     def refuse_coupling(
         self,
@@ -149,7 +176,9 @@ class Trial:
         moved = self.moved_by_noise(given, usual)
         if float((apart - among).abs().max()) <= OF_NOISE * moved:
             share = moved / float(usual.abs().max())
-            raise Mistake(f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}")
+            raise Mistake(
+                f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}"
+            )
         raise Mistake(COUPLED)
 
     def are_same(
@@ -165,8 +194,12 @@ class Trial:
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
-        if not isfinite(farthest):  # somewhere a number is none, or infinite; the same is so on both sides, or is not
-            apart_by = torch.where((apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs())
+        if not isfinite(
+            farthest
+        ):  # somewhere a number is none, or infinite; the same is so on both sides, or is not
+            apart_by = torch.where(
+                (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
+            )
             farthest = float(apart_by.nan_to_num(torch.inf).max())
         if farthest == 0 or farthest <= (rounding := ROUNDINGS * self.tape.eps * self.largest_term):
             return True
@@ -209,12 +242,20 @@ class Trial:
         noise, moved = stream("independence"), dict(self.weights)
         for name, weight in self.weights.items():
             if weight.is_floating_point() and weight.numel():
-                size = float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5 if weight.dim() else 1.0
+                size = (
+                    float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5
+                    if weight.dim()
+                    else 1.0
+                )
                 draw = torch.randn(weight.shape, generator=noise, dtype=torch.float64)
                 moved[name] = weight + 0.1 * size * draw.to(weight)
         trial = replace(self, weights=moved)
         outputs = trial.run_or_none(self.tape.given)
-        return self if outputs is None or not outputs.isfinite().all() else replace(trial, outputs=outputs)
+        return (
+            self
+            if outputs is None or not outputs.isfinite().all()
+            else replace(trial, outputs=outputs)
+        )
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
@@ -241,7 +282,9 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
     """The same numbers with a relative noise of eps."""
     if not tensor.is_floating_point():
         return tensor
-    noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(tensor)
+    noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(
+        tensor
+    )
     return tensor * (1 + eps * noise)
 
 

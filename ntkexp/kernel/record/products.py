@@ -100,7 +100,9 @@ def full_precision() -> Iterator[None]:
 
 SIDE = 16
 PROBE = 1 + 2.0**-12
-RESOLUTION = 2.0**-16  # far above the rounding of convolutions by transforms, and below that of TF32
+RESOLUTION = (
+    2.0**-16
+)  # far above the rounding of convolutions by transforms, and below that of TF32
 
 PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
@@ -108,7 +110,17 @@ PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.bmm.default: lambda a, one: (a[None], one[None]),
     aten.baddbmm.default: lambda a, one: (torch.zeros_like(a)[None], a[None], one[None]),
     aten.linear.default: lambda a, one: (a, one),
-    aten.convolution.default: lambda a, one: (a[:, :, None], one[:, :, None], None, [1], [0], [1], False, [0], 1),
+    aten.convolution.default: lambda a, one: (
+        a[:, :, None],
+        one[:, :, None],
+        None,
+        [1],
+        [0],
+        [1],
+        False,
+        [0],
+        1,
+    ),
 }
 """The operations that torch may compute in shorter numbers, with the arguments that make each the product A · 1."""
 
@@ -127,7 +139,11 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
     """Refuse a device that shortens float32 numbers in products although torch is set to multiply full ones."""
-    for device in {value.device for value in values.values() if value.dtype == torch.float32 and not value.is_meta}:
+    for device in {
+        value.device
+        for value in values.values()
+        if value.dtype == torch.float32 and not value.is_meta
+    }:
         if operation := shortened(PRODUCTS, device):
             raise Mistake(
                 f"the device {device} shortens float32 numbers in products ({operation}), as TF32 does, and a kernel "
@@ -135,7 +151,9 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
             )
 
 
-def refuse_shorter_products(operation: OpOverload, product: Tensor, before: tuple[str, ...]) -> None:
+def refuse_shorter_products(
+    operation: OpOverload, product: Tensor, before: tuple[str, ...]
+) -> None:
     """Refuse a product in shorter numbers than torch was set to multiply `before` the module ran."""
     if product.dtype != torch.float32 or precisions_by_kind() == before:
         return

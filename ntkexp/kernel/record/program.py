@@ -53,7 +53,9 @@ class Program:
         return results
 
 
-def trace(act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()) -> Program:
+def trace(
+    act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()
+) -> Program:
     """What an act does with tensors, as a program of the tensors `fed`, among them all values on the tapes. An act that
     writes into one of its tensors has none."""
     with Recorder() as recorder:
@@ -88,14 +90,18 @@ def program(
     moving = reached(entries, fed)
     needed, kept = set(results), []
     for entry in reversed(entries):
-        if not moving.isdisjoint(entry.slots) and (entry.reads or not needed.isdisjoint(entry.results)):
+        if not moving.isdisjoint(entry.slots) and (
+            entry.reads or not needed.isdisjoint(entry.results)
+        ):
             needed.update(entry.slots)
             kept.append(entry)
     kept = kept[::-1]
     made = {slot for entry in kept for slot in entry.results}
     constants = sorted(needed - made - set(fed))
     # What is needed no more is written over
-    source = Source(kept, [*fed, *constants], results, overwritten(kept, values, {*fed, *constants, *results}))
+    source = Source(
+        kept, [*fed, *constants], results, overwritten(kept, values, {*fed, *constants, *results})
+    )
     shapes = [values[slot].shape for slot in results]
     held = tuple(values[slot].detach() for slot in constants)
     return Program(source.function(), held, list(source.read.values()), shapes)
@@ -104,9 +110,18 @@ def program(
 # --- Simplification: where nothing is overwritten, the same operation on the same values gives the same.
 
 
-SAME = ("detach", "alias", "lift_fresh")  # operations that return their argument, where nothing is overwritten
+SAME = (
+    "detach",
+    "alias",
+    "lift_fresh",
+)  # operations that return their argument, where nothing is overwritten
 RESHAPED = (aten.view.default, aten._unsafe_view.default)
-OF_ONE_SHAPE = (*RESHAPED, aten.reshape.default, aten.expand.default, aten.slice.Tensor)  # whose elements are the same
+OF_ONE_SHAPE = (
+    *RESHAPED,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+)  # whose elements are the same
 
 
 @dataclass
@@ -115,7 +130,9 @@ class Simplifier:
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
-    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(default_factory=dict)  # results, by what runs
+    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(
+        default_factory=dict
+    )  # results, by what runs
     bases: dict[Slot, Slot] = field(default_factory=dict)  # of reshaped views
 
     def slot(self, leaf: Any) -> Any:
@@ -126,16 +143,24 @@ class Simplifier:
         """The operations that still have to run, in their order."""
         kept = []
         for each in entries:
-            entry = each if self.same.keys().isdisjoint(each.slots) else each.of(self.slot, each.results)
+            entry = (
+                each
+                if self.same.keys().isdisjoint(each.slots)
+                else each.of(self.slot, each.results)
+            )
             if entry.op in RESHAPED:  # a view of a view is one of what the first was taken from
                 value, *shape = entry.args
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
             # The result may be the argument itself, or that of an operation that ran
             is_argument = entry.name in SAME or (
-                entry.op in OF_ONE_SHAPE and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
+                entry.op in OF_ONE_SHAPE
+                and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
             )
-            key = entry.op, repr((entry.args, entry.kwargs))  # in which a slot does not look like a number
+            key = (
+                entry.op,
+                repr((entry.args, entry.kwargs)),
+            )  # in which a slot does not look like a number
             found = entry.slots[:1] if is_argument else self.earlier.get(key)
             if found is None:
                 self.earlier[key] = entry.results
@@ -163,10 +188,16 @@ IN_PLACE = {
     aten.sub.Tensor: "sub_",
 }
 COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # if they have no factor
-PERHAPS_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes")  # whose schemas do not declare it
+PERHAPS_VIEWS = (
+    "_unsafe_view",
+    "unsafe_split",
+    "unsafe_split_with_sizes",
+)  # whose schemas do not declare it
 
 
-def overwritten(entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]) -> dict[Slot, Slot]:
+def overwritten(
+    entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
+) -> dict[Slot, Slot]:
     """The argument of an operation, by its result, that it may write over; `others` are inputs, constants, results."""
     # Each slot's home is the slot that lies, or may lie, in the same memory and was there first
     homes: dict[Slot, Slot] = {}
@@ -184,10 +215,22 @@ def overwritten(entries: Sequence[Entry], values: Sequence[Tensor], others: Iter
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
         # the first argument last, for it is the quickest to write over
-        for slot in [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)] if entry.op in IN_PLACE else []:
+        for slot in (
+            [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
+            if entry.op in IN_PLACE
+            else []
+        ):
             home, made, argument = homes.get(slot, slot), values[entry.results[0]], values[slot]
-            fills = argument.is_contiguous() and argument.untyped_storage().nbytes() == argument.nbytes > 0  # in order
-            if home not in needed and used.count(home) == 1 and fills and has_layout_of(made, argument):
+            fills = (
+                argument.is_contiguous()
+                and argument.untyped_storage().nbytes() == argument.nbytes > 0
+            )  # in order
+            if (
+                home not in needed
+                and used.count(home) == 1
+                and fills
+                and has_layout_of(made, argument)
+            ):
                 found[entry.results[0]] = slot
         needed.update(used)
     return found
@@ -207,7 +250,9 @@ def same(one: Tensor, other: Tensor) -> bool:
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
     (True, True, False, False)
     """
-    return (has_layout_of(one, other) and one.data_ptr() == other.data_ptr()) or torch.equal(one, other)
+    return (has_layout_of(one, other) and one.data_ptr() == other.data_ptr()) or torch.equal(
+        one, other
+    )
 
 
 OF_TENSORS = """
@@ -268,11 +313,17 @@ class Source:
         # What each operation forgets: what none needs after it
         needed, forgotten = set(results), []
         for entry in reversed(entries):
-            gone = dict.fromkeys(slot for slot in (*entry.slots, *entry.results) if slot not in needed)
+            gone = dict.fromkeys(
+                slot for slot in (*entry.slots, *entry.results) if slot not in needed
+            )
             needed.update(gone)
-            forgotten.append("; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else "")
+            forgotten.append(
+                "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
+            )
         last = {slot: k for k, slot in enumerate(fed)}  # what is fed twice goes by its last name
-        inputs = ", ".join(f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed))
+        inputs = ", ".join(
+            f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)
+        )
         lines = [
             f"{self.outcome(k, entry)} = {self.call(entry)}{gone}"
             for k, (entry, gone) in enumerate(zip(entries, reversed(forgotten), strict=True))
@@ -297,11 +348,19 @@ class Source:
             if k not in tensors and (number := next(numbers)) is not None:
                 self.read[name] = number
             names.append(name)
-        return ", ".join(names) if entry.places is None else "".join(f"{name}, " for name in names).rstrip()
+        return (
+            ", ".join(names)
+            if entry.places is None
+            else "".join(f"{name}, " for name in names).rstrip()
+        )
 
     def call(self, entry: Entry) -> str:
         """What runs an operation: a method of its first argument, or a function."""
-        over, args, method = self.over.get(entry.results[0]) if entry.results else None, entry.args, None
+        over, args, method = (
+            self.over.get(entry.results[0]) if entry.results else None,
+            entry.args,
+            None,
+        )
         exchanged = entry.op in COMMUTATIVE and not entry.kwargs
         if over is None:
             method = METHODS.get(entry.op)
@@ -316,7 +375,9 @@ class Source:
         if entry.op in FUNCTIONS:
             operation = self.name(FUNCTIONS[entry.op], entry.name)
         else:
-            operation = self.name(entry.op, f"{entry.name}_{entry.op._overloadname}".replace("::", "_"))
+            operation = self.name(
+                entry.op, f"{entry.name}_{entry.op._overloadname}".replace("::", "_")
+            )
         return f"{operation}({', '.join(texts)})"
 
     def argument(self, value: Any) -> str:
@@ -325,7 +386,9 @@ class Source:
             return f"v{value:d}"
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self.argument, value))}]"
-        if type(value) in (int, bool, str, type(None)) or (type(value) is float and isfinite(value)):
+        if type(value) in (int, bool, str, type(None)) or (
+            type(value) is float and isfinite(value)
+        ):
             return repr(value)
         return self.name(value, f"c{len(self.known)}")
 

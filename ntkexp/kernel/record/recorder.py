@@ -38,7 +38,16 @@ aten = torch.ops.aten
 
 
 GIVING_NUMBERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
-READS = frozenset({*GIVING_NUMBERS, Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__})
+READS = frozenset(
+    {
+        *GIVING_NUMBERS,
+        Tensor.item,
+        Tensor.__float__,
+        Tensor.__int__,
+        Tensor.__bool__,
+        Tensor.__index__,
+    }
+)
 
 
 class NotPure(Exception):
@@ -120,8 +129,26 @@ class DispatchMode(TorchDispatchMode):
 
 FREE = frozenset(
     (
-        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
-        *("normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+        *(
+            "bernoulli",
+            "binomial",
+            "cauchy",
+            "exponential",
+            "geometric",
+            "log_normal",
+            "multinomial",
+            "normal",
+        ),
+        *(
+            "normal_functional",
+            "poisson",
+            "rand",
+            "rand_like",
+            "randint",
+            "randint_like",
+            "randn",
+            "randn_like",
+        ),
         *("random", "randperm", "uniform"),
     )
 )
@@ -156,7 +183,9 @@ class Recorder(DispatchMode):
             self.values.append(value)
         else:  # a view of what was written to: its elements of the flat value
             if flat.is_complex() and value.dtype == flat.dtype.to_real():
-                flat = self.apply(aten.view.default, self.apply(aten.view_as_real.default, flat), [-1])
+                flat = self.apply(
+                    aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
+                )
             refuse_other_kind(flat, value)
             again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
             found = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
@@ -169,11 +198,15 @@ class Recorder(DispatchMode):
         result: Tensor = self.__torch_dispatch__(op, (), args)
         return result
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
             func = aten._embedding_bag.default  # the same, for which there are gradients
-        if func is aten.rrelu_with_noise.default and not any(args[4:5]):  # in evaluation it draws nothing
+        if func is aten.rrelu_with_noise.default and not any(
+            args[4:5]
+        ):  # in evaluation it draws nothing
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
         if is_random(func):
@@ -202,7 +235,9 @@ class Recorder(DispatchMode):
         return outcome
 
     def with_slots(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        return map_leaves(args, self.slot), {name: map_leaves(value, self.slot) for name, value in kwargs.items()}
+        return map_leaves(args, self.slot), {
+            name: map_leaves(value, self.slot) for name, value in kwargs.items()
+        }
 
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """An operation that draws random numbers, which come from outside as inputs do."""
@@ -251,7 +286,10 @@ class Recorder(DispatchMode):
                 self.values[slot] = value.clone()  # its numbers before the write
         func(*args, **kwargs)
         # Views that overlap with what was written have no slot any more: `slot` takes them from the flat value again
-        here, written = (target.shape, target.stride(), target.storage_offset()), positions(target).reshape(-1)
+        here, written = (
+            (target.shape, target.stride(), target.storage_offset()),
+            positions(target).reshape(-1),
+        )
         for key, value in self.seen.items():
             if storage(value) == home and (
                 here == (value.shape, value.stride(), value.storage_offset())
@@ -271,10 +309,16 @@ class Recorder(DispatchMode):
         """The content of a storage before the first write, from a tensor that shows all of it in order."""
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
-            whole = storage(value) == storage(target) and value.numel() == size and value.is_contiguous()
+            whole = (
+                storage(value) == storage(target)
+                and value.numel() == size
+                and value.is_contiguous()
+            )
             if whole and id(value) in self.slots:
                 return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
-        raise Mistake("the module writes into part of a tensor that it never had as a whole; clone it first")
+        raise Mistake(
+            "the module writes into part of a tensor that it never had as a whole; clone it first"
+        )
 
 
 @cache

@@ -34,7 +34,9 @@ def as_inputs(inputs: object) -> Inputs:
         inputs = tuple(inputs)
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
-        raise Mistake(f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments")
+        raise Mistake(
+            f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments"
+        )
     found = map_tensors(Tensor.detach, inputs)
     examples(found)
     return found
@@ -43,7 +45,9 @@ def as_inputs(inputs: object) -> Inputs:
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     if isinstance(inputs, Tensor):
         return function(inputs)
-    result: Inputs = tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
+    result: Inputs = tree_map(
+        lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs
+    )
     return result
 
 
@@ -70,10 +74,14 @@ def examples(inputs: Inputs) -> int:
     """
     counts = {len(tensor) if tensor.dim() else None for tensor in tensors(inputs)}
     if not counts:
-        raise Mistake("the inputs hold no tensor; give tensors whose first axis is that of the examples")
+        raise Mistake(
+            "the inputs hold no tensor; give tensors whose first axis is that of the examples"
+        )
     if len(counts) != 1 or None in counts:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs))
-        raise Mistake(f"the inputs have the shapes {shapes}; every first axis must be that of the same examples")
+        raise Mistake(
+            f"the inputs have the shapes {shapes}; every first axis must be that of the same examples"
+        )
     return int(counts.pop() or 0)
 
 
@@ -129,7 +137,9 @@ class Entry:
     kwargs: dict[str, Any]
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
-    places: tuple[int, ...] | None = None  # of the results among what the operation returned; None: it returned one
+    places: tuple[int, ...] | None = (
+        None  # of the results among what the operation returned; None: it returned one
+    )
 
     @property
     def name(self) -> str:
@@ -143,7 +153,9 @@ class Entry:
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
         """The same operation on other slots, which a function gives for these."""
         kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
-        return Entry(self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places)
+        return Entry(
+            self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places
+        )
 
     @cached_property
     def makes(self) -> frozenset[Slot]:
@@ -152,7 +164,9 @@ class Entry:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        return tuple([leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)])
+        return tuple(
+            [leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)]
+        )
 
 
 def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
@@ -173,7 +187,9 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
     found = sha256(about.encode())
     for value in values:
         flat = value.detach().reshape(-1).cpu()
-        flat = flat.clone(memory_format=torch.contiguous_format)  # a single element may have any stride
+        flat = flat.clone(
+            memory_format=torch.contiguous_format
+        )  # a single element may have any stride
         found.update(flat.view(torch.uint8).numpy().tobytes())
     return found.digest()
 
@@ -205,11 +221,16 @@ class Tape:
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
         """The slots of the tensors among the inputs, and of what was drawn beside them."""
-        return (*(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)), *self.drawn)
+        return (
+            *(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)),
+            *self.drawn,
+        )
 
     @property
     def given(self) -> Inputs:
-        found: Inputs = tree_map(lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments)
+        found: Inputs = tree_map(
+            lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments
+        )
         return found
 
     @property
@@ -225,7 +246,10 @@ class Tape:
     @property
     def bytes_per_example(self) -> float:
         """The memory of what depends on the inputs."""
-        values = {storage(value): value.untyped_storage().nbytes() for value in map(self.__getitem__, self.from_inputs)}
+        values = {
+            storage(value): value.untyped_storage().nbytes()
+            for value in map(self.__getitem__, self.from_inputs)
+        }
         for value in map(self.__getitem__, self.inputs):  # which may be a few rows of a large set
             values[storage(value)] = min(value.nbytes, value.untyped_storage().nbytes())
         return sum(values.values()) / examples(self.given)
@@ -249,7 +273,9 @@ class Tape:
     @cached_property
     def constants(self) -> tuple[Slot, ...]:
         """Slots that neither weights nor inputs decide: buffers, and numbers from outside torch."""
-        return tuple(slot for slot in self.outside if slot not in self.weights and slot not in self.inputs)
+        return tuple(
+            slot for slot in self.outside if slot not in self.weights and slot not in self.inputs
+        )
 
     @cached_property
     def program(self) -> bytes:
@@ -261,12 +287,16 @@ class Tape:
     def eps(self) -> float:
         """The precision of the run: the largest machine epsilon of the numbers between weights and outputs."""
         kinds = {self[slot].dtype for slot in self.from_weights}
-        return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex)
+        return max(
+            torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex
+        )
 
     def pruned(self) -> Tape:
         """What leads to the output, or was read as a number; other values are dropped."""
         needed, kept = {*self.weights, *self.inputs, self.output}, []
-        awaited = {self.output}  # by what comes later; the last operation of several that give the same is kept
+        awaited = {
+            self.output
+        }  # by what comes later; the last operation of several that give the same is kept
         for entry in reversed(self.entries):
             if entry.reads or not awaited.isdisjoint(entry.results):
                 awaited.difference_update(entry.makes)
@@ -274,7 +304,9 @@ class Tape:
                 needed.update(entry.slots, entry.results)
                 kept.append(entry)
         nothing = self.values[self.output].new_empty(0)
-        values = tuple(value if Slot(k) in needed else nothing for k, value in enumerate(self.values))
+        values = tuple(
+            value if Slot(k) in needed else nothing for k, value in enumerate(self.values)
+        )
         return replace(self, entries=tuple(reversed(kept)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
@@ -301,7 +333,9 @@ class Tape:
     @cached_property
     def chooses(self) -> bool:
         """Whether numbers that the inputs decide were read, and may have chosen what Python did next."""
-        return any(entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries)
+        return any(
+            entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries
+        )
 
     @cached_property
     def operations(self) -> frozenset[str]:

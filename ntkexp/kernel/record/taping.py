@@ -26,7 +26,11 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 aten = torch.ops.aten
 
-CELLS = (aten._cudnn_rnn.default, aten._thnn_fused_lstm_cell.default, aten._thnn_fused_gru_cell.default)
+CELLS = (
+    aten._cudnn_rnn.default,
+    aten._thnn_fused_lstm_cell.default,
+    aten._thnn_fused_gru_cell.default,
+)
 FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
 """Recurrent layers, and on accelerators cells of these, as one operation, which has no rule."""
 
@@ -35,7 +39,9 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """The function's outputs as a matrix, a row an example."""
     outputs, count = function(weights, inputs), examples(inputs)
     if outputs.is_complex():
-        raise Mistake("the module gives complex outputs; let it give their parts, by torch.view_as_real")
+        raise Mistake(
+            "the module gives complex outputs; let it give their parts, by torch.view_as_real"
+        )
     if outputs.dim() == 0 or len(outputs) != count:
         raise Mistake(
             f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
@@ -46,7 +52,9 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
             f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give floating numbers"
         )
     if not outputs.numel() and count:
-        raise Mistake(f"the module gives outputs of shape {list(outputs.shape)}: there is none for each example")
+        raise Mistake(
+            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each example"
+        )
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 
@@ -73,11 +81,22 @@ def record(
         """A pure program, where torch can make one of the function."""
         run = partial(columns, function)
         with suppress(NotPure), PureOnly():
-            return run_on_tape(run, weights, inputs, differentiable, known, rewrites=False, whole=whole)
+            return run_on_tape(
+                run, weights, inputs, differentiable, known, rewrites=False, whole=whole
+            )
         try:
             with NoteReads(in_memory=False):
-                return run_on_tape(torch.func.functionalize(run), weights, inputs, differentiable, known, whole=whole)
-        except RuntimeError as error:  # functionalize knows no autograd.Function of a module's own, no list or array
+                return run_on_tape(
+                    torch.func.functionalize(run),
+                    weights,
+                    inputs,
+                    differentiable,
+                    known,
+                    whole=whole,
+                )
+        except (
+            RuntimeError
+        ) as error:  # functionalize knows no autograd.Function of a module's own, no list or array
             if is_out_of_memory(error):
                 raise
             with NoteReads(in_memory=True):
@@ -101,15 +120,25 @@ def run_on_tape(
     rewrites: bool = True,
     whole: bool = False,
 ) -> Tape:
-    leaves = {name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()}
-    given = map_tensors(torch.clone, as_inputs(inputs))  # a module that overwrites them spoils a copy
+    leaves = {
+        name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()
+    }
+    given = map_tensors(
+        torch.clone, as_inputs(inputs)
+    )  # a module that overwrites them spoils a copy
     versions = [tensor._version for tensor in tensors(given)]
-    with torch.set_grad_enabled(differentiable), plain_kernels(), Recorder(rewrites=rewrites, known=known) as recorder:
+    with (
+        torch.set_grad_enabled(differentiable),
+        plain_kernels(),
+        Recorder(rewrites=rewrites, known=known) as recorder,
+    ):
         named = {recorder.slot(weight): name for name, weight in leaves.items()}
         arguments = tree_map(recorder.slot, given)
         output = recorder.slot(run(leaves, given))
         if versions != [tensor._version for tensor in tensors(given)]:
-            raise Mistake("the module overwrites its inputs; let it work on a copy, such as x = x.clone()")
+            raise Mistake(
+                "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
+            )
         entries, values = tuple(recorder.entries), tuple(recorder.values)
         overwrites, drawn = bool(recorder.flats), tuple(recorder.drawn)
         return Tape(entries, values, named, arguments, output, overwrites, drawn, whole)
@@ -137,7 +166,9 @@ def unfused() -> Iterator[None]:
     torch.backends.cudnn.enabled = False
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)  # torch warns of its own default
+            warnings.filterwarnings(
+                "ignore", message=".*TF32", category=UserWarning
+            )  # torch warns of its own default
             with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield
     finally:
@@ -187,7 +218,13 @@ class MemoryLimit(DispatchMode):
 
     def __init__(self, memory_gb: float, what: str, remedy: str, copies: float = 1.0) -> None:
         super().__init__()
-        self.memory_gb, self.what, self.remedy, self.copies, self.taken = memory_gb, what, remedy, copies, 0.0
+        self.memory_gb, self.what, self.remedy, self.copies, self.taken = (
+            memory_gb,
+            what,
+            remedy,
+            copies,
+            0.0,
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -197,7 +234,13 @@ class MemoryLimit(DispatchMode):
         size: list[int] | None = None
         if "device" in names and not any(isinstance(value, torch.Tensor) for value in args):
             count = values.get("n", values.get("end"))  # of randperm and arange
-            size = list(values["size"]) if "size" in values else None if count is None else [max(0, int(count))]
+            size = (
+                list(values["size"])
+                if "size" in values
+                else None
+                if count is None
+                else [max(0, int(count))]
+            )
         if size is not None:
             kind = named.get("dtype") or torch.get_default_dtype()
             self.taken += self.copies * prod(size) * kind.itemsize

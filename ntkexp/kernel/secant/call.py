@@ -79,7 +79,12 @@ class LinearMap(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Sequence[Any], delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None
+        info: Any,
+        in_dims: Sequence[Any],
+        delta: Tensor,
+        there: Way,
+        back: Way,
+        nothing: Sequence[int] | None,
     ) -> tuple[Tensor, int]:
         return passed(delta.movedim(in_dims[0], 0), there, back), 0
 
@@ -130,7 +135,9 @@ class Ends:
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
         """The same rearrangement of the value at both ends and of the difference."""
         delta = None if self.delta is None else function(self.delta)
-        return Ends(function(self.start), function(self.end), delta, self.from_weights, self.from_inputs)
+        return Ends(
+            function(self.start), function(self.end), delta, self.from_weights, self.from_inputs
+        )
 
     def __getitem__(self, index: Any) -> Ends:
         return self.view(lambda v: v[index])
@@ -143,12 +150,16 @@ class Chord:
     start: Tape
     end: Tape
     trained: Trained
-    scramble: torch.Generator | None = None  # draws every coefficient, where only what reaches what is of interest
+    scramble: torch.Generator | None = (
+        None  # draws every coefficient, where only what reaches what is of interest
+    )
     pullback_only: bool = False  # every difference is zero: only the way back is needed
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # the trained Δθ
     uses: list[Use] = field(default_factory=list)
-    unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(default_factory=dict)  # differences along an axis
+    unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(
+        default_factory=dict
+    )  # differences along an axis
 
     @property
     def is_point(self) -> bool:
@@ -171,13 +182,23 @@ class Chord:
         if not isinstance(slot, Slot):
             return slot
         v0, v1 = self.start[slot].detach(), self.end[slot].detach()
-        return Ends(v0, v1, self.deltas.get(slot), slot in self.trained.slots, slot in self.trained.from_inputs)
+        return Ends(
+            v0,
+            v1,
+            self.deltas.get(slot),
+            slot in self.trained.slots,
+            slot in self.trained.from_inputs,
+        )
 
     def random_like(self, value: Tensor) -> Tensor:
         """A coefficient in [1, 2]; so is each part of a complex one."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
         coefficient = 1 + noise.to(value.device, torch.float64)
-        return torch.complex(coefficient, self.random_like(value.real)) if value.is_complex() else coefficient
+        return (
+            torch.complex(coefficient, self.random_like(value.real))
+            if value.is_complex()
+            else coefficient
+        )
 
     def widen(self, value: Tensor) -> Tensor:
         """The value in double precision where coefficients are random: sums that cancel stay whole."""
@@ -192,7 +213,9 @@ class Call:
     def __init__(self, chord: Chord, entry: Entry) -> None:
         self.chord, self.entry = chord, entry
         self.args: tuple[Any, ...] = map_leaves(entry.args, chord.ends)
-        self.kwargs: dict[str, Any] = {name: map_leaves(value, chord.ends) for name, value in entry.kwargs.items()}
+        self.kwargs: dict[str, Any] = {
+            name: map_leaves(value, chord.ends) for name, value in entry.kwargs.items()
+        }
         self.meets_inputs = entry.results[0] in chord.trained.from_inputs
 
     @cached_property
@@ -205,7 +228,9 @@ class Call:
     def ends(self) -> list[tuple[Tensor, Tensor]]:
         chord, slots = self.chord, self.entry.results
         starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
-        ends = starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
+        ends = (
+            starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
+        )
         return list(zip(starts, ends, strict=True))
 
     @property
@@ -228,7 +253,9 @@ class Call:
     def mean(self, value: Ends) -> Tensor:
         """v̄ = (v₀ + v₁)/2."""
         chord = self.chord
-        if chord.scramble is not None and (value.delta is not None or value.from_inputs or value.from_weights):
+        if chord.scramble is not None and (
+            value.delta is not None or value.from_inputs or value.from_weights
+        ):
             return chord.random_like(value.start)
         if value.delta is None or self.is_point:
             return chord.widen(value.start)
@@ -247,7 +274,9 @@ class Call:
 
     # --- Differences.
 
-    def delta(self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0) -> Tensor:
+    def delta(
+        self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0
+    ) -> Tensor:
         """gain · Δv, expanded to the shape at which the operation uses the value."""
         wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_use(value):
@@ -260,7 +289,9 @@ class Call:
         """An argument with its difference, at the shape at which the operation uses it; a number is a constant."""
         if not isinstance(value, Ends):
             size = self.start.shape if shape is None else shape
-            number = torch.full(size, float(value), dtype=self.start.dtype, device=self.start.device)
+            number = torch.full(
+                size, float(value), dtype=self.start.dtype, device=self.start.device
+            )
             return Ends(number, number, None, from_inputs=False)
         delta = None if value.delta is None else self.delta(value, shape)
         start, end = (v if shape is None else v.expand(shape) for v in (value.start, value.end))
@@ -283,7 +314,12 @@ class Call:
         return unbound[key]
 
     def product(
-        self, left: Ends, right: Ends, gain: float = 1.0, bias: Ends | None = None, shift: float = 1.0
+        self,
+        left: Ends,
+        right: Ends,
+        gain: float = 1.0,
+        bias: Ends | None = None,
+        shift: float = 1.0,
     ) -> Tensor:
         """Δ(gain · A B + shift · b) = gain · (ΔA B̄ + Ā ΔB) + shift · Δb, for matrices."""
         if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: a use has its weight on the right
@@ -291,17 +327,28 @@ class Call:
                 raise NoRule(f"{self.entry.op} adds a product of weights to something else")
             turned = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
             varies = bias is not None and bias.delta is not None
-            return turned + shift * self.delta(bias, self.start.shape) if bias is not None and varies else turned
+            return (
+                turned + shift * self.delta(bias, self.start.shape)
+                if bias is not None and varies
+                else turned
+            )
         factor = self.mean(left) if gain == 1 else gain * self.mean(left)
         terms = []
         if left.delta is not None:  # gain · ΔA B̄
             matrix = self.mean(right)
-            ways = (partial(torch.matmul, other=matrix), once(partial(torch.matmul, other=matrix.t()), -2))
+            ways = (
+                partial(torch.matmul, other=matrix),
+                once(partial(torch.matmul, other=matrix.t()), -2),
+            )
             zero = (len(left.delta), matrix.shape[1]) if self.chord.pullback_only else None
             terms.append(passed(left.delta if gain == 1 else gain * left.delta, *ways, zero))
         if self.is_use(right):  # gain · Ā ΔW, and the bias with it if there is one for each feature
             wide = self.start.shape[1:]
-            joined = bias if bias is not None and self.is_use(bias) and bias.start.shape == wide else None
+            joined = (
+                bias
+                if bias is not None and self.is_use(bias) and bias.start.shape == wide
+                else None
+            )
             bias = None if joined is not None else bias
             terms.append(self.product_use(factor, right, joined, shift))
         elif right.delta is not None:  # gain · Ā ΔB
@@ -312,7 +359,9 @@ class Call:
 
     # --- Uses: the difference of a weight where it meets the inputs.
 
-    def product_use(self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0) -> Tensor:
+    def product_use(
+        self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
+    ) -> Tensor:
         """factor ΔW + shift · Δb: rows for rows, images [example, out, use] for patches [example, use, in]."""
         change, row = weight.change.detach(), None
         if bias is not None and bias.delta is not None and not self.chord.pullback_only:
@@ -321,12 +370,25 @@ class Call:
             shape = [len(factor), change.shape[1]]
             tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.mm(factor, change)
         else:
-            shape, row = [len(factor), change.shape[1], factor.shape[1]], None if row is None else row[:, None]
+            shape, row = (
+                [len(factor), change.shape[1], factor.shape[1]],
+                None if row is None else row[:, None],
+            )
             kernels = change.t().expand(len(factor), -1, -1)
-            tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.bmm(kernels, factor.mT)
+            tap = (
+                factor.new_zeros(shape)
+                if self.chord.pullback_only
+                else torch.bmm(kernels, factor.mT)
+            )
         tap = tap if row is None else tap + row
         added = None if bias is None else self.source(bias)
-        use = Product(tap.requires_grad_(), factor, self.source(weight), added, None if bias is None else shift)
+        use = Product(
+            tap.requires_grad_(),
+            factor,
+            self.source(weight),
+            added,
+            None if bias is None else shift,
+        )
         self.chord.uses.append(use)
         return tap
 
@@ -339,13 +401,19 @@ class Call:
         if bias is not None and bias.delta is not None:
             tap = tap + bias.delta.detach()[:, None]
         added = None if bias is None else self.source(bias)
-        self.chord.uses.append(Grouped(tap.requires_grad_(), factor, groups, self.source(weight), added))
+        self.chord.uses.append(
+            Grouped(tap.requires_grad_(), factor, groups, self.source(weight), added)
+        )
         return tap
 
-    def element_use(self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0) -> Tensor:
+    def element_use(
+        self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0
+    ) -> Tensor:
         """gain · Δw for the elements of a weight that the operation takes; `arranged` takes those of any tensor."""
         if value.start.is_complex():  # a kernel sums over real numbers, so a use has real taps
-            parts = (self.element_use(value.view(partial(real_part, part=k)), arranged) for k in (0, 1))
+            parts = (
+                self.element_use(value.view(partial(real_part, part=k)), arranged) for k in (0, 1)
+            )
             return torch.complex(*parts) * gain
         tap = (arranged(value.change.detach()) * gain).requires_grad_()
         count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
@@ -358,8 +426,12 @@ class Call:
         if view is not None:
             return view
         leaves = self.chord.leaves
-        found = torch.autograd.grad(value.change.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-        used = frozenset(name for name, gradient in zip(leaves, found, strict=True) if gradient is not None)
+        found = torch.autograd.grad(
+            value.change.sum(), list(leaves.values()), retain_graph=True, allow_unused=True
+        )
+        used = frozenset(
+            name for name, gradient in zip(leaves, found, strict=True) if gradient is not None
+        )
         return Derived(value.change, used)
 
 

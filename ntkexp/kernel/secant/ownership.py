@@ -43,7 +43,9 @@ class Owners:
     """The example that owns each element of the tap, use by use; for products one number a row."""
 
     of_uses: tuple[Int[Tensor, "..."], ...]
-    constants: frozenset[Slot] = frozenset()  # that have a row for every example, and count as inputs
+    constants: frozenset[Slot] = (
+        frozenset()
+    )  # that have a row for every example, and count as inputs
 
     @cached_property
     def digest(self) -> bytes:
@@ -58,7 +60,11 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     # others, and a batch in which every row stands once does not show it
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
-        place = [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY) if entry.name in LOOKUPS else 0
+        place = (
+            [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY)
+            if entry.name in LOOKUPS
+            else 0
+        )
         if place and any(entry.args[place : place + 1]):
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
@@ -68,7 +74,11 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     # Constants of which weights make a product
     weights = Trained(tape, trained).slots
     products = (entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm"))
-    constants = frozenset(left for left, right in products if right in weights) - tape.from_weights - tape.from_inputs
+    constants = (
+        frozenset(left for left, right in products if right in weights)
+        - tape.from_weights
+        - tape.from_inputs
+    )
     if constants:
         with suppress(Mistake):
             return owners_beside(tape, trained, constants)
@@ -88,7 +98,9 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     below, above = replay.pullback(draw, again=True), replay.pullback(weighted)
     kept = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
-        if isinstance(use, Element):  # the numbers are kept once along every axis on which they do not change
+        if isinstance(
+            use, Element
+        ):  # the numbers are kept once along every axis on which they do not change
             each = once = owner(a, b)
             for axis in range(each.dim()):
                 first = once.narrow(axis, 0, min(1, once.shape[axis]))
@@ -101,11 +113,16 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
 
 def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
     """Whether each row of every product, and each element of every other use, has an owner."""
-    each = [use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0] for use in uses]
+    each = [
+        use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
+        for use in uses
+    ]
     return each == [owner.numel() for owner in owned.of_uses]
 
 
-def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float) -> bool:
+def hold_at(
+    output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float
+) -> bool:
     """Whether elements at uses reach the outputs of their owners alone, by the numbers of a point as it runs.
 
     What a dead unit or a zero weight hides is not seen, and gives nothing to the gradients of this point either.
@@ -120,11 +137,17 @@ def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Ow
         for cotangent in (draw, count * draw)
     )
     for use, one, other, owner in zip(uses, below, above, owned.of_uses, strict=True):
-        shown = (one, other) if isinstance(use, Element) else (rows_of(one, batch=0), rows_of(other, batch=0))
+        shown = (
+            (one, other)
+            if isinstance(use, Element)
+            else (rows_of(one, batch=0), rows_of(other, batch=0))
+        )
         whose = owner if isinstance(use, Element) else owner[:, None]
         missed = torch.addcmul(shown[1], shown[0], (whose + 1).to(one), value=-1).abs_()
         largest = shown[1].abs()
-        if one.dim() and one.numel():  # a row may be far smaller than others, and another example's for all that
+        if (
+            one.dim() and one.numel()
+        ):  # a row may be far smaller than others, and another example's for all that
             missed, largest = missed.amax(-1), largest.amax(-1)
         if not bool((missed <= SUMS * eps * largest).all()):  # nor where they are not numbers
             return False
@@ -133,7 +156,10 @@ def hold_at(output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Ow
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
     """The whole numbers above/below − 1; −1 for an element that reaches no output."""
-    found, rounding = torch.empty(above.shape, dtype=torch.long, device=above.device), rounding_of(above, below)
+    found, rounding = (
+        torch.empty(above.shape, dtype=torch.long, device=above.device),
+        rounding_of(above, below),
+    )
     whole, above, below = found.view(-1), above.reshape(-1), below.reshape(-1)
     for begun in range(0, len(whole), BLOCK):
         block = slice(begun, begun + BLOCK)
@@ -141,7 +167,9 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     return found.sub_(1)
 
 
-def owner_of_rows(above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]) -> Int[Tensor, " row"]:
+def owner_of_rows(
+    above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
+) -> Int[Tensor, " row"]:
     """The same, one number for each row: that of all its elements that reach an output."""
     found, rounding = above.new_empty(len(above)), rounding_of(above, below)
     count = max(1, BLOCK // max(1, above.shape[1]))
@@ -156,13 +184,18 @@ def owner_of_rows(above: Float[Tensor, "row out"], below: Float[Tensor, "row out
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
     """By how much rounding may move an element of the larger sums, which are finite."""
-    largest = [max(map(abs, map(float, each.aminmax()))) if each.numel() else 0.0 for each in (above, below)]
+    largest = [
+        max(map(abs, map(float, each.aminmax()))) if each.numel() else 0.0
+        for each in (above, below)
+    ]
     if not all(map(isfinite, largest)):
         raise NoRule("numbers overflow in the check of which example owns which element")
     return ROUNDING * torch.finfo(above.dtype).eps * largest[0]
 
 
-def whole_ratio(above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float) -> Float[Tensor, "..."]:
+def whole_ratio(
+    above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
+) -> Float[Tensor, "..."]:
     """above/below, which is whole; 0 for an element that reaches no output."""
     whole = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
     missed = torch.addcmul(above, whole, below, value=-1).abs_()
@@ -186,7 +219,14 @@ def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 PICKING = ("embedding", "gather", "index", "index_select", "take")
 TOURNAMENTS = (  # whose rules need no order
     *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
-    *("adaptive_max_pool2d", "adaptive_max_pool3d", "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "min"),
+    *(
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "max",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "min",
+    ),
 )
 
 
@@ -202,7 +242,9 @@ def routes(tape: Tape) -> Routes:
     read = {slot for entry in tape.entries for slot in entry.slots} | {tape.output}
     alone = tape.from_inputs - tape.from_weights
     return Routes(
-        tuple(sorted({slot for entry in tape.entries for slot in steering_slots(tape, entry, read)})),
+        tuple(
+            sorted({slot for entry in tape.entries for slot in steering_slots(tape, entry, read)})
+        ),
         tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
     )
 
@@ -212,12 +254,16 @@ def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     if entry.name == "index_put":  # h[h < 0] = 0 is an elementwise choice
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights
-        keeps_places = is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
+        keeps_places = (
+            is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
+        )
     else:
         keeps_places = torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
     moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
     only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)
     if moved and not (keeps_places or only_picks):
         yield from (slot for slot in entry.slots if is_whole(tape[slot]))
-    if entry.name not in TOURNAMENTS and any(slot in read and not is_whole(tape[slot]) for slot in entry.results):
+    if entry.name not in TOURNAMENTS and any(
+        slot in read and not is_whole(tape[slot]) for slot in entry.results
+    ):
         yield from (slot for slot in entry.results if is_whole(tape[slot]))

@@ -48,13 +48,17 @@ class Replay:
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         pullback_only = pullback_only or (start is end and direction is None)
-        self.chord = chord = Chord(start, end, Trained(start, trained, constants), scramble, pullback_only)
+        self.chord = chord = Chord(
+            start, end, Trained(start, trained, constants), scramble, pullback_only
+        )
         self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
         # Δθ, and then Δv of every operation that a difference reaches, in their order
         self.seed_deltas(direction)
         with torch.enable_grad():
             for entry in start.entries:
-                if entry.results and any(slot in chord.deltas or slot in self.unknown for slot in entry.slots):
+                if entry.results and any(
+                    slot in chord.deltas or slot in self.unknown for slot in entry.slots
+                ):
                     self.pass_through(entry)
         if start.output in self.unknown:
             raise NoRule(self.unknown[start.output])
@@ -73,7 +77,9 @@ class Replay:
     def pullback(self, cotangent: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
         """β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use; `again` keeps the graph for another cotangent u."""
         taps = [use.tap for use in self.uses]
-        return torch.autograd.grad(self.delta, taps, cotangent, retain_graph=again, materialize_grads=True)
+        return torch.autograd.grad(
+            self.delta, taps, cotangent, retain_graph=again, materialize_grads=True
+        )
 
     def seed_deltas(self, direction: Weights | None) -> None:
         """Differences of the weights; everything else from outside must be the same at both ends."""
@@ -85,13 +91,19 @@ class Replay:
                 if chord.pullback_only:
                     step = torch.zeros_like(v0.detach())
                 else:
-                    step = v1.detach() - v0.detach() if direction is None or not trained else direction[name].detach()
+                    step = (
+                        v1.detach() - v0.detach()
+                        if direction is None or not trained
+                        else direction[name].detach()
+                    )
                 delta = chord.widen(step).requires_grad_(trained)
                 chord.deltas[slot] = delta
                 if trained:
                     chord.leaves[name] = delta
             elif v0 is not v1 and not torch.equal(v0, v1):
-                raise NoRule("a buffer or constant of the module differs between the ends of a step")
+                raise NoRule(
+                    "a buffer or constant of the module differs between the ends of a step"
+                )
 
     def pass_through(self, entry: Entry) -> None:
         """Give the operation's results the differences that its rule finds, or the reason why they have none."""
@@ -100,7 +112,9 @@ class Replay:
         if all(is_settled(v0, v1) for v0, v1 in ends):
             return
         try:
-            if reason := next((self.unknown[slot] for slot in entry.slots if slot in self.unknown), None):
+            if reason := next(
+                (self.unknown[slot] for slot in entry.slots if slot in self.unknown), None
+            ):
                 self.unknown |= dict.fromkeys(entry.results, reason)
                 return
             tensors = [chord.start[slot] for slot in (*entry.slots, *entry.results)]
@@ -109,7 +123,9 @@ class Replay:
             if rule is None:
                 choice = f"a choice made by {entry.op} differs between the ends of a step"
                 reason = f"no difference rule for the operation {entry.op}{' of complex numbers' if is_complex else ''}"
-                self.unknown |= dict.fromkeys(entry.results, choice if all(is_whole(v) for v, _ in ends) else reason)
+                self.unknown |= dict.fromkeys(
+                    entry.results, choice if all(is_whole(v) for v, _ in ends) else reason
+                )
                 return
             found = rule(Call(chord, entry))
             results = (found, *[None] * (len(ends) - 1)) if isinstance(found, Tensor) else found
@@ -121,7 +137,9 @@ class Replay:
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
-            self.unknown |= dict.fromkeys(entry.results, f"the difference rule of {entry.op} fails here: {words}")
+            self.unknown |= dict.fromkeys(
+                entry.results, f"the difference rule of {entry.op} fails here: {words}"
+            )
             return
         for slot, delta, (v0, v1) in pairs:
             if isinstance(delta, Tensor):
@@ -145,13 +163,20 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     """Both tapes must hold the same program, one that overwrites nothing."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
-            raise NoRule(f"the module overwrites a tensor inside an operation of torch ({entry.op})")
+            raise NoRule(
+                f"the module overwrites a tensor inside an operation of torch ({entry.op})"
+            )
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):
         raise NoRule("the module runs different operations at the two ends of a step")
     for entry, later in zip(start.entries, end.entries, strict=True):
-        if (entry.op, entry.args, entry.kwargs, entry.scalars) != (later.op, later.args, later.kwargs, later.scalars):
+        if (entry.op, entry.args, entry.kwargs, entry.scalars) != (
+            later.op,
+            later.args,
+            later.kwargs,
+            later.scalars,
+        ):
             raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step")
     raise NoRule("the module makes tensors of different shapes at the two ends of a step")
 

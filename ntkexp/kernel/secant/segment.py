@@ -47,7 +47,10 @@ class Segment:
         """
         if position in (0.0, 1.0):
             return self.end if position else self.start
-        return {name: torch.lerp(weight, self.end[name], position) for name, weight in self.start.items()}
+        return {
+            name: torch.lerp(weight, self.end[name], position)
+            for name, weight in self.start.items()
+        }
 
 
 def point(weights: Weights) -> Segment:
@@ -113,7 +116,9 @@ class Closure:
         return f"by {self.error:.2g} where rounding explains {self.bound:.2g}"
 
 
-def closure(push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL) -> Closure:
+def closure(
+    push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
+) -> Closure:
     """The closure of J̄Δθ at the chosen outputs, between the tapes of the ends."""
     before, after = start.outputs[:, chosen], end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())

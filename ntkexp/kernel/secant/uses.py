@@ -41,7 +41,9 @@ class View(NamedTuple):
     def room(self, parameter: Tensor) -> Tensor:
         """Room for a tensor like the parameter, with zeros for what this view does not show."""
         whole = self.shows_once and prod(self.shape) == parameter.numel()
-        return parameter.new_empty(parameter.shape) if whole else parameter.new_zeros(parameter.shape)
+        return (
+            parameter.new_empty(parameter.shape) if whole else parameter.new_zeros(parameter.shape)
+        )
 
     def turned(self) -> View:
         """The view of the transposed matrix, or of the same vector."""
@@ -51,7 +53,8 @@ class View(NamedTuple):
         """Whether it shows all elements of a parameter of this size in their order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
-            n == 1 or given == step for n, given, step in zip(self.shape, self.stride, steps, strict=True)
+            n == 1 or given == step
+            for n, given, step in zip(self.shape, self.stride, steps, strict=True)
         )
 
     @property
@@ -71,7 +74,9 @@ class View(NamedTuple):
     @property
     def extent(self) -> int:
         """How many elements of the parameter lie up to the last one shown."""
-        return 1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        return (
+            1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +129,9 @@ class Element:
     gain: Float[Tensor, "..."] | float = 1.0
 
 
-def rows_of(image: Shaped[Tensor, "*batch example out *pixels"], batch: int) -> Shaped[Tensor, "*batch row out"]:
+def rows_of(
+    image: Shaped[Tensor, "*batch example out *pixels"], batch: int
+) -> Shaped[Tensor, "*batch row out"]:
     """The pixels of images as rows; a matrix is left as it is. The first `batch` axes stay."""
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
@@ -143,14 +150,22 @@ class Trained:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs, or on a constant that counts as one."""
-        return self.tape.reached({*self.tape.inputs, *self.constants}) if self.constants else self.tape.from_inputs
+        return (
+            self.tape.reached({*self.tape.inputs, *self.constants})
+            if self.constants
+            else self.tape.from_inputs
+        )
 
     @cached_property
     def homes(self) -> dict[int, Slot]:
         """The parameter that lives in each storage, where a single contiguous one does."""
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
         crowd = Counter(storage(self.tape[slot]) for slot in slots)
-        alone = [slot for slot in slots if crowd[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()]
+        alone = [
+            slot
+            for slot in slots
+            if crowd[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()
+        ]
         return {storage(self.tape[slot]): slot for slot in alone}
 
     @cached_property
@@ -171,7 +186,9 @@ class Trained:
     def view(self, value: Tensor) -> View | None:
         """The view of a trained parameter that this tensor is, if it is one."""
         slot = self.homes.get(storage(value))
-        if slot is None or value.is_complex() or value.is_neg():  # which show other numbers than lie there
+        if (
+            slot is None or value.is_complex() or value.is_neg()
+        ):  # which show other numbers than lie there
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
@@ -227,11 +244,19 @@ class Meeting:
     def is_trained(self, value: object) -> bool:
         return isinstance(value, Slot) and value in self.trained.slots
 
-    def source(self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight) -> View:
+    def source(
+        self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight
+    ) -> View:
         """The view of a parameter that an argument is, as the operation uses it."""
         weight = self.trained.tape[slot]
-        seen = slot in self.trained.slots and weight.requires_grad  # autograd does not see a weight that is detached
-        view = self.trained.view(arranged(weight.detach())) if seen and self.tap.requires_grad else None
+        seen = (
+            slot in self.trained.slots and weight.requires_grad
+        )  # autograd does not see a weight that is detached
+        view = (
+            self.trained.view(arranged(weight.detach()))
+            if seen and self.tap.requires_grad
+            else None
+        )
         if view is None:
             raise NotPlain
         return view
@@ -241,7 +266,10 @@ class Meeting:
         rows of a table at constant places, as those of positions are.
         """
         table, places = self.trained.lookups.get(slot, (slot, None))
-        source, count = self.source(table), torch.arange(self.value(table).numel(), device=self.tap.device)
+        source, count = (
+            self.source(table),
+            torch.arange(self.value(table).numel(), device=self.tap.device),
+        )
         if places is not None:
             if not self.trained.tape[slot].requires_grad:
                 raise NotPlain
@@ -253,9 +281,14 @@ def product(met: Meeting) -> list[Use]:
     """gain · x W + shift · b, with the weight on the right."""
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
     weight, bias = met.source(right), met.source(added) if met.is_trained(added) else None
-    if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):  # the bias is broadcast
+    if met.is_trained(left) or (
+        bias is not None and bias.shape != weight.shape[1:]
+    ):  # the bias is broadcast
         raise NotPlain
-    gain, shift = met.entry.kwargs.get("alpha", 1.0), None if bias is None else met.entry.kwargs.get("beta", 1.0)
+    gain, shift = (
+        met.entry.kwargs.get("alpha", 1.0),
+        None if bias is None else met.entry.kwargs.get("beta", 1.0),
+    )
     shown = met.value(left)
     return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
 
@@ -271,7 +304,11 @@ def convolution(met: Meeting) -> list[Use]:
     # Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out
     uses, inputs, features = prod(met.tap.shape[2:]), prod(kernel[1:]), kernel[0]
     if groups > 1 or uses**2 * (inputs + features + 1) >= inputs * features:
-        return [Grouped(met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias)]
+        return [
+            Grouped(
+                met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias
+            )
+        ]
     weight = met.source(right, lambda kernel: kernel.flatten(1).t())
     return [Product(met.tap, window.rows, weight, bias, None if bias is None else 1.0)]
 
@@ -295,7 +332,9 @@ def normalisation(met: Meeting) -> list[Use]:
 def add(met: Meeting) -> list[Use]:
     """a + αb, one of them a weight."""
     left, right = met.args
-    slot, gain = (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
+    slot, gain = (
+        (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
+    )
     return [met.spread(slot, met.value(slot).shape, gain)]
 
 
@@ -311,7 +350,9 @@ def embedding(met: Meeting) -> list[Use]:
     table, index, *rest = met.args
     places, padding = met.value(index), rest[0] if rest else -1
     gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
-    count = torch.arange(met.value(table).numel(), device=met.tap.device).view(met.value(table).shape)
+    count = torch.arange(met.value(table).numel(), device=met.tap.device).view(
+        met.value(table).shape
+    )
     return [Element(met.tap, met.source(table), count[places], gain)]
 
 

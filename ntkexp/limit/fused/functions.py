@@ -31,7 +31,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled when it is first called; where nothing can be written, in every process anew."""
     try:
         with cached_in(HERE / "__pycache__" / source_digest(HERE)):
-            made: Callable[..., Any] = njit(nogil=True, fastmath=FAST, error_model="numpy", cache=True)(function)
+            made: Callable[..., Any] = njit(
+                nogil=True, fastmath=FAST, error_model="numpy", cache=True
+            )(function)
     except RuntimeError:  # numba finds no place for its cache
         made = njit(nogil=True, fastmath=FAST, error_model="numpy")(function)
     return made
@@ -53,7 +55,9 @@ def cached_in(folder: Path) -> Iterator[None]:
 def source_digest(folder: Path) -> str:
     """The files of a folder together: a function is compiled with those that it calls, and numba looks at the date of
     its own file alone."""
-    return sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()[:16]
+    return sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()[
+        :16
+    ]
 
 
 # --- Arrays are lent to a function: their owners are not counted there.
@@ -89,7 +93,9 @@ def _wide(typing: Any) -> Any:
     """Nothing is done where this stands: the function that it stands in is compiled in this way."""
 
     def marked(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite knows attributes by name alone
+        set.add(
+            builder.function.attributes, '"prefer-vector-width"="512"'
+        )  # llvmlite knows attributes by name alone
         return context.get_dummy_value()
 
     return types.void(), marked
@@ -270,7 +276,9 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         r = (x - n * np.float32(HIGH)) - n * np.float32(LOW)
         p = TERMS_SINGLE[7]
         p = TERMS_SINGLE[4] + r * (TERMS_SINGLE[5] + r * (TERMS_SINGLE[6] + r * p))
-        p = TERMS_SINGLE[0] + r * (TERMS_SINGLE[1] + r * (TERMS_SINGLE[2] + r * (TERMS_SINGLE[3] + r * p)))
+        p = TERMS_SINGLE[0] + r * (
+            TERMS_SINGLE[1] + r * (TERMS_SINGLE[2] + r * (TERMS_SINGLE[3] + r * p))
+        )
         return p * power(n + np.float32(12582912.0 + 127.0))  # 1.5 · 2²³ and the bias
 
     return single if x == types.float32 else double
@@ -443,7 +451,9 @@ def _angle(t: Any) -> Callable[[Any], Any]:
 
     def single(t: Any) -> Any:
         p = ANGLE_SINGLE[6]
-        p = ANGLE_SINGLE[2] + t * (ANGLE_SINGLE[3] + t * (ANGLE_SINGLE[4] + t * (ANGLE_SINGLE[5] + t * p)))
+        p = ANGLE_SINGLE[2] + t * (
+            ANGLE_SINGLE[3] + t * (ANGLE_SINGLE[4] + t * (ANGLE_SINGLE[5] + t * p))
+        )
         p = ANGLE_SINGLE[0] + t * (ANGLE_SINGLE[1] + t * p)
         return p
 

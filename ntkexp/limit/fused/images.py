@@ -87,9 +87,24 @@ def laid_out(
     """Images of the left from the first pixel on, of the right from the offset on, and what is inside an image, along
     one axis, for each of `counts`.
     """
-    stacked(sources[0], targets[0], counts[0] * parts, pixels, unit, offset, 0, reach, around, pitch)
-    stacked(sources[1], targets[1], counts[1] * parts, pixels, unit, offset, offset, reach, around, pitch)
-    stacked(sources[2], targets[2], counts[2] * parts, pixels, unit, offset, 0, reach, around, pitch)
+    stacked(
+        sources[0], targets[0], counts[0] * parts, pixels, unit, offset, 0, reach, around, pitch
+    )
+    stacked(
+        sources[1],
+        targets[1],
+        counts[1] * parts,
+        pixels,
+        unit,
+        offset,
+        offset,
+        reach,
+        around,
+        pitch,
+    )
+    stacked(
+        sources[2], targets[2], counts[2] * parts, pixels, unit, offset, 0, reach, around, pitch
+    )
 
 
 @compiled
@@ -135,7 +150,9 @@ def arrived(source: Array, start: int, target: Array, margin: int, image: Image)
         target[j] = 0
     stride, before = length(sizes[2], reach[2], around), sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    second = place(before, sizes[2], offset[2], reach[2], around) - before  # of pixels that are there, if o > 0
+    second = (
+        place(before, sizes[2], offset[2], reach[2], around) - before
+    )  # of pixels that are there, if o > 0
     for z in range(sizes[0]):
         deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
         for y in range(sizes[1]):
@@ -228,15 +245,24 @@ def images(
     margin = padded(reach[0] * plane + reach[1] * stride + reach[2])
     counts = (first_count * fields, second_count * fields, 1)
     # Along each axis, first columns alone, then rows of them, then planes.
-    pixels = (left.reshape(left.size), right.reshape(right.size), np.ones(sizes[0] * sizes[1] * sizes[2], left.dtype))
+    pixels = (
+        left.reshape(left.size),
+        right.reshape(right.size),
+        np.ones(sizes[0] * sizes[1] * sizes[2], left.dtype),
+    )
     bands = empty(counts, sizes[0] * sizes[1] * stride, left)
     tiles = empty(counts, size, left)
     flat = sizes[0] == 1 and reach[0] == 0  # rows are all there is to tiles
     sheets, pitch = (tiles, size) if flat else (empty(counts, sizes[0] * plane, left), plane)
-    work, halo = np.zeros((2 * registers + 4, margin + size + margin), left.dtype), np.zeros((2, 0), np.int64)
+    work, halo = (
+        np.zeros((2 * registers + 4, margin + size + margin), left.dtype),
+        np.zeros((2, 0), np.int64),
+    )
     for k2 in range(offsets[2].shape[0]):
         o2 = offsets[2][k2]
-        laid_out(pixels, bands, counts, sizes[0] * sizes[1], sizes[2], 1, o2, reach[2], around, stride)
+        laid_out(
+            pixels, bands, counts, sizes[0] * sizes[1], sizes[2], 1, o2, reach[2], around, stride
+        )
         for k1 in range(offsets[1].shape[0]):
             o1 = offsets[1][k1]
             laid_out(bands, sheets, counts, sizes[0], sizes[1], stride, o1, reach[1], around, pitch)
@@ -290,8 +316,16 @@ def at_offset(
     work, source, target, sums = lent(work), lent(source), lent(target), lent(sums)
     margin, size, stride, plane = extent
     fields, channels, start = counts
-    registers, shares, order = lent(coarsening_arrays[0]), lent(coarsening_arrays[1]), lent(coarsening_arrays[3])
-    slots = (lent(coarsening_arrays[2][0]), lent(coarsening_arrays[2][1]), lent(coarsening_arrays[2][2]))
+    registers, shares, order = (
+        lent(coarsening_arrays[0]),
+        lent(coarsening_arrays[1]),
+        lent(coarsening_arrays[3]),
+    )
+    slots = (
+        lent(coarsening_arrays[2][0]),
+        lent(coarsening_arrays[2][1]),
+        lent(coarsening_arrays[2][2]),
+    )
     o0, o1, o2 = image[2]
     none, ways = np.zeros(0, work.dtype), np.zeros((2, image[0][2]), np.int64)
     for i in range(sums.shape[1]):
@@ -327,7 +361,18 @@ def at_offset(
             for k in range(registers.shape[0]):
                 K, theta, share = work[2 * registers[k]], work[2 * registers[k] + 1], shares[k]
                 add_to_coarse(
-                    K, theta, margin, image, share, slots, order, k, at, ways, target[k, 0, i, j], target[k, 1, i, j]
+                    K,
+                    theta,
+                    margin,
+                    image,
+                    share,
+                    slots,
+                    order,
+                    k,
+                    at,
+                    ways,
+                    target[k, 0, i, j],
+                    target[k, 1, i, j],
                 )
             if registers.shape[0] == 0:
                 sums[0, i, j] += total(work[0], margin, size)
@@ -338,12 +383,23 @@ def at_offset(
 def empty(counts: Three, size: int, like: Array) -> Arrays:
     """Buffers for the numbers of each left image, of each right image, and inside images."""
     dtype = like.dtype
-    return np.zeros(counts[0] * size, dtype), np.zeros(counts[1] * size, dtype), np.zeros(counts[2] * size, dtype)
+    return (
+        np.zeros(counts[0] * size, dtype),
+        np.zeros(counts[1] * size, dtype),
+        np.zeros(counts[2] * size, dtype),
+    )
 
 
 @compiled
 def multiplied(
-    one: Array, two: Array, first: int, second: int, channels: int, target: Array, margin: int, size: int
+    one: Array,
+    two: Array,
+    first: int,
+    second: int,
+    channels: int,
+    target: Array,
+    margin: int,
+    size: int,
 ) -> None:
     """The mean over channels of products of inputs."""
     start, count = np.uintp(margin), np.uintp(size)

@@ -66,13 +66,17 @@ class Level:
     def registers(self) -> int:
         """How many tiles are at work."""
         return max(
-            1, *(1 + arrival for arrival in self.arrivals), base.registers((*self.operations, *self.coarsenings))
+            1,
+            *(1 + arrival for arrival in self.arrivals),
+            base.registers((*self.operations, *self.coarsenings)),
         )
 
     @property
     def reach(self) -> Sizes:
         """The largest of any window."""
-        deep, down, across = zip((0, 0, 0), *(operation.reach for operation in self.operations), strict=True)
+        deep, down, across = zip(
+            (0, 0, 0), *(operation.reach for operation in self.operations), strict=True
+        )
         return max(deep), max(down), max(across)
 
     @property
@@ -119,7 +123,12 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     """
     merged: list[Operation] = []
     for operation in operations:
-        kind, register, other, last = operation.kind, operation.register, operation.other, merged[-1:]
+        kind, register, other, last = (
+            operation.kind,
+            operation.register,
+            operation.other,
+            merged[-1:],
+        )
         if kind == CLEAR and register in clean:
             continue
         if kind == BEND and last and last[0].kind == WEIGH and last[0].register == register:
@@ -157,13 +166,18 @@ class Coarsenings:
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
     """What goes from a level to a coarser one, for these pairs of coarse pixels."""
     registers = [step.register for step in level.coarsenings]
-    shares = [1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings]
+    shares = [
+        1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings
+    ]
     found = []
     for axis, (pixels, fine) in enumerate(zip(level.sizes, level.pairs.offsets, strict=True)):
         tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
         unit = prod(after.pixels[axis + 1 :])
         offsets = after.offsets[axis]
-        each = [slots(step.coarse[axis], pixels, fine, offsets, tile, unit) for step in level.coarsenings]
+        each = [
+            slots(step.coarse[axis], pixels, fine, offsets, tile, unit)
+            for step in level.coarsenings
+        ]
         found.append(np.array(each, np.int64).reshape(-1, len(fine), pixels))
     # In a row come the first members of coarse pixels, then the second, and so on.
     columns, order = level.sizes[2], []
@@ -178,7 +192,9 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
     )
 
 
-def slots(coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int) -> Array:
+def slots(
+    coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int
+) -> Array:
     """The slots of all pixels, [offset, pixel], in numbers: tiles are `tile` apart, pixels of this axis `unit`.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
@@ -220,7 +236,10 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     ends = [(step.ends, step.met) for step in level.operations if step.ends]
     laid = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
     counts, before = iter([len(each) for each in laid]), 0
-    words, weights = (np.zeros((len(level.operations), n), kind) for n, kind in ((WORDS, np.int64), (WEIGHTS, float)))
+    words, weights = (
+        np.zeros((len(level.operations), n), kind)
+        for n, kind in ((WORDS, np.int64), (WEIGHTS, float))
+    )
     spread: list[int] = []
     for k, step in enumerate(level.operations):
         beyond = before + (next(counts) if step.ends else 0)
@@ -233,7 +252,11 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     vectors, pixels = left.x.dim() == 2, prod(level.sizes)
 
     def fields(x: torch.Tensor, rows: slice) -> Array:
-        inputs = x.new_zeros(len(x), 0, pixels) if vectors or level.arrivals else x.reshape(*x.shape[:2], pixels)
+        inputs = (
+            x.new_zeros(len(x), 0, pixels)
+            if vectors or level.arrivals
+            else x.reshape(*x.shape[:2], pixels)
+        )
         parts = [inputs, *(end[rows].reshape(len(x), 1, pixels) for each in laid for end in each)]
         whole = np.ascontiguousarray(torch.cat(parts, 1).numpy())
         return whole.reshape(len(x), -1) if vectors else whole
@@ -247,7 +270,10 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def field_count(level: Level, left: Side, right: Side) -> int:
     """How many fields images have, but for inputs."""
     largest = (
-        (step.ends, torch.maximum(left.variances[step.met].max(), right.variances[step.met].max())[None])
+        (
+            step.ends,
+            torch.maximum(left.variances[step.met].max(), right.variances[step.met].max())[None],
+        )
         for step in level.operations
         if step.ends
     )
@@ -301,7 +327,9 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
     if len(shape) == 1:
         if not next(met):
             raise NoFusedForm("a linear network")
-        return TileProgram((Level(sizes, operations=joined(operations, {0})),), shape[0], None, (), before)
+        return TileProgram(
+            (Level(sizes, operations=joined(operations, {0})),), shape[0], None, (), before
+        )
     found = [
         replace(one, operations=joined(one.operations, {0, *one.arrivals}))
         for one in levels((*operations, Operation(CLEAR, 0)), sizes)
@@ -319,6 +347,9 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
     pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
     found[-1] = replace(found[-1], pairs=pairs)
     for k in range(len(found) - 2, -1, -1):
-        finer = (pairs_before(each.coarse, found[k + 1].pairs, found[k].sizes) for each in found[k].coarsenings)
+        finer = (
+            pairs_before(each.coarse, found[k + 1].pairs, found[k].sizes)
+            for each in found[k].coarsenings
+        )
         found[k] = replace(found[k], pairs=reduce(Pairs.union, finer))
     return TileProgram(tuple(found), shape[0], end, rest, rest_shape)

@@ -17,7 +17,14 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import images
-from ntkexp.limit.fused.program import Coarsenings, Tables, TileProgram, coarsenings, field_count, tables
+from ntkexp.limit.fused.program import (
+    Coarsenings,
+    Tables,
+    TileProgram,
+    coarsenings,
+    field_count,
+    tables,
+)
 from ntkexp.limit.fused.tile import apply_operations
 from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
 
@@ -63,11 +70,28 @@ def apply_to_vectors(
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
         found = max(
-            found, apply_to_piece(operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows)
+            found,
+            apply_to_piece(
+                operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows
+            ),
         )
         if same:  # an example and itself: the correlation is one
             found = max(
-                found, apply_to_piece(operations, weights, work, one, two, i, alone, columns, exact, inside, halo, rows)
+                found,
+                apply_to_piece(
+                    operations,
+                    weights,
+                    work,
+                    one,
+                    two,
+                    i,
+                    alone,
+                    columns,
+                    exact,
+                    inside,
+                    halo,
+                    rows,
+                ),
             )
     return found
 
@@ -173,7 +197,9 @@ ROWS = 128
 """Left vectors of a strip for every thread: enough for a quick matrix product."""
 
 
-def kernels_of_vectors(program: TileProgram, left: Side, right: Side, same: bool, threads: int) -> Kernels:
+def kernels_of_vectors(
+    program: TileProgram, left: Side, right: Side, same: bool, threads: int
+) -> Kernels:
     """The kernels by the recursion on every number of a matrix."""
     whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
     nngp, ntk = whole[0].numpy(), whole[1].numpy()
@@ -184,10 +210,23 @@ def kernels_of_vectors(program: TileProgram, left: Side, right: Side, same: bool
 
     def walk(block: SubBlock) -> int:
         row, column = block
-        one, two, itself = table.left[row], np.ascontiguousarray(fields[:, column]), same and row.start == column.start
+        one, two, itself = (
+            table.left[row],
+            np.ascontiguousarray(fields[:, column]),
+            same and row.start == column.start,
+        )
         inputs = products.numpy()[row.start % len(products) :, column]
         found: int = apply_to_vectors(
-            *(table.operations, table.weights, level.registers, one, two, table.spread, itself, table.rounding),
+            *(
+                table.operations,
+                table.weights,
+                level.registers,
+                one,
+                two,
+                table.spread,
+                itself,
+                table.rounding,
+            ),
             *(inputs, nngp[block], ntk[block]),
         )
         for end in (nngp, ntk) if same else ():
@@ -198,7 +237,9 @@ def kernels_of_vectors(program: TileProgram, left: Side, right: Side, same: bool
     for strip in cuts(len(left.x), len(products)):
         first, rows = strip.start if same else 0, strip.stop - strip.start
         shown = products[:rows, first:]
-        torch.addmm(shown, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown)
+        torch.addmm(
+            shown, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown
+        )
         # So many sub-blocks that every thread has some; of equal sides the first ones begin on the diagonal.
         few = rows if threads == 1 else max(1, rows // (2 * threads))
         parts = [
@@ -224,23 +265,35 @@ IMAGES = 32
 
 
 def kernels(
-    program: TileProgram, net: Network, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+    program: TileProgram,
+    net: Network,
+    left: Side,
+    right: Side,
+    same: bool,
+    threads: int,
+    memory_gb: float,
 ) -> Kernels:
     """Both kernels of a block."""
     if len(net.shape) == 1:
         return kernels_of_vectors(program, left, right, same, threads)
-    numbers = left.x[0].numel() + sum(field_count(one, left, right) * prod(one.sizes) for one in program.levels)
+    numbers = left.x[0].numel() + sum(
+        field_count(one, left, right) * prod(one.sizes) for one in program.levels
+    )
     most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
     if max(len(left.x), len(right.x)) <= most:
         nngp, ntk = kernels_of_images(program, left, right, same, threads, memory_gb / threads)
         if same:
             nngp, ntk = symmetric(nngp), symmetric(ntk)
-        return finite(through_rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk))
+        return finite(
+            through_rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk)
+        )
     # Part by part, of no more examples a side than there is room for in tables.
     whole = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, most, same):
         itself = same and row == column
-        found = kernels(program, net, left.part(row), right.part(column), itself, threads, memory_gb)
+        found = kernels(
+            program, net, left.part(row), right.part(column), itself, threads, memory_gb
+        )
         for values, part in zip(whole, found, strict=True):
             values[row, column] = part
             if same and not itself:
@@ -256,7 +309,8 @@ def kernels_of_images(
     """
     levels = [tables(level, left, right) for level in program.levels]
     coarse = [
-        coarsenings(*ends, levels[0].left.dtype) for ends in zip(program.levels, program.coarse_pairs, strict=True)
+        coarsenings(*ends, levels[0].left.dtype)
+        for ends in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     size = sub_block_size(program, levels, memory_gb)
     if threads > 1:  # so short that every thread has some
@@ -267,12 +321,18 @@ def kernels_of_images(
     def tiles(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
         kept = through_levels(program, levels, coarse, same and block[0] == block[1], block, sums)
-        first, second = torch.from_numpy(sums / last.count).to(left.x) if program.end else pixel_pairs(program, kept)
+        first, second = (
+            torch.from_numpy(sums / last.count).to(left.x)
+            if program.end
+            else pixel_pairs(program, kept)
+        )
         return first, second
 
     for (row, column), ends in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
         sides, itself = (left.part(row), right.part(column)), same and row == column
-        nngp[row, column], ntk[row, column] = ends if program.end else through_rest(program, *sides, ends, itself)
+        nngp[row, column], ntk[row, column] = (
+            ends if program.end else through_rest(program, *sides, ends, itself)
+        )
     return nngp, ntk
 
 
@@ -282,7 +342,8 @@ def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: fl
     """
     laid_out = max(table.left[0].nbytes for table in levels)
     numbers_left = [
-        2 * len(one.coarsenings) * after.count for one, after in zip(program.levels, program.coarse_pairs, strict=True)
+        2 * len(one.coarsenings) * after.count
+        for one, after in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
     size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
@@ -300,10 +361,17 @@ def through_levels(
     """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
     row, column = block
     kept = np.zeros((0,) * 5, levels[0].left.dtype)
-    for level, table, coarsening, after in zip(program.levels, levels, coarse, program.coarse_pairs, strict=True):
+    for level, table, coarsening, after in zip(
+        program.levels, levels, coarse, program.coarse_pairs, strict=True
+    ):
         # what the level leaves for coarser pixels, added up tile by tile
         target = np.zeros(
-            (len(coarsening.registers), *sums.shape, after.count if len(coarsening.registers) else 0), kept.dtype
+            (
+                len(coarsening.registers),
+                *sums.shape,
+                after.count if len(coarsening.registers) else 0,
+            ),
+            kept.dtype,
         )
         images(
             table.operations,
@@ -333,15 +401,21 @@ def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
     pairs = program.levels[-1].pairs
     axes = [n for kept, n in zip(pairs.offsets, pairs.pixels, strict=True) for n in (len(kept), n)]
     tiles = (
-        torch.from_numpy(kept[0]).view(2, *kept.shape[2:4], *axes[::2], *axes[1::2]).permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
+        torch.from_numpy(kept[0])
+        .view(2, *kept.shape[2:4], *axes[::2], *axes[1::2])
+        .permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
     )
     first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * len(program.rest_shape[1:]) :])
     return first, second
 
 
-def through_rest(program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool) -> Kernels:
+def through_rest(
+    program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool
+) -> Kernels:
     """The kernels after the layers that are left, in torch."""
     pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
-    met = sum(operation.ends is not None for level in program.levels for operation in level.operations)
+    met = sum(
+        operation.ends is not None for level in program.levels for operation in level.operations
+    )
     start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
     return kernels_of(base.push(program.rest, start, program.rest_shape))

@@ -89,13 +89,26 @@ def continued(
 
 @compiled
 def continued_for_one(
-    value: Array, slope: Array, t: Array, size: int, shares: Array, numbers: Array, F2: Array, b_: int, pitch2: int
+    value: Array,
+    slope: Array,
+    t: Array,
+    size: int,
+    shares: Array,
+    numbers: Array,
+    F2: Array,
+    b_: int,
+    pitch2: int,
 ) -> None:
     """Four more terms, of which those of the left side are numbers."""
     wide()
     w0, w1, w2, w3 = shares[0], shares[1], shares[2], shares[3]
     n0, n1, n2, n3 = numbers[0], numbers[1], numbers[2], numbers[3]
-    b, b1, b2, b3 = np.uintp(b_), np.uintp(b_ + pitch2), np.uintp(b_ + 2 * pitch2), np.uintp(b_ + 3 * pitch2)
+    b, b1, b2, b3 = (
+        np.uintp(b_),
+        np.uintp(b_ + pitch2),
+        np.uintp(b_ + 2 * pitch2),
+        np.uintp(b_ + 3 * pitch2),
+    )
     for j in range(np.uintp(size)):
         x = t[j]
         p0, p1, p2, p3 = n0 * F2[b + j], n1 * F2[b1 + j], n2 * F2[b2 + j], n3 * F2[b3 + j]
@@ -173,15 +186,35 @@ def apply_activation(
         apply_gelu(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
     elif kind == SERIES:
         first, step = int(weights[5]), int(weights[6])
-        sums, lows, more = sums[margin:], lows[margin:], more[margin:]  # margins stay zero, for windows
+        sums, lows, more = (
+            sums[margin:],
+            lows[margin:],
+            more[margin:],
+        )  # margins stay zero, for windows
         correlated(K, sums, lows, more, margin, size, step, F1, F2, a, b)
         for k in range(terms - TOGETHER, -1, -TOGETHER):
-            shares = weights.dtype.type(1) / (first + 1 + step * np.arange(k, k + TOGETHER)).astype(weights.dtype)
+            shares = weights.dtype.type(1) / (first + 1 + step * np.arange(k, k + TOGETHER)).astype(
+                weights.dtype
+            )
             there = b + (2 + k) * pitch2
             if numbers.shape[0]:
-                continued_for_one(sums, lows, more, size, shares, numbers[2 + k :], F2, there, pitch2)
+                continued_for_one(
+                    sums, lows, more, size, shares, numbers[2 + k :], F2, there, pitch2
+                )
             else:
-                continued(sums, lows, more, size, shares, F1, F2, a + (2 + k) * pitch, pitch, there, pitch2)
+                continued(
+                    sums,
+                    lows,
+                    more,
+                    size,
+                    shares,
+                    F1,
+                    F2,
+                    a + (2 + k) * pitch,
+                    pitch,
+                    there,
+                    pitch2,
+                )
         apply_series(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
     else:
         apply_wave(K, theta, margin, size, itself, weights[5:], F1, F2, a, b)
@@ -189,12 +222,26 @@ def apply_activation(
 
 @compiled
 def apply_erf(
-    K: Array, theta: Array, margin: int, size: int, itself: bool, F1: Array, F2: Array, one_: int, two_: int
+    K: Array,
+    theta: Array,
+    margin: int,
+    size: int,
+    itself: bool,
+    F1: Array,
+    F2: Array,
+    one_: int,
+    two_: int,
 ) -> None:
     """K and Θ after erf."""
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     number = K.dtype.type
-    half, one, turn, share, slope = number(0.5), number(1), number(np.pi / 2), number(2 / np.pi), number(4 / np.pi)
+    half, one, turn, share, slope = (
+        number(0.5),
+        number(1),
+        number(np.pi / 2),
+        number(2 / np.pi),
+        number(4 / np.pi),
+    )
     for j in range(count):
         i = j + start
         length = F1[a + j] * F2[b + j]
@@ -264,7 +311,9 @@ def apply_wave(
 
 
 @compiled
-def apply_norm(K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array, one_: int, two_: int) -> None:
+def apply_norm(
+    K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array, one_: int, two_: int
+) -> None:
     """K and Θ after a norm."""
     count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
     for j in range(count):
@@ -325,7 +374,12 @@ def apply_bent_line(
     ra, ia, rb, ib = np.uintp(r1), np.uintp(i1), np.uintp(r2), np.uintp(i2)
     s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
     beside, k, h = weights[4], weights[5], weights[6]
-    zero, one, two, pi = weights.dtype.type(0), weights.dtype.type(1), weights.dtype.type(2), weights.dtype.type(np.pi)
+    zero, one, two, pi = (
+        weights.dtype.type(0),
+        weights.dtype.type(1),
+        weights.dtype.type(2),
+        weights.dtype.type(np.pi),
+    )
     for j in range(count):
         i = j + start
         mixed = sums[i] + beside * (sums[i - row] + sums[i + row])
@@ -349,7 +403,14 @@ def apply_bent_line(
 
 @compiled
 def across_and_behind(
-    source: Array, target: Array, between: Array, margin: int, size: int, across: int, behind: int, plane: int
+    source: Array,
+    target: Array,
+    between: Array,
+    margin: int,
+    size: int,
+    across: int,
+    behind: int,
+    plane: int,
 ) -> None:
     """The sums over neighbours in a row and, first, in other planes."""
     if behind > 0:
@@ -407,7 +468,23 @@ def apply_operations(
                 sum_window(lows, deep, margin, size, down, stride)
                 sums, more, lows, deep = more, sums, deep, lows
             row = weights[step]
-            apply_bent_line(K, theta, sums, lows, margin, size, stride, row, equal, F1, F2, a, a + pitch, b, b + pitch2)
+            apply_bent_line(
+                K,
+                theta,
+                sums,
+                lows,
+                margin,
+                size,
+                stride,
+                row,
+                equal,
+                F1,
+                F2,
+                a,
+                a + pitch,
+                b,
+                b + pitch2,
+            )
         # branches of the network
         elif kind == COPY:
             copy_tile(K, work[2 * other], margin, size)

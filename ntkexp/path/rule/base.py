@@ -68,7 +68,8 @@ class Gauss(AbstractRule):
     def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
         positions, weights = np.polynomial.legendre.leggauss(nodes)
         return tuple(
-            Piece(u, u, w) for u, w in zip(((1 + positions) / 2).tolist(), (weights / 2).tolist(), strict=True)
+            Piece(u, u, w)
+            for u, w in zip(((1 + positions) / 2).tolist(), (weights / 2).tolist(), strict=True)
         )
 
     def detail(self, nodes: int, pieces: int, romberg: int) -> str:
@@ -102,7 +103,9 @@ class Secant(AbstractRule):
                 f"{2**romberg}"
             )
         return tuple(
-            Piece(k / n, (k + 1) / n, share / n) for n, share in shares(pieces, romberg).items() for k in range(n)
+            Piece(k / n, (k + 1) / n, share / n)
+            for n, share in shares(pieces, romberg).items()
+            for k in range(n)
         )
 
     def detail(self, nodes: int, pieces: int, romberg: int) -> str:

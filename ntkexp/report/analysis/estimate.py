@@ -128,7 +128,9 @@ class Estimate:
         >>> [round(end, 3) for end in replace(mean_of([0.98, 0.99, 1.0]), within=(0, 1)).interval(0.05)]
         [0.89, 0.999]
         """
-        return self.ends(student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan)
+        return self.ends(
+            student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan
+        )
 
     def ends(self, reach: float) -> tuple[float, float]:
         """The ends of an interval that reaches so far, on a scale which near the value is its own."""
@@ -266,7 +268,10 @@ def most_informative(values: Sequence[float]) -> list[int]:
     """
     best_first = sorted(range(len(values)), key=lambda unit: -values[unit])
     doubts = np.cumsum([1 / values[unit] for unit in best_first])
-    reach = [student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k for k in range(2, len(values) + 1)]
+    reach = [
+        student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(doubts[k - 1]) / k
+        for k in range(2, len(values) + 1)
+    ]
     return sorted(best_first[: 2 + int(np.argmin(reach))] if reach else best_first)
 
 
@@ -296,7 +301,9 @@ class PowerLaw:
 
     def widened(self, factor: float) -> PowerLaw:
         """The same law, known less well."""
-        return replace(self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor))
+        return replace(
+            self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor)
+        )
 
 
 def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
@@ -304,10 +311,14 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     fit = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
     places = np.unique(x[fit])
     if len(places) < 2:
-        raise Mistake(f"a power law needs positive numbers at two places or more, and has them at {len(places)}")
+        raise Mistake(
+            f"a power law needs positive numbers at two places or more, and has them at {len(places)}"
+        )
     middle = float(np.log(places).mean())
     log_x, log_y = np.log(x[fit]) - middle, np.log(y[fit])
-    units_used, lines = unit_weights(np.vander(log_x, 2, increasing=True), units(x[fit], seeds[fit]))
+    units_used, lines = unit_weights(
+        np.vander(log_x, 2, increasing=True), units(x[fit], seeds[fit])
+    )
     heights, slopes = (lines @ log_y).T
     used = np.concatenate(units_used)
 
@@ -331,7 +342,9 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     )
 
 
-def unit_weights(columns: NDArray[np.float64], candidates: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.float64]]:
+def unit_weights(
+    columns: NDArray[np.float64], candidates: Sequence[Unit]
+) -> tuple[list[Unit], NDArray[np.float64]]:
     """Find the units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
 
     [unit, coefficient, run], zero for the runs of others.
@@ -417,5 +430,7 @@ def ways() -> NDArray[np.float64]:
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     total = np.arange(1, MOST + 1)
-    quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(total[1:] - 1, (1 + POWER) / 2)
+    quantiles = stdtrit(total[1:] - 1, (1 + CONFIDENCE) / 2) + stdtrit(
+        total[1:] - 1, (1 + POWER) / 2
+    )
     return np.append(math.inf, quantiles / np.sqrt(total[1:]))

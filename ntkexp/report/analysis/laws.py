@@ -54,7 +54,9 @@ def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[s
     variances: dict[Path, float] = {}
     for here in every:
         seeds = [here[seed] for seed in order if seed in here]
-        variances |= zip([run.path for run in seeds[1:]], spread(map(first_kernel, seeds)), strict=True)
+        variances |= zip(
+            [run.path for run in seeds[1:]], spread(map(first_kernel, seeds)), strict=True
+        )
     return {folder: {START_VARIANCE: value} for folder, value in variances.items()}
 
 
@@ -73,7 +75,9 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
         try:
             if 0 not in read_steps(run.sealed(KERNELS)):
                 continue
-            data.add(sha256(read_data(run.sealed("data.npz"))["train_inputs"].tobytes()).hexdigest())
+            data.add(
+                sha256(read_data(run.sealed("data.npz"))["train_inputs"].tobytes()).hexdigest()
+            )
         except Mistake:
             continue
         by_seed[row.seed] = run
@@ -153,7 +157,10 @@ def dependence(seeds: int) -> float:
     (1.5, 1.0)
     """
     variance = {k: 1 + (k - 2) / (k - 1) ** 2 for k in range(2, seeds + 1)}
-    shared = [((k - 1) * (m - 1)) ** -2 / (variance[k] * variance[m]) for k, m in combinations(variance, 2)]
+    shared = [
+        ((k - 1) * (m - 1)) ** -2 / (variance[k] * variance[m])
+        for k, m in combinations(variance, 2)
+    ]
     mean = sum(shared) / len(shared) if shared else 0.0
     return math.sqrt((1 + (seeds - 2) * mean) / (1 - mean))
 
@@ -184,7 +191,9 @@ class Fitted:
     def comparison(self) -> IntervalComparison | None:
         """The exponent beside theory's, where there is one."""
         expected = self.fit.expected
-        return None if self.law is None or expected is None else compare(self.law.exponent, expected)
+        return (
+            None if self.law is None or expected is None else compare(self.law.exponent, expected)
+        )
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
@@ -210,7 +219,9 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
         raise Mistake(f"{fit.axis} is not an axis of numbers")
     if fit.quantity not in table:
-        raise Mistake(f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}")
+        raise Mistake(
+            f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}"
+        )
     numbers = table[fit.quantity].to_numpy(dtype=float)
     law = power_law(np.array(levels, dtype=float), numbers, table["seed"].to_numpy(dtype=np.int64))
     if fit.quantity != START_VARIANCE:
@@ -228,7 +239,11 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
     fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:
-        row |= {"theory": fit.expected.value, "margin": fit.expected.margin, "bound": fit.expected.bound}
+        row |= {
+            "theory": fit.expected.value,
+            "margin": fit.expected.margin,
+            "bound": fit.expected.bound,
+        }
     if law is None:
         return row | {"note": fitted.reason}
     return row | {
@@ -263,12 +278,20 @@ SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
     """One law: its exponent with the interval, what was left out, and how it stands to theory."""
     exponent, axis = law.exponent, fitted.fit.axis.rpartition(".")[2].replace("_", " ")
-    verb = "goes" if exponent.covers(0.0) is not False else "grows" if exponent.value > 0 else "falls"
-    seeds = counted(law.seeds, "seed") if law.units == law.seeds else f"{law.seeds} seeds, put together as {law.units}"
+    verb = (
+        "goes" if exponent.covers(0.0) is not False else "grows" if exponent.value > 0 else "falls"
+    )
+    seeds = (
+        counted(law.seeds, "seed")
+        if law.units == law.seeds
+        else f"{law.seeds} seeds, put together as {law.units}"
+    )
     interval = f"{seeds}, no interval"
     if exponent.known:
         interval = f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
-    parts = [f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power {number(exponent.value)} ({interval})"]
+    parts = [
+        f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power {number(exponent.value)} ({interval})"
+    ]
     if law.curved:
         parts.append("it bends")
     if law.left_out:
@@ -278,7 +301,9 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
         verdict = VERDICT[comparison.where]
         if comparison.where == "across" and exponent.known:
             more = (
-                "" if comparison.more is None else f", {counted(comparison.more, 'more seed')} would probably settle it"
+                ""
+                if comparison.more is None
+                else f", {counted(comparison.more, 'more seed')} would probably settle it"
             )
             verdict += more or ", and more seeds would not settle it"
         parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
@@ -305,12 +330,18 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     text = counted(len(laws), "law")
     fits = [law.law for law in laws if law.law is not None]
     if fits:
-        interval = "with 95 % intervals" if any(law.exponent.known for law in fits) else "without intervals"
+        interval = (
+            "with 95 % intervals"
+            if any(law.exponent.known for law in fits)
+            else "without intervals"
+        )
         many = "seed" + "s" * any(law.seeds != 1 for law in fits)
         text += f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}"
     if len(fits) < len(laws):
         text += f"; {len(laws) - len(fits)} of them not fitted"
-    judged = [(law.fit.expected, law.comparison) for law in laws if law.fit.expected and law.comparison]
+    judged = [
+        (law.fit.expected, law.comparison) for law in laws if law.fit.expected and law.comparison
+    ]
     if not judged:
         return f"{text}."
     counts = Counter(VERDICT[comparison.where] for _, comparison in judged)
@@ -334,4 +365,8 @@ def number(exponent: float) -> str:
     >>> number(-0.5), number(1.0)
     ('−0.5', '1')
     """
-    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−") if abs(exponent) >= 0.005 else "0"
+    return (
+        f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−")
+        if abs(exponent) >= 0.005
+        else "0"
+    )

@@ -75,7 +75,11 @@ def quantities(run: Run) -> dict[str, float]:
     if "limit_distance" in columns and len(values):
         measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
-    return {name: value for name, value in (measured | errors).items() if value is not None and np.isfinite(value)}
+    return {
+        name: value
+        for name, value in (measured | errors).items()
+        if value is not None and np.isfinite(value)
+    }
 
 
 def describe(quantity: str) -> str:

@@ -66,7 +66,9 @@ def write_tables(path: Path) -> tuple[Path, ...]:
     """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
     sweep = read_sweep(path)
     folders = [run.folder for run in sweep.runs]
-    loaded = zip(folders, load_runs(folders), strict=True)  # of one that cannot be read, its row says what it became
+    loaded = zip(
+        folders, load_runs(folders), strict=True
+    )  # of one that cannot be read, its row says what it became
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
 
@@ -85,7 +87,11 @@ def drawn_words(fixed: Iterable[bool]) -> str:
     of_runs = {*fixed}
     if of_runs == {True}:
         return "each drawing weights alone, on the same data"
-    return "each drawing weights and data" if of_runs == {False} else "each drawing weights, and in some runs data"
+    return (
+        "each drawing weights and data"
+        if of_runs == {False}
+        else "each drawing weights, and in some runs data"
+    )
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
@@ -101,13 +107,23 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     """Tabulate a row a run; numbers that a run does not yield are NaN."""
     heads = [
-        {"run": run.folder.name, **run.axes, "seed": run.seed, "state": run.state, "reason": run.reason}
+        {
+            "run": run.folder.name,
+            **run.axes,
+            "seed": run.seed,
+            "state": run.state,
+            "reason": run.reason,
+        }
         for run in sweep.runs
     ]
     needs_kernels = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
-    starts = start_variances(sweep, runs) if needs_kernels else {}  # kernels are opened for nothing else
+    starts = (
+        start_variances(sweep, runs) if needs_kernels else {}
+    )  # kernels are opened for nothing else
     folders = [run.folder for run in sweep.runs]
-    numbers = [quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders]
+    numbers = [
+        quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders
+    ]
     names = list(dict.fromkeys(name for row in numbers for name in row))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
@@ -127,7 +143,11 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
             mean = mean_of(values, range_of(name))
             if name == START_VARIANCE:
                 mean = Estimate(mean.value)
-            row |= {f"{name}.mean": mean.value, f"{name}.sd": deviation(values), f"{name}.count": len(values)}
+            row |= {
+                f"{name}.mean": mean.value,
+                f"{name}.sd": deviation(values),
+                f"{name}.count": len(values),
+            }
             row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -151,19 +171,25 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
             f"{', '.join(second.sweep.axes)}; sweeps are compared along the same axes"
         )
     try:
-        pairs = first.runs.merge(second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False)
+        pairs = first.runs.merge(
+            second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False
+        )
     except ValueError:  # one has words where the other has numbers
         pairs = pd.DataFrame()
     if pairs.empty:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
     rows: list[dict[str, object]] = []
     for name in (name for name in first.quantities if name in second.quantities):
-        complete = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(subset=[name, f"{name} of the second"])
+        complete = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(
+            subset=[name, f"{name} of the second"]
+        )
         complete = complete.rename(columns={name: "first", f"{name} of the second": "second"})
         points = complete.groupby(axes, sort=False, dropna=False)
         for point, here in points:
             place = dict(zip(axes, point, strict=True))
-            rows.append({"quantity": name, **place, "pairs": len(here)} | average(here, range_of(name)))
+            rows.append(
+                {"quantity": name, **place, "pairs": len(here)} | average(here, range_of(name))
+            )
         whole = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(whole):
             rows.append({"quantity": name, "pairs": len(whole)} | average(whole, range_of(name)))
@@ -174,11 +200,15 @@ def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
     """Average both sides of a quantity with this range, their difference and their ratio."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
-    per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs).groupby("seed", sort=True)
+    per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs).groupby(
+        "seed", sort=True
+    )
     # numbers between a and b differ by a − b to b − a
     farthest = within[1] - within[0]
     difference = mean_of(per_seed["difference"].mean().tolist(), (-farthest, farthest))
-    ratio = mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs).all() else Estimate(math.nan)
+    ratio = (
+        mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs).all() else Estimate(math.nan)
+    )
     return {
         "first": float(pairs["first"].mean()),
         "second": float(pairs["second"].mean()),

@@ -37,13 +37,36 @@ from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.comparison import RunGroup, combined, grouped
 from ntkexp.report.components import tabulate_components
-from ntkexp.report.explain import Explanation, explain, known_effects, tabulate_examples, tabulate_pieces, worst_points
+from ntkexp.report.explain import (
+    Explanation,
+    explain,
+    known_effects,
+    tabulate_examples,
+    tabulate_pieces,
+    worst_points,
+)
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.ledger import LedgerEntry
-from ntkexp.report.material import Material, sweep_extent, tabulate_fits, tabulate_points, what_came_out, what_was_run
-from ntkexp.report.page.picture import Shown, command_of, drawings_of, inline, link, pictures_of_run, show, slug
+from ntkexp.report.material import (
+    Material,
+    sweep_extent,
+    tabulate_fits,
+    tabulate_points,
+    what_came_out,
+    what_was_run,
+)
+from ntkexp.report.page.picture import (
+    Shown,
+    command_of,
+    drawings_of,
+    inline,
+    link,
+    pictures_of_run,
+    show,
+    slug,
+)
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.rendering import Picture
 from ntkexp.report.plots.run_plots import exhibition, strip
@@ -51,7 +74,15 @@ from ntkexp.report.plots.style import house_style
 from ntkexp.report.positions import Shaded, shaded_texts
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_notes, ladder_sentence, main_split, tabulate_ladder
-from ntkexp.report.tables import PageTable, escaped, format_csv, format_html, format_markdown, table_of_frame, tabulate
+from ntkexp.report.tables import (
+    PageTable,
+    escaped,
+    format_csv,
+    format_html,
+    format_markdown,
+    table_of_frame,
+    tabulate,
+)
 from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
@@ -74,7 +105,9 @@ def write(material: Material, folder: Path, command: str) -> Path:
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    first = None if material.analyses else strip(material.runs)  # where there is no sweep to begin with
+    first = (
+        None if material.analyses else strip(material.runs)
+    )  # where there is no sweep to begin with
     names = anchors(material.runs)
     caption = "Every run, with all settings that differ, and its relative errors"
     links = [f"#{name}" for name in names.values()]
@@ -111,7 +144,9 @@ def write_claims(
         command,
         summary=claims_summary(records, len(attempts)),
         rule=RULE,
-        overview=format_html(tabulate_claims(records, len(attempts)).select(*OF_A_CLAIM), "claims", caption, links),
+        overview=format_html(
+            tabulate_claims(records, len(attempts)).select(*OF_A_CLAIM), "claims", caption, links
+        ),
         claims=[claim_view(record, folder, attempts.get(record.name, ())) for record in records],
     )
     write_atomically(folder / CLAIMS, page)
@@ -119,12 +154,21 @@ def write_claims(
 
 
 def write_explanations(
-    run: Run, explanations: Sequence[Explanation], removed: Sequence[LedgerEntry], page: Path, command: str
+    run: Run,
+    explanations: Sequence[Explanation],
+    removed: Sequence[LedgerEntry],
+    page: Path,
+    command: str,
 ) -> Path:
     """Write the page of a run's explanations; its path is given back."""
     known, check, picture = known_effects(run), "", None
-    if known is not None and known.check is not None and known.agreement is not None:  # whether effects came true
-        check, picture = known.agreement.sentence, show(examples.checked(known.check, known.agreement), "check")
+    if (
+        known is not None and known.check is not None and known.agreement is not None
+    ):  # whether effects came true
+        check, picture = (
+            known.agreement.sentence,
+            show(examples.checked(known.check, known.agreement), "check"),
+        )
     entries = {entry.number: entry for entry in removed}
     text = fill(
         "explain.html",
@@ -132,7 +176,9 @@ def write_explanations(
         run=run.name,
         outcome=run.outcome,
         tasks=[forgetting_sentence(each) for each in forgettings(run)],
-        points=[point_view(explanation, entries.get(explanation.number)) for explanation in explanations],
+        points=[
+            point_view(explanation, entries.get(explanation.number)) for explanation in explanations
+        ],
         check=check,
         check_picture=picture,
     )
@@ -168,7 +214,12 @@ def markdown(material: Material) -> str:
             parts.append(escaped(summary(analysis.laws, analysis.draws)))
             parts.append(format_markdown(table_of_frame(tabulate_fits(analysis))))
         parts.append(format_markdown(table_of_frame(tabulate_points(analysis))))
-    return "\n\n".join([*parts, "## All runs", format_markdown(table_of_frame(combined(material.runs)))]) + "\n"
+    return (
+        "\n\n".join(
+            [*parts, "## All runs", format_markdown(table_of_frame(combined(material.runs)))]
+        )
+        + "\n"
+    )
 
 
 # --- Runs: each by itself, with pictures of as many as there is room for.
@@ -183,7 +234,13 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
     taken: dict[str, Path] = {}
     for run in runs:
         plain = f"run-{slug(run.name)}"
-        taken[next(name for name in chain([plain], (f"{plain}-{k}" for k in count(2))) if name not in taken)] = run.path
+        taken[
+            next(
+                name
+                for name in chain([plain], (f"{plain}-{k}" for k in count(2)))
+                if name not in taken
+            )
+        ] = run.path
     return {path: name for name, path in taken.items()}
 
 
@@ -218,7 +275,9 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
     return [
         run_view(run, names[run.path], folder)
         | {
-            "differences": [(key, configs[run.path][key]) for key in keys if key in configs[run.path]],
+            "differences": [
+                (key, configs[run.path][key]) for key in keys if key in configs[run.path]
+            ],
             "figures": figures.get(run.path, ()),
             "points": points.get(run.path, ()),
         }
@@ -232,7 +291,11 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
         return []
     try:
         rule, split = explained_rule(run.rules), main_split(run.ladder)
-        if rule is None or run.contributions.sizes["example"] > EXAMPLES or run.parts(rule).size > NUMBERS:
+        if (
+            rule is None
+            or run.contributions.sizes["example"] > EXAMPLES
+            or run.parts(rule).size > NUMBERS
+        ):
             return []
         explanations = explain(run, split, worst_points(run, split, POINTS))
     except (Mistake, OSError):  # no contributions were written, or they are not as they were
@@ -247,7 +310,9 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     figures = sorted(path.name for path in drawings_of(run))
-    there = [name for name in names if (run.path / name).is_file()] + [f"plots/{name}" for name in figures]
+    there = [name for name in names if (run.path / name).is_file()] + [
+        f"plots/{name}" for name in figures
+    ]
     return {
         "anchor": anchor,
         "name": run.name,
@@ -255,7 +320,9 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
         "sentence": ladder_sentence(run.ladder, diverged=run.diverged),
         "outcome": run.outcome,
         "command": command_of(run),
-        "ladder": format_html(ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"),
+        "ladder": format_html(
+            ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"
+        ),
         "notes": ladder_notes(run.ladder),
         "files": [(name, link(run.path / name, folder)) for name in there],
     }
@@ -277,17 +344,27 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
         "base": " ".join(sweep.base),
         "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
         "laws": summary(analysis.laws, analysis.draws),
-        "fits": format_html(table_of_frame(tabulate_fits(analysis)), f"fits-{name}", laws) if analysis.laws else None,
-        "reasons": dict.fromkeys(f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None),
+        "fits": format_html(table_of_frame(tabulate_fits(analysis)), f"fits-{name}", laws)
+        if analysis.laws
+        else None,
+        "reasons": dict.fromkeys(
+            f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None
+        ),
         "points": format_html(table_of_frame(tabulate_points(analysis)), f"points-{name}", means),
-        "failed": [f"{run.folder.name}: {run.reason or run.state}" for run in sweep.runs if run.state == "failed"],
+        "failed": [
+            f"{run.folder.name}: {run.reason or run.state}"
+            for run in sweep.runs
+            if run.state == "failed"
+        ],
     }
 
 
 # --- A point that is explained: what made its output, what would change it, what a removal did.
 
 
-def point_view(explanation: Explanation, entry: LedgerEntry | None, prefix: str = "", rows: int | None = None) -> View:
+def point_view(
+    explanation: Explanation, entry: LedgerEntry | None, prefix: str = "", rows: int | None = None
+) -> View:
     """Show one point: what its output is, all training examples or the first `rows`, and what a removal changed, if
     there was one. Names on the page begin with the prefix."""
     name, point = f"{explanation.split} {explanation.number}", explanation.point
@@ -295,7 +372,9 @@ def point_view(explanation: Explanation, entry: LedgerEntry | None, prefix: str 
     pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    parts = tabulate_examples(explanation).select("example", "holds", *phase, "added", "if left out", "half by")
+    parts = tabulate_examples(explanation).select(
+        "example", "holds", *phase, "added", "if left out", "half by"
+    )
     if rows is not None and len(parts.rows) > rows:
         parts = replace(parts, rows=parts.rows[:rows])
         caption = f"The {rows} training examples that added or took most"
@@ -345,8 +424,16 @@ def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) ->
 
 def removal_sentence(entry: LedgerEntry) -> str:
     """Say what leaving a group out was predicted to change, and changed."""
-    several = f", by the sum of {len(entry.places)} effects, which do not add" if len(entry.places) > 1 else ""
-    predicted = "" if entry.predicted is None else f" (predicted: {short(entry.before + entry.predicted)}{several})"
+    several = (
+        f", by the sum of {len(entry.places)} effects, which do not add"
+        if len(entry.places) > 1
+        else ""
+    )
+    predicted = (
+        ""
+        if entry.predicted is None
+        else f" (predicted: {short(entry.before + entry.predicted)}{several})"
+    )
     return (
         f"Trained again without {len(entry.places)} of the examples, the output is "
         f"{short(entry.before + entry.actual)} instead of {short(entry.before)}{predicted}."
@@ -357,7 +444,18 @@ def removal_sentence(entry: LedgerEntry) -> str:
 
 
 OF_A_CLAIM = (
-    *("claim", "verdict", "stands", "figure", "low", "high", "control", "second look", "CPU minutes", "size"),
+    *(
+        "claim",
+        "verdict",
+        "stands",
+        "figure",
+        "low",
+        "high",
+        "control",
+        "second look",
+        "CPU minutes",
+        "size",
+    ),
     *("source", "expected", "digest"),
 )
 OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
@@ -381,17 +479,30 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
     looks = [(SPOKEN.get(name, name), look) for name, look in record.looks.items()]
     rows = [
-        (name, look.verdict, look.figure, look.low, look.high, seeds(look), look.draws, look.expected)
+        (
+            name,
+            look.verdict,
+            look.figure,
+            look.low,
+            look.high,
+            seeds(look),
+            look.draws,
+            look.expected,
+        )
         for name, look in looks
     ]
     notes = [f"{name}: {look.note}." for name, look in looks if look.note]
-    notes += [f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))]
+    notes += [
+        f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))
+    ]
 
     picture: Shown | None = None  # if it is there, and is one
     heading = f"{title}: {record.verdict}"
     try:
         drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
-        picture = Shown(heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command)
+        picture = Shown(
+            heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command
+        )
     except (Mistake, OSError, UnicodeDecodeError):
         pass
 
@@ -408,9 +519,13 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
         "href": link(record.path, folder),
         "picture": picture,
         "caption": exhibit.caption,
-        "published": published_table(exhibit, anchor, f"{title}, by the protocol of {record.source}"),
+        "published": published_table(
+            exhibit, anchor, f"{title}, by the protocol of {record.source}"
+        ),
         "looks": format_html(
-            tabulate(OF_A_LOOK, rows, ("figure", "low", "high")), f"looks-{anchor}", f"Looks at {title}"
+            tabulate(OF_A_LOOK, rows, ("figure", "low", "high")),
+            f"looks-{anchor}",
+            f"Looks at {title}",
         ),
         "notes": notes,
         "attempts": [describe_attempt(one, one is attempts[-1]) for one in attempts],
@@ -423,8 +538,14 @@ def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | 
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
-    numbers = {name for name, column in columns if all(isinstance(cell, float | int | None) for cell in column)}
-    return format_html(tabulate(exhibit.columns, exhibit.rows, numbers), f"published-{anchor}", caption)
+    numbers = {
+        name
+        for name, column in columns
+        if all(isinstance(cell, float | int | None) for cell in column)
+    }
+    return format_html(
+        tabulate(exhibit.columns, exhibit.rows, numbers), f"published-{anchor}", caption
+    )
 
 
 def seeds(look: Judgement) -> str:

@@ -44,7 +44,16 @@ GEOMETRY = (
     *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry"),
     *("d", "points", "transform", "width", "height"),
 )
-SAID = ("viewBox", "version", "preserveAspectRatio", "xml:space", "text-anchor", "opacity", "fill", "stroke")
+SAID = (
+    "viewBox",
+    "version",
+    "preserveAspectRatio",
+    "xml:space",
+    "text-anchor",
+    "opacity",
+    "fill",
+    "stroke",
+)
 ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *SAID)} | {
     "id": re.compile(r"[\w.-]+"),
     "style": re.compile(STYLE),
@@ -114,7 +123,9 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     refuse_other(text)
     # Names that something refers to get the prefix, and others go
     referred = set(REFERRED.findall(text))
-    text = NAMED.sub(lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text)
+    text = NAMED.sub(
+        lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text
+    )
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
     # The page's colours and letters, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
@@ -125,7 +136,9 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     points = float(width[1]) if width else 480.0
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     kind, room = f"plot{' wide' * (points > 300)}", f"max-width: {points * 1.5:.0f}px"
-    return Markup(f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}')
+    return Markup(
+        f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}'
+    )
 
 
 def themed(match: re.Match[str]) -> str:
@@ -140,7 +153,11 @@ def themed(match: re.Match[str]) -> str:
             return f"{use}: var(--c{code}, #{code})"
         if written:
             return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
-        return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))" if use == "stroke" else f"{use}: #{code}"
+        return (
+            f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))"
+            if use == "stroke"
+            else f"{use}: #{code}"
+        )
 
     return COLOURED.sub(on_page, match[0])
 
@@ -177,7 +194,11 @@ class Shown:
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
     """Show a picture that was drawn for the page; it and its numbers are kept in a folder too, if one is given."""
-    drawing, numbers, name = svg(picture.figure), format_csv(picture.table), f"{prefix}.{picture.name}"
+    drawing, numbers, name = (
+        svg(picture.figure),
+        format_csv(picture.table),
+        f"{prefix}.{picture.name}",
+    )
     if folder is not None:
         write_atomically(folder / f"{name}.svg", drawing)
         write_atomically(folder / f"{name}.csv", numbers)

@@ -12,7 +12,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # without a home it would say where it keeps its cache instead
+logging.getLogger("matplotlib").setLevel(
+    logging.ERROR
+)  # without a home it would say where it keeps its cache instead
 
 SETTINGS = "matplotlibrc"
 
@@ -20,10 +22,14 @@ SETTINGS = "matplotlibrc"
 @contextmanager
 def without_settings() -> Iterator[None]:
     """Let matplotlib find the settings that it comes with, which it looks for last, in place of the user's."""
-    saved = {name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ}
+    saved = {
+        name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ
+    }
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
-        os.environ["MATPLOTLIBRC"] = str(Path(spec.origin).parent / "mpl-data" / SETTINGS)  # before those in the home
+        os.environ["MATPLOTLIBRC"] = str(
+            Path(spec.origin).parent / "mpl-data" / SETTINGS
+        )  # before those in the home
     # No variable comes before the working folder's file, and to change the folder would be felt by other threads
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:

@@ -59,7 +59,11 @@ LONGEST = 11  # letters that fit below an image
 ACROSS_A_POINT = 16  # letters that fit below a point, with the margin beside it
 DPI = 200  # pixels are counted at this resolution
 CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
-POINT, FIRST, ACROSS = 24, 180, 147  # pixels: where points and examples begin, and from one example to the next
+POINT, FIRST, ACROSS = (
+    24,
+    180,
+    147,
+)  # pixels: where points and examples begin, and from one example to the next
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,22 @@ def pictures(rows: list[Explained]) -> Figure:
     figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
     tall = HEAD + ROW * len(rows)
     remark(figure, POINT, "point")
-    remark(figure, FIRST, "training examples: class, and what they added to the output (blue: raised, orange: lowered)")
+    remark(
+        figure,
+        FIRST,
+        "training examples: class, and what they added to the output (blue: raised, orange: lowered)",
+    )
     page = pixel_axes(figure)
     for down, row in enumerate(rows):
         bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
         # The point's class, with its phase where that fits, why it was chosen, and what is explained
         name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
-        label(page, image(page, row.point.shown, POINT, bottom), f"{name}\n{row.role}\n{row.prediction}", BLACK)
+        label(
+            page,
+            image(page, row.point.shown, POINT, bottom),
+            f"{name}\n{row.role}\n{row.prediction}",
+            BLACK,
+        )
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes_image = image(page, shown.shown, FIRST + ACROSS * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
@@ -111,7 +124,11 @@ def pixel_axes(figure: Figure) -> Axes:
     """Put axes over the whole figure, whose unit is a pixel: axes for every image would take longer than all else."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set(xlim=(0, figure.get_figwidth() * DPI), ylim=(0, figure.get_figheight() * DPI), autoscale_on=False)
+    axes.set(
+        xlim=(0, figure.get_figwidth() * DPI),
+        ylim=(0, figure.get_figheight() * DPI),
+        autoscale_on=False,
+    )
     return axes
 
 
@@ -148,12 +165,18 @@ def bars(rows: list[Explained]) -> Figure:
     """Draw a panel per point, a bar per example, named by its class or target."""
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-        axes.barh(range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7)
-        axes.set_yticks(range(len(row.top)), [f"{shown.label}  #{shown.index}" for shown in row.top])
+        axes.barh(
+            range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7
+        )
+        axes.set_yticks(
+            range(len(row.top)), [f"{shown.label}  #{shown.index}" for shown in row.top]
+        )
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_title(f"{row.role}, {row.prediction}\ntarget {row.point.label}  #{row.point.index}")
+        axes.set_title(
+            f"{row.role}, {row.prediction}\ntarget {row.point.label}  #{row.point.index}"
+        )
         axes.set_xlabel("contribution")
     figure.supylabel("training example", fontsize=8)
     return figure
@@ -171,7 +194,11 @@ def spell_prediction(output: str, value: float) -> str:
     ('f for boot: −0.5', 'f for a…: 0.125')
     """
     whole, number = f"{output}: {minus(value)}", minus(value)
-    return whole if len(whole) <= ACROSS_A_POINT else f"{fitting(output, ACROSS_A_POINT - 3 - len(number))}: {number}"
+    return (
+        whole
+        if len(whole) <= ACROSS_A_POINT
+        else f"{fitting(output, ACROSS_A_POINT - 3 - len(number))}: {number}"
+    )
 
 
 def minus(value: float) -> str:
@@ -210,9 +237,15 @@ def labelled(example: Example) -> Example:
 
 def answer(explanations: Sequence[Explanation]) -> str:
     masses = [explanation.mass for explanation in explanations]
-    largest = [sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations]
+    largest = [
+        sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations
+    ]
     share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
-    where = f"these {len(explanations)} points, taken together" if len(explanations) > 1 else "this point"
+    where = (
+        f"these {len(explanations)} points, taken together"
+        if len(explanations) > 1
+        else "this point"
+    )
     return f"The examples shown make {share} of the contributions to {where}"
 
 
@@ -238,13 +271,24 @@ def picture_beside(explanation: Explanation) -> Picture:
         **({"if_left_out": [part.left_out for part in parts]} if tells else {}),
     })  # fmt: skip
     with house_style():
-        figure = Figure(figsize=(WIDE if tells else NARROW, 0.8 + 0.17 * len(parts)), layout="constrained")
+        figure = Figure(
+            figsize=(WIDE if tells else NARROW, 0.8 + 0.17 * len(parts)), layout="constrained"
+        )
         panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
-        named_bars(panels[0], names, table["added"].to_numpy(dtype=float), "added on the way, in this training")
+        named_bars(
+            panels[0],
+            names,
+            table["added"].to_numpy(dtype=float),
+            "added on the way, in this training",
+        )
         if tells:
             changes = table["if_left_out"].to_numpy(dtype=float)
             named_bars(panels[1], names, changes, "change of the output, if left out")
-        heading(figure, f"What made {explanation.split} {explanation.number}" + ", and what would change it" * tells)
+        heading(
+            figure,
+            f"What made {explanation.split} {explanation.number}"
+            + ", and what would change it" * tells,
+        )
     return Picture("beside", figure, table)
 
 
@@ -270,7 +314,9 @@ def through(explanation: Explanation) -> Picture:
     chosen = [part for part in explanation.components if part in most]
     values = np.array([part.together for part in chosen])
     shown = [part.name for part in chosen]
-    figure = bar_figure(shown, values, "examples and decay did", "Through which components the output moved")
+    figure = bar_figure(
+        shown, values, "examples and decay did", "Through which components the output moved"
+    )
     names = [part.name for part in explanation.components]
     table = {"component": names, "in_all": [part.together for part in explanation.components]}
     return Picture("components", figure, pd.DataFrame(table))
@@ -293,10 +339,15 @@ def through_by_step(explanation: Explanation) -> Picture:
             axes.plot([0, *last], [0.0, *np.cumsum(by_step)], color=inks[name])
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
-        ends = [End(fitting(name, ACROSS_A_LINE), float(each.sum()), inks[name]) for name, each in lines.items()]
+        ends = [
+            End(fitting(name, ACROSS_A_LINE), float(each.sum()), inks[name])
+            for name, each in lines.items()
+        ]
         name_ends(axes, ends)
         heading(figure, "When it came through them")
-    table = pd.DataFrame({"step": last, **{name: np.cumsum(by_step) for name, by_step in lines.items()}})
+    table = pd.DataFrame(
+        {"step": last, **{name: np.cumsum(by_step) for name, by_step in lines.items()}}
+    )
     return Picture("components-when", figure, table)
 
 
@@ -319,10 +370,14 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     rows = [
         (k, removal.influential, len(removal.examples), name, came)
         for k, removal in enumerate(retrained.removals)
-        for name, came in zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
+        for name, came in zip(
+            retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
+        )
         if np.isfinite(name)
     ]
-    table = pd.DataFrame(rows, columns=["removal", "influential", "left_out", "predicted", "actual"])
+    table = pd.DataFrame(
+        rows, columns=["removal", "influential", "left_out", "predicted", "actual"]
+    )
     with house_style():
         figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
         axes = figure.subplots()
@@ -337,7 +392,10 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
                 chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=name,
                 rasterized=len(table) > 1000,
             )  # fmt: skip
-        axes.set(xlabel="change that came, trained again without them", ylabel="change that was predicted")
+        axes.set(
+            xlabel="change that came, trained again without them",
+            ylabel="change that was predicted",
+        )
         axes.legend()
         heading(figure, agreement.sentence)
     return Picture("checked", figure, table)
@@ -354,7 +412,9 @@ def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> F
 
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
     """Draw bars downwards: blue raises the output, orange lowers it."""
-    axes.barh(range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values])
+    axes.barh(
+        range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values]
+    )
     axes.set_yticks(range(len(values)), list(names))
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.axvline(0, color=BLACK, linewidth=0.5)
@@ -377,7 +437,9 @@ class AttributionPlots:
     def __getattr__(self, name: str) -> Any:
         return getattr(xr.Dataset(self.found.data_vars, self.found.coords).plot, name)
 
-    def contributions(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = BARS) -> Axes:
+    def contributions(
+        self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = BARS
+    ) -> Axes:
         """Draw the examples that added most to an output, or took most from it."""
         parts = self.array(CONTRIBUTION, probe, out)
         order = np.argsort(-np.abs(parts.to_numpy()), kind="stable")[:top]
@@ -406,8 +468,14 @@ class AttributionPlots:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
         points = self.found.sizes["probe"]
-        if isinstance(probe, bool) or not isinstance(probe, int | np.integer) or not -points <= probe < points:
-            raise WrongArgument(f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe")
+        if (
+            isinstance(probe, bool)
+            or not isinstance(probe, int | np.integer)
+            or not -points <= probe < points
+        ):
+            raise WrongArgument(
+                f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe"
+            )
         parts = one_output(self.found[name], out).isel(probe=probe)
         if not bool(np.isfinite(parts).all()):
             raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")

@@ -98,7 +98,11 @@ def values_of(figure: Figure) -> Values:
                 name = f"bar-{len(found)}"
                 bar.set_gid(name)
                 (left, low), (right, high) = bar.get_bbox().get_points()
-                end = ((left + right) / 2, high) if bars.orientation == "vertical" else (right, (low + high) / 2)
+                end = (
+                    ((left + right) / 2, high)
+                    if bars.orientation == "vertical"
+                    else (right, (low + high) / 2)
+                )
                 found[name] = value_in_words(axes, *end)
     return found
 
@@ -113,7 +117,10 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
     """
     said, figure = [], axes.get_figure(root=True)
     assert figure is not None
-    for axis, value, whole in ((axes.xaxis, x, figure.get_supxlabel()), (axes.yaxis, y, figure.get_supylabel())):
+    for axis, value, whole in (
+        (axes.xaxis, x, figure.get_supxlabel()),
+        (axes.yaxis, y, figure.get_supylabel()),
+    ):
         formatter = axis.get_major_formatter()  # one of functions where ticks have names
         if isinstance(formatter, FuncFormatter) and (named := formatter(value, 0)):
             said.append(named)
@@ -121,7 +128,9 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
         # panels above each other have their label once
         here = tuple(axis.get_view_interval())
         across = [getattr(each, f"{axis.axis_name}axis") for each in figure.axes]
-        others = [each.get_label_text() for each in across if tuple(each.get_view_interval()) == here]
+        others = [
+            each.get_label_text() for each in across if tuple(each.get_view_interval()) == here
+        ]
         label = next(filter(None, [axis.get_label_text(), *others, whole]), "")
         said.append(f"{label} {short(value)}".strip())
     return ", ".join(said)

@@ -23,7 +23,17 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
 from ntkexp.report.plots.rendering import Picture, svg
-from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, WIDE, colour, heading, house_style, log_axis
+from ntkexp.report.plots.style import (
+    BLACK,
+    GREY,
+    LEAST,
+    NARROW,
+    WIDE,
+    colour,
+    heading,
+    house_style,
+    log_axis,
+)
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
 from ntkexp.report.tables import format_csv
@@ -36,7 +46,9 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
     """Draw what the files in `together` make of a sweep, those with laws first."""
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
-            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(analysis, runs):
+            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(
+                analysis, runs
+            ):
                 yield Picture(f"{name}{suffix}", figure, table)
 
 
@@ -117,7 +129,9 @@ def strip(runs: Sequence[Run]) -> Picture | None:
         if row.split == main_split(run.ladder) and row.relative_error is not None
     }
     columns = ["run", "machine", "split", "relative_error", "exact", "control"]
-    table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)  # by number: namesakes may lie in two places
+    table = pd.DataFrame(
+        rows.values(), [k for k, _ in rows], columns
+    )  # by number: namesakes may lie in two places
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
     with house_style():
@@ -127,7 +141,9 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
     """Draw one row a machine, in the order of the ladder."""
     names = list(dict.fromkeys(table["machine"]))
-    figure = Figure(figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained")
+    figure = Figure(
+        figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained"
+    )
     axes = figure.subplots()
     log_axis(axes, "x")
     for height, name in enumerate(names):
@@ -211,15 +227,30 @@ def draw_ensemble(
 ) -> Figure:
     """Draw panels side by side, on one scale."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+    for axes, panel in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True
+    ):
         for network in panel.networks[:LINES]:
             axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
         name, machine = PROCESSES[panel.own.process]
         mean, deviation = panel.own.mean, panel.own.deviation
         axes.fill_between(
-            places, mean - 2 * deviation, mean + 2 * deviation, color=colour(machine), alpha=0.35, linewidth=0, zorder=2
+            places,
+            mean - 2 * deviation,
+            mean + 2 * deviation,
+            color=colour(machine),
+            alpha=0.35,
+            linewidth=0,
+            zorder=2,
         )
-        axes.plot(places, mean, color=colour(machine), linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
+        axes.plot(
+            places,
+            mean,
+            color=colour(machine),
+            linewidth=1.6,
+            zorder=3,
+            label=f"{name}, mean ± 2 sd",
+        )
 
         # The others as thin lines, and the networks' own mean and deviation as dashes
         thin = [
@@ -229,7 +260,10 @@ def draw_ensemble(
         ]  # fmt: skip
         found = panel.networks.mean(axis=0), panel.networks.std(axis=0, ddof=1)
         dashes = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
-        for label, middle, apart, look in [*thin, (f"{len(panel.networks)} networks, mean ± 2 sd", *found, dashes)]:
+        for label, middle, apart, look in [
+            *thin,
+            (f"{len(panel.networks)} networks, mean ± 2 sd", *found, dashes),
+        ]:
             axes.plot(places, middle, label=label, **look)
             axes.plot(places, middle - 2 * apart, **look)
             axes.plot(places, middle + 2 * apart, **look)
@@ -239,6 +273,8 @@ def draw_ensemble(
         axes.set_title(panel.title)
     figure.axes[0].set_ylabel("output")
     first, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(first, labels, loc="outside lower center", ncols=len(labels), fontsize=6.5, handlelength=1.8)
+    figure.legend(
+        first, labels, loc="outside lower center", ncols=len(labels), fontsize=6.5, handlelength=1.8
+    )
     heading(figure, answer)
     return figure

@@ -63,7 +63,14 @@ HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "
 """Every setting of matplotlib's, so that none is of the user's; no picture here has a window."""
 
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
-BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
+BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
+    "#0072b2",
+    "#56b4e9",
+    "#009e73",
+    "#e69f00",
+    "#d55e00",
+    "#cc79a7",
+)
 
 # Okabe & Ito's palette; machines of one family share a hue, the network itself is black
 COLOUR = {
@@ -107,7 +114,9 @@ def hashed_colour(name: str) -> str:
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in the one style; a letter that the font lacks is drawn as a box, and matplotlib says no more about it."""
-    others = RcParams({key: value for key, value in HOUSE.items() if rcParams[key] != value})  # all takes longer
+    others = RcParams(
+        {key: value for key, value in HOUSE.items() if rcParams[key] != value}
+    )  # all takes longer
     with warnings.catch_warnings(), rc_context(others):
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
@@ -122,7 +131,9 @@ class PowersOfTen(LogFormatterSciNotation):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        return EXPONENT.sub(lambda match: match[1].translate(RAISED), formula.replace(r"\times", "×"))
+        return EXPONENT.sub(
+            lambda match: match[1].translate(RAISED), formula.replace(r"\times", "×")
+        )
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
@@ -146,7 +157,9 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
     fewest = len(textwrap.wrap(whole, width))
-    return next(lines for w in range(1, width + 1) if len(lines := textwrap.wrap(whole, w)) == fewest)
+    return next(
+        lines for w in range(1, width + 1) if len(lines := textwrap.wrap(whole, w)) == fewest
+    )
 
 
 def step_axis(axes: Axes, last: int) -> None:
@@ -172,7 +185,9 @@ def tick(axes: Axes, positions: list[float]) -> None:
     every = -(-len(positions) // 7)
     axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: short(value))  # not as a formula, which is slow to draw
+    axes.yaxis.set_major_formatter(
+        lambda value, _: short(value)
+    )  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -191,7 +206,9 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
     """Write the names to the right of the axes, no closer than `gap` of their height."""
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # automatic limits are computed late
-    positions = axes.transLimits.transform(axes.transScale.transform(np.column_stack([np.ones_like(heights), heights])))
+    positions = axes.transLimits.transform(
+        axes.transScale.transform(np.column_stack([np.ones_like(heights), heights]))
+    )
     for end, height in zip(ends, spread(positions[:, 1], gap), strict=True):
         axes.annotate(
             end.text, (1, height), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",

@@ -10,4 +10,6 @@ from ntkexp.kernel.secant.rules.linear import LINEAR, LOOKUP
 from ntkexp.kernel.secant.rules.linear_algebra import LINEAR_ALGEBRA
 from ntkexp.kernel.secant.rules.norm import NORM, SOFTMAX
 
-RULES: dict[str, Rule] = LINEAR | LOOKUP | BILINEAR | ELEMENTWISE | SOFTMAX | CHOICE | BINARY | NORM | LINEAR_ALGEBRA
+RULES: dict[str, Rule] = (
+    LINEAR | LOOKUP | BILINEAR | ELEMENTWISE | SOFTMAX | CHOICE | BINARY | NORM | LINEAR_ALGEBRA
+)

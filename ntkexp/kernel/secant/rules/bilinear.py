@@ -50,7 +50,9 @@ def prod(call: Call) -> Tensor:
         return Ends(left.start * right.start, left.end * right.end, delta)
 
     value, *dims = call.args
-    return fold(last(call.wide(value), dims[0] if dims else []), pair).change.reshape(call.start.shape)
+    return fold(last(call.wide(value), dims[0] if dims else []), pair).change.reshape(
+        call.start.shape
+    )
 
 
 def cumprod(call: Call) -> Tensor:
@@ -62,7 +64,11 @@ def cumprod(call: Call) -> Tensor:
     distance, length = 1, found.start.shape[-1]
     while distance < length:
         early, late = found[..., : length - distance], found[..., distance:]
-        made = Ends(early.start * late.start, early.end * late.end, multiply(call, early, late, late.start.shape))
+        made = Ends(
+            early.start * late.start,
+            early.end * late.end,
+            multiply(call, early, late, late.start.shape),
+        )
         first = found[..., :distance]
         parts = (first.start, made.start), (first.end, made.end), (first.change, made.change)
         start, end, delta = (torch.cat(pair, -1) for pair in parts)
@@ -84,15 +90,25 @@ def cross(call: Call) -> Tensor:
     """Δ(a × b) = Δa × b̄ + ā × Δb."""
     left, right = call.args
     op, how = call.entry.op, call.kwargs
-    terms = [] if left.delta is None else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
-    terms += [] if right.delta is None else [op(call.mean(left), call.delta(right, call.start.shape), **how)]
+    terms = (
+        []
+        if left.delta is None
+        else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
+    )
+    terms += (
+        []
+        if right.delta is None
+        else [op(call.mean(left), call.delta(right, call.start.shape), **how)]
+    )
     return total(terms, call.start.shape)
 
 
 def div(call: Call) -> Tensor:
     """Δ(a/b), with broadcasting; either may be a number."""
     if call.given.get("rounding_mode") is not None:
-        raise NoRule(f"{call.entry.op} rounds, so its differences are no multiples of its arguments'")
+        raise NoRule(
+            f"{call.entry.op} rounds, so its differences are no multiples of its arguments'"
+        )
     above, below = call.args
     return divide(call, above, below, call.start.shape)
 
@@ -105,9 +121,13 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
         return call.delta(above, shape) / divisor
     terms = []
     if isinstance(above, Ends) and above.delta is not None:
-        terms.append(call.delta(above, shape) * call.slope(below, lambda b0, b1: (1 / b0 + 1 / b1) / 2))
+        terms.append(
+            call.delta(above, shape) * call.slope(below, lambda b0, b1: (1 / b0 + 1 / b1) / 2)
+        )
     factor = call.mean(above) if isinstance(above, Ends) else above
-    terms.append(call.delta(below, shape) * (factor * call.slope(below, lambda b0, b1: -1 / (b0 * b1))))
+    terms.append(
+        call.delta(below, shape) * (factor * call.slope(below, lambda b0, b1: -1 / (b0 * b1)))
+    )
     return total(terms, shape)
 
 
@@ -132,7 +152,9 @@ def addmm(call: Call) -> Tensor:
     return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
 
-def terms_of(product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends) -> list[Tensor]:
+def terms_of(
+    product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
+) -> list[Tensor]:
     """ΔA B̄ and Ā ΔB, those that there are."""
     terms = [] if left.delta is None else [product(left.delta, call.mean(right))]
     return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
@@ -165,7 +187,9 @@ def baddbmm(call: Call) -> Tensor:
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
     gain, shift = call.given["alpha"], call.given["beta"]
     terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
-    return total(terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape)
+    return total(
+        terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
+    )
 
 
 def trilinear(call: Call) -> Tensor:
@@ -177,7 +201,9 @@ def trilinear(call: Call) -> Tensor:
     start, end = a.start * c.start, a.end * c.end
     varies = a.delta is not None or c.delta is not None
     delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
-    pairs = Ends(start.flatten(1), end.flatten(1), delta, from_inputs=a.from_inputs or c.from_inputs)
+    pairs = Ends(
+        start.flatten(1), end.flatten(1), delta, from_inputs=a.from_inputs or c.from_inputs
+    )
     return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
 
 
@@ -185,7 +211,9 @@ MATRICES: dict[str, Rule] = {
     "_trilinear": trilinear,
     "mm": lambda call: call.product(*call.args),
     "mv": lambda call: call.product(call.args[0], call.args[1][:, None])[:, 0],
-    **dict.fromkeys(("dot", "vdot"), lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0]),
+    **dict.fromkeys(
+        ("dot", "vdot"), lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0]
+    ),
     "addmm": addmm,
     "bmm": lambda call: batch_product(call, call.args[0], call.args[1], call.start.shape),
     "baddbmm": baddbmm,
@@ -232,15 +260,22 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
     image, size = call.mean(x), kernel.start.shape[2:]
     if transposed:  # a plain one, with inputs and outputs exchanged and windows reversed,
         window = tuple(range(2, kernel.start.dim()))
-        kernel = kernel.view(lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window))
+        kernel = kernel.view(
+            lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)
+        )
         # of the input with zeros between its elements, and around them
         apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
-        axes = [torch.arange(n, device=image.device) * s for n, s in zip(image.shape, (1, 1, *stride), strict=True)]
+        axes = [
+            torch.arange(n, device=image.device) * s
+            for n, s in zip(image.shape, (1, 1, *stride), strict=True)
+        ]
         places = torch.meshgrid(*axes, indexing="ij")
         spread = image.new_zeros(*image.shape[:2], *apart).index_put(places, image)
         reach = [d * (w - 1) for d, w in zip(dilation, size, strict=True)]
         along = reversed(list(zip(reach, padding, extra, strict=True)))
-        image = torch.nn.functional.pad(spread, [side for r, p, e in along for side in (r - p, r - p + e)])
+        image = torch.nn.functional.pad(
+            spread, [side for r, p, e in along for side in (r - p, r - p + e)]
+        )
         stride, padding = (1,) * len(stride), (0,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:

@@ -54,7 +54,9 @@ def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
     """½[D_a(b₀) + D_a(b₁)]: the mean of the slopes at both ends of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
-    return call.slope(value, lambda z0, z1: (side(z0, z1, other.start) + side(z0, z1, other.end)) / 2)
+    return call.slope(
+        value, lambda z0, z1: (side(z0, z1, other.start) + side(z0, z1, other.end)) / 2
+    )
 
 
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
@@ -64,7 +66,9 @@ def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
 
 def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
     """(atan2(y, x₁) − atan2(y, x₀))/(x₁ − x₀), by the angle between (x₀, y) and (x₁, y)."""
-    return turn(-y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y)
+    return turn(
+        -y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y
+    )
 
 
 def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
@@ -127,7 +131,11 @@ def left_over(call: Call) -> Tensor:
 def raised(call: Call) -> Tensor:
     """Side by side for aᵇ; for a number b by the rule of a power."""
     if isinstance(call.args[1], Ends):
-        return of_two(lambda z0, z1, p: real_power(p, z0, z1), lambda z0, z1, base: exponential(base, z0, z1), call)
+        return of_two(
+            lambda z0, z1, p: real_power(p, z0, z1),
+            lambda z0, z1, base: exponential(base, z0, z1),
+            call,
+        )
     return elementwise(power, call)
 
 
@@ -142,7 +150,10 @@ def loss_of_gap(call: Call) -> Tensor:
         value: Tensor = kind(z, torch.zeros_like(z), 0, *numbers)
         return value
 
-    delta = call.slope(gap, partial(slope_between, each, (*numbers, *(-n for n in numbers)))) * gap.change
+    delta = (
+        call.slope(gap, partial(slope_between, each, (*numbers, *(-n for n in numbers))))
+        * gap.change
+    )
     return (delta, delta.mean(), delta.sum())[how]
 
 
@@ -173,8 +184,13 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
     """−w [(1 − y) log(1 − x) + y log x], each logarithm −100 at least, for x may be 0 or 1."""
     x = call.wide(call.args[0], call.args[0].start.shape)
-    rest = Ends(1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs)
-    if_zero, if_one = (of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope) for v in (rest, x))
+    rest = Ends(
+        1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs
+    )
+    if_zero, if_one = (
+        of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope)
+        for v in (rest, x)
+    )
     return weighted_entropy(call, if_zero, if_one, None)
 
 
@@ -187,7 +203,10 @@ def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
 
 
 def of_numbers(
-    call: Call, value: Ends, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor, Tensor], Tensor]
+    call: Call,
+    value: Ends,
+    function: Callable[[Tensor], Tensor],
+    slope: Callable[[Tensor, Tensor], Tensor],
 ) -> Ends:
     """σ(v) with its difference D · Δv."""
     delta = None if value.delta is None else call.slope(value, slope) * value.delta
@@ -204,7 +223,9 @@ def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | N
         return Ends(left.start * right.start, left.end * right.end, delta)
 
     y, weight = call.wide(call.args[1], shape), call.given["weight"]
-    other = Ends(1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs)
+    other = Ends(
+        1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs
+    )
     y = y if positive is None else times(y, call.wide(positive, shape))
     terms = [times(other, if_zero), times(y, if_one)]
     delta = total([term.delta for term in terms if term.delta is not None], y.start.shape)
@@ -221,7 +242,9 @@ BINARY: dict[str, Rule] = {
     "copysign": partial(  # |a|·sign b
         of_two,
         lambda z0, z1, sign: absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign),
-        lambda z0, z1, size: quotient(torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0),
+        lambda z0, z1, size: quotient(
+            torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0
+        ),
     ),
     "hypot": length,
     "ldexp": partial(of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)),

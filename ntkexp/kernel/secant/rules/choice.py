@@ -91,7 +91,9 @@ ORDERS: dict[str, Rule] = {
     **dict.fromkeys(BOUNDS, clamp),
     "fmax": partial(of_two, 1, 0.0),  # as torch differentiates them where both are equal: the first
     "fmin": partial(of_two, -1, 0.0),
-    **dict.fromkeys(("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order),
+    **dict.fromkeys(
+        ("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order
+    ),
 }
 
 
@@ -104,9 +106,13 @@ def index_put(call: Call) -> Result:
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    rows = value.delta is not None and not call.is_use(value)  # each of an example, which the mask sends to its place
+    rows = value.delta is not None and not call.is_use(
+        value
+    )  # each of an example, which the mask sends to its place
     if rows and mask.delta is not None:
-        raise NoRule("a mask that changes between the ends of a step decides where rows are written")
+        raise NoRule(
+            "a mask that changes between the ends of a step decides where rows are written"
+        )
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
         return join(call)
     return select(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
@@ -114,7 +120,10 @@ def index_put(call: Call) -> Result:
 
 def combine(constant: float, factor: float, call: Call) -> Tensor:
     """Δa (c + k b̄) + Δb (c + k ā): a and b = ab, a or b = a + b − ab, a xor b = a + b − 2ab."""
-    shape, kind = call.start.shape, next(value.delta.dtype for value in call.args if value.delta is not None)
+    shape, kind = (
+        call.start.shape,
+        next(value.delta.dtype for value in call.args if value.delta is not None),
+    )
     if call.start.dtype != torch.bool:
         raise NoRule("bits of whole numbers change between the ends of a step")
     terms = [
@@ -175,7 +184,9 @@ MASKS: dict[str, Rule] = {
     **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, 1, -1)),
     **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
-    **dict.fromkeys(("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])),  # not m = 1 − m
+    **dict.fromkeys(
+        ("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])
+    ),  # not m = 1 − m
 }
 
 
@@ -191,7 +202,10 @@ def max_pool(call: Call) -> Result:
         for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
     )
     count = call.start.shape[2:]
-    reach = [s * (n - 1) + d * (w - 1) + 1 for s, n, d, w in zip(stride, count, dilation, window, strict=True)]
+    reach = [
+        s * (n - 1) + d * (w - 1) + 1
+        for s, n, d, w in zip(stride, count, dilation, window, strict=True)
+    ]
     # the last window may stand over the border; where it ends before it, what it does not reach is cut off
     borders = [
         width
@@ -210,7 +224,9 @@ def max_pool(call: Call) -> Result:
             views.append(v[(slice(None), slice(None), *places)])
         return torch.stack(views, dim=-1)
 
-    lowest = torch.finfo(value.start.dtype).min / 4  # finite, so that differences of borders are zero
+    lowest = (
+        torch.finfo(value.start.dtype).min / 4
+    )  # finite, so that differences of borders are zero
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
     return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
 

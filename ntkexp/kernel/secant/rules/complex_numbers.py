@@ -18,13 +18,22 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, total
 from ntkexp.kernel.secant.rules import bilinear, choice, linear
 from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
-from ntkexp.kernel.secant.rules.elementwise import cos, elementwise, quotient, reciprocal, sin, whole_power
+from ntkexp.kernel.secant.rules.elementwise import (
+    cos,
+    elementwise,
+    quotient,
+    reciprocal,
+    sin,
+    whole_power,
+)
 
 
 def complex_of_parts(call: Call) -> Tensor:
     """Δa + iΔb."""
     left, right = call.both()
-    zeros = torch.zeros(call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device)
+    zeros = torch.zeros(
+        call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device
+    )
     deltas = (zeros if part.delta is None else part.delta for part in (left, right))
     return torch.complex(*deltas)
 
@@ -35,7 +44,9 @@ def polar(call: Call) -> Tensor:
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
         delta = None if angle.delta is None else call.slope(angle, slope) * angle.delta
-        turned = Ends(function(angle.start), function(angle.end), delta, from_inputs=angle.from_inputs)
+        turned = Ends(
+            function(angle.start), function(angle.end), delta, from_inputs=angle.from_inputs
+        )
         terms.append(bilinear.multiply(call, size, turned, call.start.shape))
     return torch.complex(*terms)
 
@@ -46,7 +57,11 @@ def written(call: Call) -> Tensor:
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
-        return torch.zeros_like(value.start, dtype=call.start.dtype) if value.delta is None else call.delta(value)
+        return (
+            torch.zeros_like(value.start, dtype=call.start.dtype)
+            if value.delta is None
+            else call.delta(value)
+        )
 
     deltas, parts = tree_map(difference, call.args), []
     for k in (0, 1):
@@ -60,7 +75,9 @@ def length(call: Call) -> Tensor:
     value: Ends = call.args[0]
     direction = call.slope(value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0))
     delta = call.delta(value)
-    return (torch.view_as_real(direction.resolve_conj()) * torch.view_as_real(delta.resolve_conj())).sum(-1)
+    return (
+        torch.view_as_real(direction.resolve_conj()) * torch.view_as_real(delta.resolve_conj())
+    ).sum(-1)
 
 
 def angle(call: Call) -> Tensor:
@@ -131,7 +148,11 @@ def addmm(call: Call) -> Tensor:
 def bmm(call: Call) -> Tensor:
     left, right = call.args
     batch, rows, columns = call.start.shape
-    return from_parts(bilinear.batch_product(call, *real_factors(left, right), torch.Size([batch, rows, 2 * columns])))
+    return from_parts(
+        bilinear.batch_product(
+            call, *real_factors(left, right), torch.Size([batch, rows, 2 * columns])
+        )
+    )
 
 
 ALIKE = """
@@ -149,7 +170,9 @@ COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in ALIKE.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
     # worked out: torch cannot take many vectors at once back through its view of one
-    **dict.fromkeys(("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()),
+    **dict.fromkeys(
+        ("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()
+    ),
     "_to_copy": linear.convert,
     **{name: bilinear.BILINEAR[name] for name in ("mul", "addcmul", "div", "addcdiv")},
     **{name: choice.CHOICE[name] for name in ("where", "masked_fill", "index_put")},

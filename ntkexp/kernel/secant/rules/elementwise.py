@@ -117,7 +117,9 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
     """The slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, the logarithmic mean of e^l₀ and e^l₁; zero
     where both are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
-    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
+    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(
+        0.0, posinf=0.0
+    )
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
@@ -164,7 +166,9 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    still = (p == 0) | (high == 0) & (p < 1)  # at zero a root has no slope, and what does not change needs none
+    still = (p == 0) | (high == 0) & (
+        p < 1
+    )  # at zero a root has no slope, and what does not change needs none
     return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
 
@@ -180,7 +184,9 @@ def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b = 0 and z > 0."""
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
-    closed = rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)
+    closed = (
+        rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)
+    )
     return torch.where(base > 0, closed, quotient(base**z1 - base**z0, z1 - z0, 0.0))
 
 
@@ -193,7 +199,9 @@ def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: 
     1) below, since Δmin(z, 0) = (1 − D) Δz.
     """
     on = relu(z0, z1)
-    return scale * (on + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1))))
+    return scale * (
+        on + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1)))
+    )
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
@@ -208,7 +216,9 @@ def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """That of log(1 + e^βz)/β, or of z where βz is beyond a threshold; the quotient across it."""
     beta, threshold = call.given["beta"], call.given["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
-    jump = quotient(plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0)
+    jump = quotient(
+        plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0
+    )
     inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
     return torch.where(beyond0 == beyond1, inside, jump)
 
@@ -216,7 +226,9 @@ def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 SLOPES: dict[str, Slope] = {
     "abs": lambda _, z0, z1: absolute(z0, z1),
     # ELU of z/α, times α; torch differentiates it with 1/α in single precision
-    "celu": lambda call, z0, z1: exponential_below(z0, z1, call.given["alpha"], 1.0, 1 / call.given["alpha"]),
+    "celu": lambda call, z0, z1: exponential_below(
+        z0, z1, call.given["alpha"], 1.0, 1 / call.given["alpha"]
+    ),
     "cos": lambda _, z0, z1: cos(z0, z1),
     "elu": lambda call, z0, z1: exponential_below(
         z0, z1, call.given["alpha"], call.given["scale"], call.given["input_scale"]
@@ -226,7 +238,9 @@ SLOPES: dict[str, Slope] = {
     "exp2": lambda _, z0, z1: exp2(z0, z1),
     "gelu": gelu,
     # a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)
-    "leaky_relu": lambda call, z0, z1: call.given["negative_slope"] + (1 - call.given["negative_slope"]) * relu(z0, z1),
+    "leaky_relu": lambda call, z0, z1: (
+        call.given["negative_slope"] + (1 - call.given["negative_slope"]) * relu(z0, z1)
+    ),
     "log": lambda _, z0, z1: log_slope(z0, z1, z1 - z0),
     "log10": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
     "log1p": lambda _, z0, z1: log_slope(1 + z0, 1 + z1, z1 - z0),
@@ -238,7 +252,9 @@ SLOPES: dict[str, Slope] = {
     "rsqrt": lambda _, z0, z1: rsqrt(z0, z1),
     "sigmoid": lambda _, z0, z1: sigmoid(z0, z1),
     # s̄ + m · D_sigmoid: the product rule Δ(zs) = s̄ Δz + z̄ Δs
-    "silu": lambda _, z0, z1: (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(z0, z1),
+    "silu": lambda _, z0, z1: (
+        (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(z0, z1)
+    ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
     # 1/(√z₀ + √z₁); 0 where both are zero: there is no change, and autograd has no number either
@@ -331,7 +347,11 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
     def between(z0: Tensor, z1: Tensor) -> Tensor:
         if call.is_point:
             return derivative_of(function, z0)
-        return slope_of_pieces(function, z0, z1) if breaks is None else slope_between(function, breaks, z0, z1)
+        return (
+            slope_of_pieces(function, z0, z1)
+            if breaks is None
+            else slope_between(function, breaks, z0, z1)
+        )
 
     return call.slope(value, between) * call.delta(value)
 
@@ -375,7 +395,9 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     "special_ndtri": (0.0, 1.0),
     "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
 }
-PIECEWISE = "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
+PIECEWISE = (
+    "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
+)
 ELEMENTWISE: dict[str, Rule] = {
     **{name: partial(elementwise, slope) for name, slope in SLOPES.items() if name != "pow"},
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},

@@ -47,7 +47,9 @@ def constant(value: Any) -> Any:
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
-        raise NoRule("what steers the operation, such as an index or a grid, changes between the ends of a step")
+        raise NoRule(
+            "what steers the operation, such as an index or a grid, changes between the ends of a step"
+        )
     return value.start
 
 
@@ -60,8 +62,12 @@ def restride(call: Call) -> Tensor:
     """Elements of Δv by the places of v in memory, where the difference may lie in another order."""
     value, size, stride = call.args[:3]
     v, offset = value.start, call.given["storage_offset"]
-    memory = torch.zeros(v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device)
-    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(torch.arange(v.numel()).view(v.shape))
+    memory = torch.zeros(
+        v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device
+    )
+    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(
+        torch.arange(v.numel()).view(v.shape)
+    )
     places = memory.as_strided(size, stride, v.storage_offset() if offset is None else offset)
     if call.is_use(value):
         return call.element_use(value, lambda source: source.reshape(-1)[places])
@@ -71,7 +77,9 @@ def restride(call: Call) -> Tensor:
 def convert(call: Call) -> Tensor:
     """Δv in another precision or on another device."""
     if is_whole(call.start):
-        raise NoRule("a number that is read as a whole one or as a truth value changes between the ends of a step")
+        raise NoRule(
+            "a number that is read as a whole one or as a truth value changes between the ends of a step"
+        )
     return call.delta(call.args[0]).to(call.start.dtype)
 
 
@@ -92,7 +100,11 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
             raise NoRule("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
-        return value.start if is_whole(value.start) else torch.zeros_like(value.start, dtype=call.start.dtype)
+        return (
+            value.start
+            if is_whole(value.start)
+            else torch.zeros_like(value.start, dtype=call.start.dtype)
+        )
 
     args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
@@ -152,7 +164,9 @@ LINEAR: dict[str, Rule] = {
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
-    **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),  # of the argument's shape alone
+    **dict.fromkeys(
+        UNCHANGED.split(), lambda call: torch.zeros_like(call.start)
+    ),  # of the argument's shape alone
     **dict.fromkeys(("scatter", "index_fill"), written),
     "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
@@ -185,11 +199,15 @@ def embedding(call: Call) -> Result:
     if padding < 0:
         return delta
     if not call.is_point:
-        if not torch.equal(table.start[padding], table.end[padding]) and bool((indices == padding).any()):
+        if not torch.equal(table.start[padding], table.end[padding]) and bool(
+            (indices == padding).any()
+        ):
             warn_of_padding()
         return delta
     result = Ends(call.start, call.start, None)
-    trained = call.slope(result, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype))
+    trained = call.slope(
+        result, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype)
+    )
     return trained * delta
 
 
@@ -204,7 +222,11 @@ def warn_of_padding() -> None:
 
 def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
     """ΔW[index]."""
-    return call.element_use(table, lambda source: source[indices]) if call.is_use(table) else call.delta(table)[indices]
+    return (
+        call.element_use(table, lambda source: source[indices])
+        if call.is_use(table)
+        else call.delta(table)[indices]
+    )
 
 
 def bags(call: Call) -> Result:
@@ -213,10 +235,20 @@ def bags(call: Call) -> Result:
     mode, padding = given["mode"], given["padding_idx"]
     if mode not in (SUM, MEAN):
         raise NoRule("the largest of a bag of rows")
-    table, indices, offsets = given["weight"], constant(given["indices"]), constant(given["offsets"])
+    table, indices, offsets = (
+        given["weight"],
+        constant(given["indices"]),
+        constant(given["offsets"]),
+    )
     counted = (indices != padding).to(call.start.dtype)
-    bag = torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True) - 1
-    gains, delta = given["per_sample_weights"], None if table.delta is None else looked_up(call, table, indices)
+    bag = (
+        torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True)
+        - 1
+    )
+    gains, delta = (
+        given["per_sample_weights"],
+        None if table.delta is None else looked_up(call, table, indices),
+    )
     if gains is not None:  # Δ(g_k W[index_k]) by the product rule
         rows = Ends(table.start[indices], table.end[indices], delta)
         delta = multiply(call, gains[:, None], rows, rows.start.shape)

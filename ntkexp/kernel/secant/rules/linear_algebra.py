@@ -120,7 +120,10 @@ def cholesky(call: Call) -> Tensor:
     """
     (l0, l1), upper = call.ends[0], call.given["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
-    factor, inverse = call.coefficient(middle).tril(), call.coefficient(torch.linalg.inv_ex(middle)[0]).tril()
+    factor, inverse = (
+        call.coefficient(middle).tril(),
+        call.coefficient(torch.linalg.inv_ex(middle)[0]).tril(),
+    )
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
     x = inverse @ symmetric(call.wide(value)).change @ inverse.mT
     delta = factor @ ((x.tril() + x.tril(-1)) / 2)
@@ -135,7 +138,9 @@ def qr(call: Call) -> Result:
     """
     (q0, q1), (r0, r1) = call.ends
     if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
-        raise NoRule("a QR decomposition that is not that of independent columns; give mode='reduced'")
+        raise NoRule(
+            "a QR decomposition that is not that of independent columns; give mode='reduced'"
+        )
     if bool((r0.diagonal(dim1=-2, dim2=-1) * r1.diagonal(dim1=-2, dim2=-1) <= 0).any()):
         raise NoRule("a column of Q turns round between the ends of a step")
     q, r = (q0 + q1) / 2, (r0 + r1) / 2
@@ -144,7 +149,9 @@ def qr(call: Call) -> Result:
     v = call.delta(call.args[0]) @ call.coefficient(torch.linalg.inv_ex(r)[0]).triu()
     x = call.coefficient(back @ q.mT) @ v @ call.coefficient(back.mT).triu()
     antisymmetric = x.tril(-1) - x.tril(-1).mT
-    turned = call.coefficient(back.mT).triu() @ (x - antisymmetric) @ call.coefficient(factor.mT).triu()
+    turned = (
+        call.coefficient(back.mT).triu() @ (x - antisymmetric) @ call.coefficient(factor.mT).triu()
+    )
     return v - call.coefficient(q) @ turned, turned @ call.coefficient(r).triu()
 
 
@@ -158,7 +165,9 @@ def reflections(call: Call) -> Tensor:
     found = Ends(eye, eye, None)
     for k in reversed(range(gains.start.shape[-1])):
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
-        v = replace(below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1])
+        v = replace(
+            below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1]
+        )
         scaled = matmul(call, v, gains[..., k : k + 1, None])
         turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found))  # τ v vᵀ Q
         delta = None if turned.delta is None else -turned.delta
@@ -183,7 +192,9 @@ def pseudo_inverse(call: Call) -> Tensor:
     return (wedin(call, delta, *ends) + wedin(call, delta, *ends[::-1])) / 2
 
 
-def wedin(call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def wedin(
+    call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
+) -> Tensor:
     """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
     (a, p), (b, q) = this, other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
@@ -209,9 +220,13 @@ def exponential(call: Call) -> Tensor:
     missed = e1 - e0 - (ways[0](step) + ways[1](step)) / 2
     size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
     share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
-    beyond = missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
+    beyond = (
+        missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
+    )
     along = (call.coefficient(share) * delta).sum((-2, -1), keepdim=True)
-    return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(torch.where(beyond, missed, 0.0)) * along
+    return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(
+        torch.where(beyond, missed, 0.0)
+    ) * along
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> Way:
@@ -220,13 +235,17 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
     # matrices are halved until no norm exceeds one
-    size = torch.stack([m.abs().sum(-2).amax() for m in (a, b) if m.numel()] or [torch.ones(())]).amax()
+    size = torch.stack(
+        [m.abs().sum(-2).amax() for m in (a, b) if m.numel()] or [torch.ones(())]
+    ).amax()
     doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
     nodes, weights = gauss(ORDER, a)
     left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
     left, right = h * weights * left, right.flip(0)  # 1 − s are the nodes turned round
-    longer = [tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)]
+    longer = [
+        tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)
+    ]
     factors = [tuple(call.coefficient(m) for m in pair) for pair in longer]
 
     def integral(v: Tensor) -> Tensor:
@@ -248,7 +267,9 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 def determinant(call: Call) -> Tensor:
     """⟨∫ adj(A₀ + sV)ᵀ ds, V⟩: a polynomial in s, which ⌈n/2⌉ Gauss nodes integrate exactly."""
     value = call.args[0]
-    slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0)))
+    slope = call.slope(
+        value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
+    )
     return (slope * call.delta(value)).sum((-2, -1))
 
 
@@ -291,7 +312,9 @@ def eigenvalues(call: Call) -> Result:
     return found, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
 
 
-def eigenvectors(call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]) -> Tensor | str:
+def eigenvectors(
+    call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
+) -> Tensor | str:
     """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from other eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
@@ -307,12 +330,16 @@ def eigenvectors(call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors:
     across = mean.mT[..., None]
     above = torch.cat([apart / size[..., None], -across], dim=-1)
     bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
-    if not bool(bordered.isfinite().all()) or not bool((torch.linalg.cond(bordered) * half < 1).all()):
+    if not bool(bordered.isfinite().all()) or not bool(
+        (torch.linalg.cond(bordered) * half < 1).all()
+    ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
     # what the solution rounds by more than vectors are known is brought to the change along V, as with values
     step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
-    if not bool((rounding.abs() <= half).all()):  # of the other triangle, which torch reads if it is asked to
+    if not bool(
+        (rounding.abs() <= half).all()
+    ):  # of the other triangle, which torch reads if it is asked to
         return UNDECIDED
     beyond = torch.where(rounding.abs() > ROUNDINGS * torch.finfo(u0.dtype).eps, rounding, 0.0)
     missing = call.coefficient(quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0))
@@ -328,7 +355,9 @@ def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
 def singular_values(call: Call) -> Result:
     """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
     value = call.wide(call.args[0])
-    (u0, _, w0), (u1, _, w1) = (torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end))
+    (u0, _, w0), (u1, _, w1) = (
+        torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
+    )
     v0, v1 = w0.mT, w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
@@ -384,7 +413,9 @@ def values(
 
 def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
     """The mean of uᵀVw over pairs of directions."""
-    terms = [(call.coefficient(left) * (v @ call.coefficient(right))).sum(-2) for left, right in pairs]
+    terms = [
+        (call.coefficient(left) * (v @ call.coefficient(right))).sum(-2) for left, right in pairs
+    ]
     return (terms[0] + terms[1]) / 2
 
 

@@ -22,10 +22,27 @@ from math import inf, isinf, prod
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, inner_products, last, passed, total
+from ntkexp.kernel.secant.call import (
+    Call,
+    Ends,
+    NoRule,
+    Result,
+    Rule,
+    fold,
+    inner_products,
+    last,
+    passed,
+    total,
+)
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
-from ntkexp.kernel.secant.rules.elementwise import absolute, log_mean, quotient, real_power, softplus_slope
+from ntkexp.kernel.secant.rules.elementwise import (
+    absolute,
+    log_mean,
+    quotient,
+    real_power,
+    softplus_slope,
+)
 
 CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
 
@@ -99,7 +116,9 @@ def softmax(call: Call) -> Tensor:
 def logsumexp(call: Call) -> Tensor:
     """Σ_j w_j Δz_j."""
     value, dim = call.args[:2]
-    mean = call.slope(value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends)))
+    mean = call.slope(
+        value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
+    )
     weights = mean / mean.sum(dim, keepdim=True)
     return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
 
@@ -110,8 +129,12 @@ def logcumsumexp(call: Call) -> Tensor:
     if value.start.dim() == 0:
         return call.delta(value)
 
-    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
-        before = torch.cat([torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim)
+    def ahead(
+        y: Tensor, z: Tensor
+    ) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
+        before = torch.cat(
+            [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
+        )
         return torch.where(before == -inf, -inf, before - z)
 
     y0, y1 = call.ends[0]
@@ -164,7 +187,9 @@ def batch_norm(call: Call) -> Result:
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        if x.from_inputs and len(x.start) > 1:  # instance norm makes one example of all, each with channels of its own
+        if (
+            x.from_inputs and len(x.start) > 1
+        ):  # instance norm makes one example of all, each with channels of its own
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
@@ -173,10 +198,18 @@ def batch_norm(call: Call) -> Result:
         r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
         moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
         return affine(call, *normalise(call, x, gain, *moments), gain, bias).transpose(0, 1)
-    scale, centre = (v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start))
+    scale, centre = (
+        v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start)
+    )
     gain, bias = (along(p, 1, x) for p in (gain, bias))
-    delta = None if x.delta is None else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
-    normed = Ends((x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs)
+    delta = (
+        None
+        if x.delta is None
+        else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
+    )
+    normed = Ends(
+        (x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs
+    )
     return affine(call, normed, delta, gain, bias)
 
 
@@ -186,18 +219,32 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
 
-def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -> tuple[Ends, Tensor | None]:
+def normalise(
+    call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
+) -> tuple[Ends, Tensor | None]:
     """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
     shape, outer = x.start.shape, mean.start.shape[:-1]
-    start, end = (value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end)))
+    start, end = (
+        value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end))
+    )
     c = Ends(start, end, x.delta, x.from_weights, x.from_inputs)
-    normed = Ends((start * scale.start).view(shape), (end * scale.end).view(shape), x.delta, False, x.from_inputs)
+    normed = Ends(
+        (start * scale.start).view(shape),
+        (end * scale.end).view(shape),
+        x.delta,
+        False,
+        x.from_inputs,
+    )
     if x.delta is None:
         return normed, None
     n = c.start.shape[-1]
     middle, r = call.mean(c), call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
     k = call.slope(scale, lambda r0, r1: (r0 * r1).square() / (r0 + r1) * (-2 / n))
-    factor = torch.ones_like(middle) if gain is None else call.mean(gain).expand(shape).reshape(middle.shape)
+    factor = (
+        torch.ones_like(middle)
+        if gain is None
+        else call.mean(gain).expand(shape).reshape(middle.shape)
+    )
     delta = call.delta(x).reshape(middle.shape)
     if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
         return normed, (delta * 0.0).view(shape)
@@ -219,7 +266,9 @@ def normalise(call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends) -
     return normed, passed(delta, there, back).view(shape)
 
 
-def affine(call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None) -> Tensor:
+def affine(
+    call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None
+) -> Tensor:
     """ḡ Δy + ȳ Δg + Δb for g y + b, given ḡ Δy."""
     shape = y.start.shape
     terms = [] if delta is None else [delta]
@@ -253,7 +302,9 @@ def deviation(call: Call) -> Result:
     """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
     delta, *means = variance(call)
     start, end = call.ends[0]
-    slope = call.slope(Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0))
+    slope = call.slope(
+        Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0)
+    )
     return slope * delta, *means
 
 
@@ -282,7 +333,9 @@ def weight_norm(call: Call) -> Result:
 def vector_norm(call: Call) -> Tensor:
     """The length of a vector, in the sense of some order."""
     order = call.given.get("ord", call.given.get("p"))
-    return norm_difference(call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order))
+    return norm_difference(
+        call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
+    )
 
 
 def distances(call: Call) -> Tensor:
@@ -309,7 +362,10 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
         return lengths(call, value, dims).change.reshape(call.start.shape)
     size = Ends(value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change)
     if isinf(order):
-        norm = fold(last(size, dims), lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1))
+        norm = fold(
+            last(size, dims),
+            lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1),
+        )
     else:
         norm = power(power(size, order).view(lambda v: v.sum(dims, keepdim=True)), 1 / order)
     return norm.change.reshape(call.start.shape)

@@ -40,7 +40,10 @@ class Read(NamedTuple):
 def read(run: Run) -> Read | None:
     """Read the contributions to the points that the run is judged by, if there are any."""
     rule = explained_rule(run.rules)
-    split = next((s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])), None)
+    split = next(
+        (s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
+        None,
+    )
     if rule is None or split is None:
         return None
     parts = run.parts(rule).isel(probe=run.points[split])
@@ -68,7 +71,9 @@ def table(run: Run) -> pd.DataFrame:
         for row in rows
         for shown, value in zip(row.top, row.shares.tolist(), strict=True)
     ]
-    return pd.DataFrame(lines, columns=["point", "index", "target", "example", "its_target", "contribution"])
+    return pd.DataFrame(
+        lines, columns=["point", "index", "target", "example", "its_target", "contribution"]
+    )
 
 
 def explain(run: Run, read: Read) -> list[Explained]:
@@ -76,7 +81,11 @@ def explain(run: Run, read: Read) -> list[Explained]:
     one; or by a measure, where that is explained.
     """
     split, known, outputs = read.split, read.known, read.outputs
-    sure = np.abs(outputs[:, 0]) if outputs.shape[1] == 1 else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
+    sure = (
+        np.abs(outputs[:, 0])
+        if outputs.shape[1] == 1
+        else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
+    )
     if measured := OUT_NAME in run.data and outputs.shape[1] == 1:
         sure = outputs[:, 0]
     order = known[np.argsort(sure[known], kind="stable")]
@@ -98,7 +107,10 @@ def explain(run: Run, read: Read) -> list[Explained]:
 def labelled(run: Run, split: str, k: int) -> Example:
     """Put one example under a name that fits: its class, or its values with the sign that the axes use."""
     found = example(run, split, k)
-    return replace(found, name=fitting(found.name if len(run.data["classes"]) else found.name.replace("-", "−")))
+    return replace(
+        found,
+        name=fitting(found.name if len(run.data["classes"]) else found.name.replace("-", "−")),
+    )
 
 
 def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
@@ -111,9 +123,13 @@ def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
     part = percent(most / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
     error, cancellation = facts.get("error_bar"), facts.get("cancellation")
-    trust = [f"each is known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    trust = (
+        [f"each is known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    )
     trust += (
-        [f"they cancel {short(cancellation)}-fold"] if cancellation is not None and np.isfinite(cancellation) else []
+        [f"they cancel {short(cancellation)}-fold"]
+        if cancellation is not None and np.isfinite(cancellation)
+        else []
     )
     trusted = f"; {', and '.join(trust)}" if trust else ""
     return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{trusted}"

@@ -9,7 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ntkexp.report.plots.style import BLACK, GREY, LEAST, NARROW, PALE, colour, heading, log_axis, wrapped
+from ntkexp.report.plots.style import (
+    BLACK,
+    GREY,
+    LEAST,
+    NARROW,
+    PALE,
+    colour,
+    heading,
+    log_axis,
+    wrapped,
+)
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
@@ -19,7 +29,11 @@ LINES = 4  # of a heading that fit by themselves
 
 
 def draw(run: Run) -> Figure | None:
-    rows = [row for row in run.ladder if row.relative_error is not None and math.isfinite(row.relative_error)]
+    rows = [
+        row
+        for row in run.ladder
+        if row.relative_error is not None and math.isfinite(row.relative_error)
+    ]
     if not rows:
         return None
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
@@ -53,7 +67,10 @@ def draw(run: Run) -> Figure | None:
         fontsize=6, color=GREY,
     )  # fmt: skip
     splits = [split for split in MARKER if any(row.split == split for row in rows)]
-    marks = [Line2D([], [], linestyle="", marker=MARKER[split], color=GREY, markersize=4) for split in splits]
+    marks = [
+        Line2D([], [], linestyle="", marker=MARKER[split], color=GREY, markersize=4)
+        for split in splits
+    ]
     axes.legend(marks, splits, loc="lower left", bbox_to_anchor=(0.42, 0.97), ncols=3, handletextpad=0.1,
                 columnspacing=0.8, borderaxespad=0)  # fmt: skip
     heading(figure, title)

@@ -10,7 +10,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, heading, log_axis, name_ends, step_axis
+from ntkexp.report.plots.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    NARROW,
+    ORANGE,
+    End,
+    heading,
+    log_axis,
+    name_ends,
+    step_axis,
+)
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
@@ -46,7 +57,9 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
     for column, (name, colour) in columns.items():
         series = run.series(column)
         if len(series):
-            axes.plot(series["step"], series[column], ".-" if len(series) <= FEW else "-", color=colour)
+            axes.plot(
+                series["step"], series[column], ".-" if len(series) <= FEW else "-", color=colour
+            )
             ends.append(End(name, float(series[column].iloc[-1]), colour))
     return ends
 
@@ -56,7 +69,11 @@ def answer(run: Run) -> str:
     if len(broken):
         return f"Training diverges: at step {int(broken.iloc[0])} the loss is not a number"
     first, last = run.metrics["loss"].iloc[[0, -1]]
-    fall = change(float(first), float(last)) if "phase" not in run.metrics else "is that of one task after another"
+    fall = (
+        change(float(first), float(last))
+        if "phase" not in run.metrics
+        else "is that of one task after another"
+    )
     drift, end = run.series("drift"), run.metrics["step"].iloc[-1]
     if not len(drift):
         return f"The loss {fall}"
@@ -75,4 +92,8 @@ def change(first: float, last: float) -> str:
     low, high = sorted((first, last))
     if low == 0:
         return "stays at zero" if high == 0 else f"{verb} {'to' if last == 0 else 'from'} zero"
-    return f"{verb} {short(high / low)}-fold" if high >= 2 * low else f"{verb} by {percent(abs(last - first) / first)}"
+    return (
+        f"{verb} {short(high / low)}-fold"
+        if high >= 2 * low
+        else f"{verb} by {percent(abs(last - first) / first)}"
+    )

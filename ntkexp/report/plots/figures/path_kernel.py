@@ -27,7 +27,9 @@ MOST = 256  # more examples than this are averaged in blocks: a page has no room
 
 def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     """Read the path kernel among training examples, traced over outputs, and their order by class or target."""
-    rule = explained_rule(name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_"))
+    rule = explained_rule(
+        name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
+    )
     if rule is None or "train" not in run.points:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(probe=run.points["train"]).to_numpy()
@@ -45,8 +47,13 @@ def draw(run: Run) -> Figure | None:
     if found is None:
         return None
     kernel, order = found
-    target, classes = run.data["train_target"], [fitting(shown_name(str(name))) for name in run.data["classes"]]
-    room = ConstrainedLayoutEngine(rect=(0, 0, 0.98, 1))  # numbers beside the colours may turn out a digit longer
+    target, classes = (
+        run.data["train_target"],
+        [fitting(shown_name(str(name))) for name in run.data["classes"]],
+    )
+    room = ConstrainedLayoutEngine(
+        rect=(0, 0, 0.98, 1)
+    )  # numbers beside the colours may turn out a digit longer
     figure = Figure(figsize=(NARROW, 3.2), layout=room)
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
@@ -60,7 +67,11 @@ def draw(run: Run) -> Figure | None:
 
 def table(run: Run) -> pd.DataFrame:
     found = read(run)
-    return pd.DataFrame() if found is None else pd.DataFrame(coarse(found[0][np.ix_(found[1], found[1])]))
+    return (
+        pd.DataFrame()
+        if found is None
+        else pd.DataFrame(coarse(found[0][np.ix_(found[1], found[1])]))
+    )
 
 
 def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
@@ -83,7 +94,9 @@ def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
     """Average over blocks of equal size, so that no more than MOST remain a side; a last, smaller block is left out."""
     block = -(-len(kernel) // MOST)
     side = len(kernel) // block
-    return np.asarray(kernel[: side * block, : side * block].reshape(side, block, side, block).mean(axis=(1, 3)))
+    return np.asarray(
+        kernel[: side * block, : side * block].reshape(side, block, side, block).mean(axis=(1, 3))
+    )
 
 
 def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:

@@ -21,20 +21,29 @@ MANY = 400  # points in a panel beyond which they are pixels in the SVG
 
 
 def draw(run: Run) -> Figure | None:
-    values = {str(name): run.predictions.sel(machine=name).to_numpy() for name in run.predictions["machine"].values}
+    values = {
+        str(name): run.predictions.sel(machine=name).to_numpy()
+        for name in run.predictions["machine"].values
+    }
     network = values["f_T"]
-    machines = {name: f for name, f in values.items() if name not in ("f_0", "f_T") and np.isfinite(f).any()}
+    machines = {
+        name: f for name, f in values.items() if name not in ("f_0", "f_T") and np.isfinite(f).any()
+    }
     if not machines or not network.size or not np.isfinite(network).all():
         return None
     across = min(ACROSS, key=lambda columns: -len(machines) % columns)
     down = math.ceil(len(machines) / across)
     figure = Figure(figsize=(WIDE, 0.6 + (WIDE / across) * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
-    errors = {row.machine: row.relative_error for row in run.ladder if row.split == main_split(run.ladder)}
+    errors = {
+        row.machine: row.relative_error for row in run.ladder if row.split == main_split(run.ladder)
+    }
     for axes, (name, outputs) in zip(panels, machines.items(), strict=False):
         scatter(axes, network, outputs, run.points.get("train", slice(0, 0)), colour(name))
         axes.set_title(spoken(name), color=colour(name))
-        axes.text(0.04, 0.97, short(errors.get(name)), transform=axes.transAxes, va="top", fontsize=7)
+        axes.text(
+            0.04, 0.97, short(errors.get(name)), transform=axes.transAxes, va="top", fontsize=7
+        )
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
@@ -48,10 +57,16 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    return run.predictions.to_dataframe(name="output")["output"].unstack("machine", sort=False).reset_index()
+    return (
+        run.predictions.to_dataframe(name="output")["output"]
+        .unstack("machine", sort=False)
+        .reset_index()
+    )
 
 
-def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str) -> None:
+def scatter(
+    axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str
+) -> None:
     """Draw new points in the machine's colour over training points in grey; what lies outside is counted."""
     low, high = float(network.min()), float(network.max())
     margin = 0.15 * (high - low) or 1.0
@@ -67,4 +82,12 @@ def scatter(axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float6
     axes.set(xlim=limits, ylim=limits, aspect="equal")
     outside = int((~((outputs >= limits[0]) & (outputs <= limits[1]))).sum())
     if outside:
-        axes.text(0.97, 0.03, f"{outside} outside", transform=axes.transAxes, ha="right", fontsize=6, color=GREY)
+        axes.text(
+            0.97,
+            0.03,
+            f"{outside} outside",
+            transform=axes.transAxes,
+            ha="right",
+            fontsize=6,
+            color=GREY,
+        )

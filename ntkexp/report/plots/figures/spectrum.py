@@ -12,7 +12,15 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.report.plots.style import NARROW, VERMILION, End, heading, log_axis, name_ends, step_axis
+from ntkexp.report.plots.style import (
+    NARROW,
+    VERMILION,
+    End,
+    heading,
+    log_axis,
+    name_ends,
+    step_axis,
+)
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
@@ -31,7 +39,9 @@ def draw(run: Run) -> Figure | None:
     for k, series in enumerate(spectra, start=1):  # from dark to light
         shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
         axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
-        ends.append(End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade))
+        ends.append(
+            End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade)
+        )
     if len(ends) > 1:
         ends = [ends[0], ends[-1]]
     columns = positive(run, "lambda_max", "stability")
@@ -75,9 +85,15 @@ def moved(values: NDArray[np.float64]) -> str:
     """
     first, last = float(values[0]), float(values[-1])
     low, high = min(first, last), max(first, last)
-    beyond = [extreme for extreme in (values.min(), values.max()) if not 0.995 * low <= extreme <= 1.005 * high]
+    beyond = [
+        extreme
+        for extreme in (values.min(), values.max())
+        if not 0.995 * low <= extreme <= 1.005 * high
+    ]
     if not beyond and high <= 1.005 * low:
         return f"stays at {short(last)}"
     verb = "goes" if beyond else "grows" if last > first else "falls"
-    through = f", through {' and '.join(short(float(extreme)) for extreme in beyond)}" if beyond else ""
+    through = (
+        f", through {' and '.join(short(float(extreme)) for extreme in beyond)}" if beyond else ""
+    )
     return f"{verb} from {short(first)} to {short(last)}{through}"

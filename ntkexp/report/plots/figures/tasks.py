@@ -91,7 +91,13 @@ def answer(run: Run) -> str:
     names, columns = run.data["phases"], tasks(run, "accuracy") or tasks(run, "loss")
     rises = columns[0].startswith("accuracy")
     last, spell = run.metrics.iloc[-1], percent if rises else short
-    starts = dict(zip(run.metrics.loc[run.metrics["phase"].diff() > 0, "phase"] - 1, switches(run), strict=True))
+    starts = dict(
+        zip(
+            run.metrics.loc[run.metrics["phase"].diff() > 0, "phase"] - 1,
+            switches(run),
+            strict=True,
+        )
+    )
     lost = []
     for number, column in enumerate(columns, start=1):
         if number in starts:
@@ -103,5 +109,9 @@ def answer(run: Run) -> str:
     amount, name, had, now = max(lost)
     what = "accuracy" if rises else "loss"
     if amount <= 0:
-        return f"No task loses {what} after its phase" if rises else "No task's loss rises after its phase"
+        return (
+            f"No task loses {what} after its phase"
+            if rises
+            else "No task's loss rises after its phase"
+        )
     return f"After its phase, the {what} on {name} {'falls' if rises else 'rises'} from {spell(had)} to {spell(now)}"

@@ -16,7 +16,11 @@ from ntkexp.report.run import Run
 from ntkexp.text import percent
 
 TENTHS = np.linspace(0, 1, 11)
-SHOWN = {"contribution_mass": ("parts", BLUE), "contribution_sum": ("net", BLACK), "kernel_mass": ("kernel", GREY)}
+SHOWN = {
+    "contribution_mass": ("parts", BLUE),
+    "contribution_sum": ("net", BLACK),
+    "kernel_mass": ("kernel", GREY),
+}
 
 
 def draw(run: Run) -> Figure | None:
@@ -28,14 +32,21 @@ def draw(run: Run) -> Figure | None:
         return None
     if not np.isfinite(run.metrics["loss"]).all():
         return None  # what a diverging run does, it does in its last steps
-    shares = {name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0}
+    shares = {
+        name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0
+    }
     figure = Figure(figsize=(NARROW, 2.3), layout="constrained")
     axes = figure.subplots()
     for name, share in shares.items():
         axes.stairs(100 * share, TENTHS, color=SHOWN[name][1], baseline=None, linewidth=1.2)
-    axes.set(xlim=(0, 1), xlabel="path time, as a share of the whole", ylabel="share in each tenth (%)")
+    axes.set(
+        xlim=(0, 1), xlabel="path time, as a share of the whole", ylabel="share in each tenth (%)"
+    )
     axes.set_ylim(0, 110 * max(share.max() for share in shares.values()))
-    name_ends(axes, [End(SHOWN[name][0], 100 * share[-1], SHOWN[name][1]) for name, share in shares.items()])
+    name_ends(
+        axes,
+        [End(SHOWN[name][0], 100 * share[-1], SHOWN[name][1]) for name, share in shares.items()],
+    )
     heading(figure, answer(shares))
     return figure
 
@@ -53,5 +64,7 @@ def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[n
 
 def answer(shares: dict[str, NDArray[np.float64]]) -> str:
     parts = percent(shares["contribution_mass"][0])
-    kernel = f" and {percent(shares['kernel_mass'][0])} of the kernel" if "kernel_mass" in shares else ""
+    kernel = (
+        f" and {percent(shares['kernel_mass'][0])} of the kernel" if "kernel_mass" in shares else ""
+    )
     return f"The first tenth of the path makes {parts} of the contributions{kernel}"

@@ -21,17 +21,29 @@ from ntkexp.report.run import Run
 from ntkexp.text import short, spoken
 
 
-def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def draw(
+    analysis: Analysis, runs: Mapping[Path, Run]
+) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     for split in ("probe", "test", "train"):
-        columns = {name.removesuffix(f".{split}"): name for name in analysis.quantities if name.endswith(f".{split}")}
+        columns = {
+            name.removesuffix(f".{split}"): name
+            for name in analysis.quantities
+            if name.endswith(f".{split}")
+        }
         if columns and analysis.sweep.axes:
             axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
             table = analysis.runs[["run", *analysis.sweep.axes, "seed", *columns.values()]]
-            yield f"-{split}", draw_errors(table, axis, list(analysis.sweep.axes[axis]), columns, split), table
+            yield (
+                f"-{split}",
+                draw_errors(table, axis, list(analysis.sweep.axes[axis]), columns, split),
+                table,
+            )
             return
 
 
-def draw_errors(table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str) -> Figure:
+def draw_errors(
+    table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str
+) -> Figure:
     """Draw a line a machine, from its column of errors."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -43,11 +55,15 @@ def draw_errors(table: pd.DataFrame, axis: str, levels: list[object], columns: M
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
         x = np.array([positions[levels.index(value)] for value in errors[axis]])
         middle = pd.Series(np.log(heights)).groupby(x).mean().map(math.exp)
-        axes.plot(x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0)
+        axes.plot(
+            x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0
+        )
         axes.plot(middle.index, middle, color=colour(machine))
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    axes.yaxis.set_major_formatter(lambda value, position: short(value))  # not as a formula, which is slow to draw
+    axes.yaxis.set_major_formatter(
+        lambda value, position: short(value)
+    )  # not as a formula, which is slow to draw
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
     heading(figure, errors_title(table, axis, columns, levels))
@@ -63,16 +79,28 @@ def level_positions(axes: Axes, levels: list[object]) -> list[float]:
     if min(numbers) > 0 and max(numbers) > 5 * min(numbers):
         axes.set_xscale("log")
     every = -(-len(numbers) // 10)
-    axes.set_xticks(sorted(numbers)[::every], [short(number) for number in sorted(numbers)[::every]])
+    axes.set_xticks(
+        sorted(numbers)[::every], [short(number) for number in sorted(numbers)[::every]]
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     return numbers
 
 
-def errors_title(table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]) -> str:
+def errors_title(
+    table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]
+) -> str:
     """What becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
-    name = "frozen_start" if "frozen_start" in columns else max(columns, key=lambda each: table[columns[each]].max())
+    name = (
+        "frozen_start"
+        if "frozen_start" in columns
+        else max(columns, key=lambda each: table[columns[each]].max())
+    )
     column = columns[name]
-    means = {level: mean for level in levels if (mean := geometric_mean(table, axis, level, column)) is not None}
+    means = {
+        level: mean
+        for level in levels
+        if (mean := geometric_mean(table, axis, level, column)) is not None
+    }
     if len(means) < 2:
         return "The errors of the kernel machines"
     (first, start), *_, (last, end) = means.items()

@@ -16,11 +16,23 @@ from ntkexp.report.analysis.estimate import PowerLaw
 from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import BLUE, NARROW, PALE, VERMILION, End, heading, name_ends, tick, wrapped
+from ntkexp.report.plots.style import (
+    BLUE,
+    NARROW,
+    PALE,
+    VERMILION,
+    End,
+    heading,
+    name_ends,
+    tick,
+    wrapped,
+)
 from ntkexp.report.run import Run
 
 
-def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def draw(
+    analysis: Analysis, runs: Mapping[Path, Run]
+) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     for rank, fitted in enumerate(analysis.laws, start=1):
         if fitted.law is not None:
             here = analysis.runs  # those that were fitted
@@ -36,7 +48,9 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axis, quantity = fitted.fit.axis, fitted.fit.quantity
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28)))
+    axes.set(
+        xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28))
+    )
     for _, seed in table.groupby("seed"):
         axes.plot(seed[axis], seed[quantity], color=PALE, linewidth=0.8, zorder=1)
     means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
@@ -49,7 +63,9 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     middle = law.at(np.array([pivot]))
     axes.plot(x, law.at(x), color=BLUE, zorder=2)
     if law.exponent.known:
-        low, high = (middle[0] * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high))
+        low, high = (
+            middle[0] * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high)
+        )
         axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
     ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
 

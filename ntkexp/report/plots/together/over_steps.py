@@ -20,7 +20,9 @@ COURSES = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "lar
 MOST = 24  # lines that can still be told apart
 
 
-def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def draw(
+    analysis: Analysis, runs: Mapping[Path, Run]
+) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     # The first seed at every point that has one, by what the point is called; evenly fewer of too many
     first: dict[str, Run] = {}
     for run in analysis.sweep.runs:
@@ -28,10 +30,19 @@ def draw(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[tuple[str, Fi
         if run.folder in runs and name not in first:
             first[name] = runs[run.folder]
     lines = dict(list(first.items())[:: -(-len(first) // MOST) or 1])
-    shown = [column for column in COURSES if any(len(run.series(column)) > 1 for run in lines.values())]
+    shown = [
+        column for column in COURSES if any(len(run.series(column)) > 1 for run in lines.values())
+    ]
     if len(lines) > 1 and shown:
-        parts = {name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2) for name, run in lines.items()}
-        yield "", draw_courses(lines, shown), pd.concat(parts, names=["point", "row"]).reset_index("point")
+        parts = {
+            name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2)
+            for name, run in lines.items()
+        }
+        yield (
+            "",
+            draw_courses(lines, shown),
+            pd.concat(parts, names=["point", "row"]).reset_index("point"),
+        )
 
 
 def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
@@ -59,10 +70,17 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
 
 def courses_title(lines: Mapping[str, Run]) -> str:
     """How far the kernel moves at the first point and at the last."""
-    ends = {name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1]) for name, run in lines.items()}
+    ends = {
+        name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1])
+        for name, run in lines.items()
+    }
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     if len(known) < 2:
         return "How training unfolds at every point"
     (first, start), *_, (last, end) = known
-    missing = f"; {len(lines) - len(known)} of {len(lines)} runs end in no number" if len(known) < len(lines) else ""
+    missing = (
+        f"; {len(lines) - len(known)} of {len(lines)} runs end in no number"
+        if len(known) < len(lines)
+        else ""
+    )
     return f"The kernel ends {percent(start)} from where it began at {first}, and {percent(end)} at {last}{missing}"
