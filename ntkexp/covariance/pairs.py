@@ -247,7 +247,7 @@ class Coarse(AbstractPixelMap):
 
     @property
     def disjoint(self) -> bool:
-        """Whether the map averages over all pairs, and each fine pixel belongs to at most one coarse pixel."""
+        """True if the map averages over all pairs, and each fine pixel belongs to at most one coarse pixel."""
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 

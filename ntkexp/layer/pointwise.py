@@ -84,7 +84,7 @@ class AbstractPointwise(AbstractLayer):
 
     @property
     def resolves(self) -> bool:
-        """Whether the layer has a formula `resolved`."""
+        """True if the layer has a formula `resolved`."""
         return says_itself(self, "resolved")
 
     def carry(self, signal: Signal) -> Signal:

@@ -81,9 +81,9 @@ def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: Ker
     exact = program.weights.dtype.type(2)
     largest = 0
     # As variables, not constants, so that vectors and images share one compiled `apply_operations`.
-    begin_left = np.intp(0)
-    pitch = np.intp(PIECE)
-    single = np.intp(1)
+    begin_left: Any = np.intp(0)
+    pitch: Any = np.intp(PIECE)
+    single: Any = np.intp(1)
     for i in range(nngp.shape[0]):
         begin = i if same else 0
         size = columns - begin
@@ -108,8 +108,8 @@ def apply_to_piece(
     rows: KernelRows,
 ) -> Any:
     """Apply all layers to `size` columns of a row. Return the largest exponent in both kernels."""
-    margin = np.intp(MARGIN)
-    neighbour = np.intp(1)
+    margin: Any = np.intp(MARGIN)
+    neighbour: Any = np.intp(1)
     start = fields.right_start
     inputs = rows.inputs
     nngp = rows.nngp
