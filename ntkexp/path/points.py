@@ -23,7 +23,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.segment import Segment
-from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
+from ntkexp.kernel.sketch import random_vectors
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import zeros_on_disk
 from ntkexp.path.components import Components
@@ -32,43 +32,10 @@ from ntkexp.path.settings import Kernels
 from ntkexp.shapes import Inputs, Weights
 
 
-@dataclass(frozen=True)
-class RightSide:
-    """The training examples at one set of weights, as all points are compared with them: J(xᵢ), block by block.
-
-    By a sketch S, which keeps a direction d apart, so that a step along it closes: S J(xᵢ) and J(xᵢ)·d.
-    """
-
-    blocks: Sequence[Jacobian]
-    sketch: Sketch | None = None
-    direction: Weights | None = None
-
-    def between(self, left: Jacobian) -> Float[Tensor, "probe out train out_"]:
-        """The kernel between a block of points and all training examples, ⟨J̄(x), J(xᵢ)⟩."""
-        if self.sketch is None:
-            kernels = [gram(left, block) for block in self.blocks]
-            return torch.cat(kernels, dim=2) if len(kernels) > 1 else kernels[0]
-        sketched = Sketched(self.sketch.of(left.blocks))
-        if self.direction is not None:
-            sketched = sketched.apart(left.applied(self.direction), self.sketched_direction)
-        return sketched_gram(sketched, self.sketched)
-
-    @cached_property
-    def sketched(self) -> Sketched:
-        """The examples by the sketch."""
-        assert self.sketch is not None
-        found = Sketched(torch.cat([self.sketch.of(block.blocks) for block in self.blocks]))
-        if self.direction is None:
-            return found
-        along = torch.cat([block.applied(self.direction) for block in self.blocks])
-        return found.apart(along, self.sketched_direction)
-
-    @cached_property
-    def sketched_direction(self) -> Float[Tensor, " size"]:
-        """S d."""
-        assert self.sketch is not None
-        assert self.direction is not None
-        return self.sketch.of_weights(self.direction)
+def kernel_with(left: Jacobian, right: Sequence[Jacobian]) -> Float[Tensor, "probe out train out_"]:
+    """The kernel ⟨J̄(x), J(xᵢ)⟩ between a block of points and all training examples, given block by block."""
+    kernels = [gram(left, block) for block in right]
+    return torch.cat(kernels, dim=2) if len(kernels) > 1 else kernels[0]
 
 
 def products(
@@ -117,7 +84,6 @@ class Points:
     block: int
     keep: bool
     chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
-    sketch: Sketch | None = None  # by which kernels are made
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
@@ -220,12 +186,12 @@ class StepBlock:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def kernel(
-        self, pieces: tuple[Piece, ...], right: RightSide, vector: Weights | None = None
+        self, pieces: tuple[Piece, ...], right: Sequence[Jacobian], vector: Weights | None = None
     ) -> tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]:
         """The kernel of the step as a rule reads it, ⟨J̄(x), J(xᵢ)⟩ with J̄ = Σ weight · J(piece); and J̄·vector."""
         first, *rest = pieces
         jacobian = self.jacobian(first)
-        kernel = right.between(jacobian).mul_(first.weight)
+        kernel = kernel_with(jacobian, right).mul_(first.weight)
         applied = (
             first.weight * jacobian.applied(vector)
             if vector
@@ -233,7 +199,7 @@ class StepBlock:
         )
         for piece in rest:
             jacobian = self.jacobian(piece)
-            kernel.add_(right.between(jacobian), alpha=piece.weight)
+            kernel.add_(kernel_with(jacobian, right), alpha=piece.weight)
             if vector:
                 applied.add_(jacobian.applied(vector), alpha=piece.weight)
         return kernel, applied
@@ -241,12 +207,12 @@ class StepBlock:
     def kernels_by_component(
         self,
         pieces: tuple[Piece, ...],
-        right: RightSide,
+        right: Sequence[Jacobian],
         vector: Weights | None,
         components: Components,
     ) -> list[tuple[Float[Tensor, "point out train out_"], Float[Tensor, "point out"]]]:
         """The terms of both that the parameters of each component make; a piece is read once for all."""
-        blocks = [[block.of(names) for block in right.blocks] for names in components.values()]
+        blocks = [[block.of(names) for block in right] for names in components.values()]
         kernels, applied = list[Tensor](), list[Tensor]()
         for number, piece in enumerate(pieces):
             jacobian, like = self.jacobian(piece), self.outputs(piece.start)
@@ -275,14 +241,6 @@ def cut(start: int, stop: int, size: int) -> list[slice]:
 # --- The gradient of a loss from Jacobians: Σᵢ J(xᵢ)ᵀℓ′ᵢ.
 
 
-def total(
-    right: Sequence[Jacobian], output_gradient: Float[Tensor, "train out"], weights: Weights
-) -> Weights:
-    """Σᵢ J(xᵢ)ᵀℓ′ᵢ over all blocks of training examples."""
-    parts = torch.split(output_gradient, [block.examples for block in right])
-    return summed((block.weighted(part) for block, part in zip(right, parts, strict=True)), weights)
-
-
 def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
     """The sum of the gradients of all training examples; two are held at a time, however many blocks there are."""
     totals = (block.total(weights) for block in pulled)
@@ -291,12 +249,6 @@ def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
         for name, part in gradient.items():
             part.add_(other[name])
     return gradient
-
-
-def unit(gradient: Weights) -> Weights | None:
-    """The direction of a gradient, if it has one."""
-    length = torch.stack([part.square().sum() for part in gradient.values()]).sum().sqrt()
-    return {name: part / length for name, part in gradient.items()} if length else None
 
 
 @dataclass(frozen=True)
@@ -360,10 +312,9 @@ class NetworkView:
         if points.kernels == "none":
             return self.outputs.new_zeros(*self.outputs.shape, 0, self.outputs.shape[1])
         if points.kernels == "all":
-            side = RightSide(self.right, points.sketch)
-            own = [side.between(block) for block in self.right]
+            others = (tangent(tape) for tape in self.tapes(points.other_blocks))
             return torch.cat(
-                own + [side.between(tangent(tape)) for tape in self.tapes(points.other_blocks)]
+                [kernel_with(block, self.right) for block in chain(self.right, others)]
             )
 
         def trace_of(outputs: Sequence[int]) -> Float[Tensor, "probe 1 train 1"]:
@@ -384,19 +335,6 @@ class NetworkView:
             first, examples, first.outputs.shape[1], lambda chosen: tangent(first, chosen)
         )
         return reduce(torch.add, map(trace_of, outputs))
-
-    def sketch_error(self, kernel: Float[Tensor, "train out train out_"]) -> float:
-        """How far a sketched kernel among the training examples is from the kernel at most, as a share of it: by what
-        both make of random vectors, K̃v and JJᵀv.
-        """
-        vectors = random_vectors(kernel.shape[2:], 0, kernel)
-        gradients = (total(self.right, vector, self.weights) for vector in vectors)
-        exact = torch.stack(
-            [torch.cat([block.applied(each) for block in self.right]) for each in gradients]
-        )
-        return error_bar(torch.einsum("qcnd,vnd->vqc", kernel, vectors) - exact) / float(
-            kernel.norm()
-        )
 
     def largest_eigenvalue(self, examples: slice) -> float:
         """λ_max of the kernel among some training examples, from below, without it: by products with JJᵀ."""

@@ -61,8 +61,7 @@ class KernelObserver:
     @property
     def columns(self) -> tuple[str, ...]:
         """The part of the header that is of kernels."""
-        sketch = ("sketch_error",) if self.setting.points.sketch else ()
-        return (*KERNEL_COLUMNS, *sketch, *((SELECTIVITY,) if self.setting.problem.phases else ()))
+        return (*KERNEL_COLUMNS, *((SELECTIVITY,) if self.setting.problem.phases else ()))
 
     @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
@@ -128,7 +127,7 @@ class KernelObserver:
             row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
-        return row if points.sketch is None else row | {"sketch_error": view.sketch_error(here)}
+        return row
 
     def modes(
         self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]

@@ -270,7 +270,6 @@ PARTS = ("kernel", "contributions")
         (1, ("path.probes=[probe]",)),
         (7, ("path.probes=[probe]",)),
         (7, ("path.probes=[train,probe,test]",)),
-        (7, ("kernel.sketch=40",)),
     ],
 )
 def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:
