@@ -18,6 +18,7 @@ from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -31,10 +32,11 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut, products, summed
+from ntkexp.path.points import Points, cut, summed
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock, kernel_between
 from ntkexp.shapes import Weights
 
 # --- The sum backwards: from the last step to the first, with one vector U of weight space for each output.
@@ -167,7 +169,7 @@ class BackwardSum:
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
-                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
+                    kernel[k] = kernel[k] + weight * kernel_between(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = (
                         beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
@@ -191,7 +193,7 @@ class BackwardSum:
                 if alike is not None
                 else (each.scaled(scales) for each in right_of(names))
             )
-            share = products(felt_of_examples.of(names), into_v, pushed)
+            share = kernel_between(felt_of_examples.of(names), into_v, pushed)
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * share
             for sums, vector in ((decay, coupled), (beside, step.beside)):
                 if vector and felt.of(names).parts:

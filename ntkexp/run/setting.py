@@ -27,9 +27,10 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
 from ntkexp.path.components import Components, components_of
+from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
-from ntkexp.path.points import Domain, NetworkView, Points
+from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
 # --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.

@@ -17,8 +17,9 @@ from torch import Tensor
 from ntkexp.mistake import Mistake
 from ntkexp.path import integrals
 from ntkexp.path.integrals import Rounding, Tally
-from ntkexp.path.points import NetworkView, StepBlock
+from ntkexp.path.points import NetworkView
 from ntkexp.path.settings import Adaptive
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome, miss_remarks
 from ntkexp.run.setting import Setting, prepare
