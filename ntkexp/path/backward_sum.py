@@ -123,7 +123,7 @@ class BackwardSum:
         mixings = {
             name: each.mixing for name, each in linear.items() if each.mixing is not None
         }  # M
-        self.mix(mixings.keys(), step.start)
+        self.mixed |= mixings.keys()
         forms_v = bool(self.mixed) or needs_v(ahead, intake, step.credit)
         rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
@@ -185,7 +185,7 @@ class BackwardSum:
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
         felt_of_examples = (
-            felt.scaled_in(step.credit) if step.credit else felt
+            felt.scaled(step.credit) if step.credit else felt
         )  # V where gradients are those of examples
         for k, names in enumerate(parts):
             into_v = (
@@ -200,28 +200,18 @@ class BackwardSum:
                     sums[k] = sums[k] - through(felt.of(names), vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
-    def mix(self, names: Set[str], weights: Weights) -> None:
-        """From here on U has vectors for these parameters."""
-        if not names <= self.mixed:
-            self.mixed |= names
-            self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
-
     def begun(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
-            part.total.copy_(total)
+            part.copy_(total)
         self.saved = ()
         return adjoint
 
     @property
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
-        return (
-            [part.total for part in self.adjoint.parts.values()]
-            if self.adjoint
-            else list(self.saved)
-        )
+        return list(self.adjoint.parts.values()) if self.adjoint else list(self.saved)
 
 
 def needs_v(
