@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Segment
 from ntkexp.on_disk import zeros_on_disk
 from ntkexp.path.components import Components
 from ntkexp.path.points import Points

@@ -16,12 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics import largest_eigenvalue
-from ntkexp.kernel.features.gram import gram, trace
-from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel import Jacobian, NoRule, Reader, Tape, gram
+from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.read.plan import chunks
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.sketch import random_vectors
 from ntkexp.mistake import Mistake
 from ntkexp.path.settings import Kernels

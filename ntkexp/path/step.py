@@ -20,8 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Jacobian, Segment
 from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
 from ntkexp.path.points import NetworkView, Points, summed

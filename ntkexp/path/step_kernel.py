@@ -22,12 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.adjoint import Adjoint
-from ntkexp.kernel.features.gram import gram
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.record.tape import Tape
-from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Adjoint, Jacobian, NoRule, Segment, Tape, gram
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import WITHOUT_RULES, Points
 from ntkexp.path.rule.base import Piece
