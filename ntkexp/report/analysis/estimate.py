@@ -65,7 +65,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from typing import Literal, TypeAlias
@@ -185,10 +185,6 @@ class Estimate:
         """Whether the interval holds a value; None where there is no interval."""
         return self.low <= value <= self.high if self.known else None
 
-    def widened(self, factor: float) -> Estimate:
-        """The same value, known less well."""
-        return replace(self, error=self.error * factor)
-
 
 def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
     """Average independent numbers that are finite; NaN of none.
@@ -298,12 +294,6 @@ class PowerLaw:
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """y at these places."""
         return np.asarray(self.prefactor * x**self.exponent.value)
-
-    def widened(self, factor: float) -> PowerLaw:
-        """The same law, known less well."""
-        return replace(
-            self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor)
-        )
 
 
 def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
