@@ -19,16 +19,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
+from ntkexp.foreign_loop.batch_gradients import TermGradients
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
-from ntkexp.foreign_loop.model_function import CHANGED, Replayed
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
+from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
 from ntkexp.kernel.features.blocks import Rows

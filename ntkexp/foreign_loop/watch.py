@@ -59,7 +59,7 @@ from ntkexp.foreign_loop.call import (
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.hooks import FollowHook
-from ntkexp.foreign_loop.model_function import CalledModule, left_alone, signature
+from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
     LatestWeights,
@@ -68,6 +68,7 @@ from ntkexp.foreign_loop.outside import (
     release_memory,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
+from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.replay import copied

@@ -300,7 +300,7 @@ class DiskStore(AbstractStore):
         if stored is None:
             stored = self.stored_calls[id(call.inputs)] = StoredCall(self.calls, call.inputs)
             self.calls += 1
-            named = {} if call.called is None else {"names": list(call.called)}
+            named = {} if call.given_names is None else {"names": list(call.given_names)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {
                 "at": call.at,
@@ -473,7 +473,7 @@ class LoopOnDisk:
                 inputs=map_tensors(
                     lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)
                 ),
-                called=example_names(call),
+                given_names=example_names(call),
                 how=Circumstances.read(call.get("how", {})),
                 gradient=call["gradient"].clone().to(device),
                 backward=int(call.get("backward", -1)),
