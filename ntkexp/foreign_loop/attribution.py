@@ -374,7 +374,7 @@ class Backwards:
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
         self.announce(calls, steps)
-        found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+        found = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
         for each in calls:
             total = each.total(step.start)
             for name in found:
@@ -385,13 +385,13 @@ class Backwards:
         # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
         cast = self.is_cast(step)
-        self.divided |= {name for name in step.heard if step.linear[name].divides}
+        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
         credited = credit_of_examples(step, calls, found, factors, self.divided, cast=cast)
         beside = dict[str, Tensor]()
         if cast or self.divided:
             known = found | {name: part * found[name] for name, part in credited.items()}
             beside = {
-                name: step.gradient[name] - factors[name] * known[name] for name in step.heard
+                name: step.gradient[name] - factors[name] * known[name] for name in step.with_grad
             }
         nothing = (
             {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside}
@@ -445,7 +445,7 @@ class Backwards:
 
         # added up by example and by step
         proofs = (
-            min(factors[name] for name in step.heard) if step.heard else 0.0,
+            min(factors[name] for name in step.with_grad) if step.with_grad else 0.0,
             missed,
             step.rule_error,
             share_of(closure, change.norm()),
@@ -483,7 +483,7 @@ class Backwards:
         assert self.sum.adjoint is not None
         examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
         felt = self.sum.adjoint.scaled_in(credited)
-        self.added.closing.find_parameter(felt, examples, step.heard, parts[:, :, 0])
+        self.added.closing.find_parameter(felt, examples, step.with_grad, parts[:, :, 0])
 
     def begin(self, step: FollowedStep) -> None:
         """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example caused it."""
@@ -513,7 +513,7 @@ class Backwards:
         called = self.calls.called
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
             nothing, outputs = (
-                {name: torch.zeros_like(step.start[name]) for name in step.heard},
+                {name: torch.zeros_like(step.start[name]) for name in step.with_grad},
                 list[Tensor](),
             )
             found = nothing | called.gradient(step.calls, begun, outputs.append)
@@ -525,7 +525,7 @@ class Backwards:
                 )
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
-        consumed = {name: step.gradient[name] for name in step.heard}
+        consumed = {name: step.gradient[name] for name in step.with_grad}
         room = called.room_of(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
         factors, missed = factors_between(
@@ -598,7 +598,7 @@ def credit_of_examples(
     Only parameters that this step or a later one divides by past gradients are looked at, as a memory carries rounding
     on to later steps. Parameters whose gradients are all known are left out.
     """
-    gradient = {name: step.gradient[name] for name in step.heard if name in divided}
+    gradient = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not gradient:
         return {}
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)

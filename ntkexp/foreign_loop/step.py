@@ -22,14 +22,14 @@ from ntkexp.shapes import Weights
 @dataclass(frozen=True)
 class FollowedStep:
     """The calls whose gradients it consumed, the gradient itself, and the linear step of every parameter that some
-    optimizer moved, with the optimizer's settings; those that are `silent` got no gradient."""
+    optimizer moved, with the optimizer's settings; those that are `without_grad` got no gradient."""
 
     index: int
     calls: tuple[ModelCall, ...]
     start: Weights
     gradient: Weights
     linear: Mapping[str, LinearStep]
-    silent: frozenset[str]
+    without_grad: frozenset[str]
     settings: Mapping[str, Mapping[str, Any]]
     rule_error: (
         float  # proof (b): how far the weights are from where the rule leads, relative to them
@@ -51,7 +51,7 @@ class FollowedStep:
             linear={**self.linear, **other.linear},
             settings={**self.settings, **other.settings},
             gradient=self.gradient | other.gradient,
-            silent=self.silent | other.silent,
+            without_grad=self.without_grad | other.without_grad,
             rule_error=max(self.rule_error, other.rule_error),
             statistics=None
             if not (self.statistics and other.statistics)
@@ -59,9 +59,9 @@ class FollowedStep:
         )
 
     @property
-    def heard(self) -> list[str]:
-        """The parameters whose gradients were consumed."""
-        return [name for name in self.linear if name not in self.silent]
+    def with_grad(self) -> list[str]:
+        """Return the parameters whose gradients the step consumed."""
+        return [name for name in self.linear if name not in self.without_grad]
 
     def of(self, name: str) -> LinearStep:
         """How a parameter moved."""

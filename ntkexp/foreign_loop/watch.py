@@ -421,7 +421,7 @@ class Watch:
         signed = Signed.of(sign(gradient), sign(moved))
 
         # the linear map of each parameter, from settings and state after the step; proof (b) that it leads there
-        linear, settings, silent = (
+        linear, settings, without_grad = (
             dict[str, LinearStep](),
             dict[str, Mapping[str, Any]](),
             set[str](),
@@ -440,13 +440,13 @@ class Watch:
                 if weight.grad is not None:
                     self.proof.moved[name] = times + 1
                     step = read_step(rule, group, state, taken, room, where)
-                    step = step if name in self.proof.memory else replace(step, carry=0.0)
+                    step = step if name in self.proof.memory else replace(step, momentum_decay=0.0)
                 seen = signed.gradient[name], signed.after[name]
                 momentum = rule.momentum(group, state) if state else None
                 proofs.append(self.proof.hold(where, name, step, seen, taken, momentum, room))
                 linear[name], settings[name] = step, group_settings
                 if weight.grad is None or not weight.requires_grad:
-                    silent.add(name)
+                    without_grad.add(name)
 
         error = max(self.proof.settle(proofs), default=0.0)
 
@@ -462,7 +462,15 @@ class Watch:
         # stored, before the next step begins; and proof (a), of the first
         statistics = self.statistics.end_step()
         followed = FollowedStep(
-            index, calls, before, gradient, linear, frozenset(silent), settings, error, statistics
+            index,
+            calls,
+            before,
+            gradient,
+            linear,
+            frozenset(without_grad),
+            settings,
+            error,
+            statistics,
         )
         self.store.add(
             followed, self.optimizers.index(optimizer), dict(self.latest.weights), signed
@@ -567,22 +575,22 @@ class FirstStepProof:
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
         """Compare the gradient that was consumed with that of the calls; gradients came to these `others` of their
         outputs, too."""
-        if not step.calls and any(bool(step.gradient[name].any()) for name in step.heard):
+        if not step.calls and any(bool(step.gradient[name].any()) for name in step.with_grad):
             if others:
                 raise Mistake(
                     f"step {step.index}: no gradient came back to the output that is followed, but to "
                     f"{' and '.join(sorted(others))}; name the one that the loss uses, output=…"
                 )
-            submodule = common_submodule(step.heard)
+            submodule = common_submodule(step.with_grad)
             perhaps = f", perhaps its part '{submodule}'" if submodule else ""
             raise Mistake(f"step {step.index}: {NEVER_CALLED}{perhaps}")
         for call in step.calls:
             self.refuse_other_axes(call)
         if all(call.at == step.index for call in step.calls):
-            nothing = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+            nothing = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
             found = nothing | self.called.gradient(step.calls, [step.start] * len(step.calls))
             room = self.called.room_of(step.calls)
-            consumed = {name: step.gradient[name] for name in step.heard}
+            consumed = {name: step.gradient[name] for name in step.with_grad}
             noise = partial(self.called.noise, step.calls, [step.start] * len(step.calls))
             factors_between(found, consumed, step.index, facts_of(step.calls), room, noise)
         self.called.twins.clear()

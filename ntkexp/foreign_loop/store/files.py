@@ -371,12 +371,16 @@ def event_of(
     Gradients of vectors are stored as they are. They are small, and where the gradients of examples cancel, as in the
     last bias under a loss of differences, the remainder is rounding, which no replay elsewhere would reproduce.
     """
-    heard = set(step.heard)
+    with_grad = set(step.with_grad)
     replayable = all(call.at == index for call in step.calls)
     unheard = {
-        name: part for name, part in step.gradient.items() if name not in heard and bool(part.any())
+        name: part
+        for name, part in step.gradient.items()
+        if name not in with_grad and bool(part.any())
     }
-    vectors = {name: step.gradient[name] for name in step.heard if step.gradient[name].dim() <= 1}
+    vectors = {
+        name: step.gradient[name] for name in step.with_grad if step.gradient[name].dim() <= 1
+    }
     named = ([names[id(weight)] for weight in each["params"]] for each in optimizer.param_groups)
     groups = [
         group for each in named if (group := [name for name in each if name in step.settings])
@@ -386,8 +390,8 @@ def event_of(
         "optimizer": which,
         "groups": [{"names": group, "settings": dict(step.settings[group[0]])} for group in groups],
         "idle": [name for name, linear in step.linear.items() if linear is IDLE],
-        "silent": sorted(step.silent),
-        "gradient": {name: signed.gradient[name] for name in step.heard},
+        "silent": sorted(step.without_grad),
+        "gradient": {name: signed.gradient[name] for name in step.with_grad},
         "whole": unheard | vectors if replayable else step.gradient,
         "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,

@@ -194,15 +194,15 @@ class ReplayedLoop:
             step = rule.step(settings[name], state, taken).divided()
             if rule.rounds:
                 memory = rule.momentum(settings[name], state)
-                step = replace(step, rest=rest_of(step, taken, memory, self.weights[name]))
-            linear[name] = step if name in has_momentum else replace(step, carry=0.0)
+                step = replace(step, residual=residual_of(step, taken, memory, self.weights[name]))
+            linear[name] = step if name in has_momentum else replace(step, momentum_decay=0.0)
         return FollowedStep(
             index=event["step"],
             calls=tuple(calls),
             start=start,
             gradient=gradient,
             linear=linear,
-            silent=frozenset(event["silent"]),
+            without_grad=frozenset(event["silent"]),
             settings=settings,
             rule_error=max(event["rule_error"], error),
             statistics=event.get("statistics"),
@@ -355,12 +355,15 @@ def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
     return near.item()
 
 
-def rest_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Tensor) -> Tensor:
+def residual_of(step: LinearStep, taken: StepInput, memory: Tensor | None, after: Tensor) -> Tensor:
     """r, what moved a weight and is not the linear map's: θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r."""
     p = p_of(step, taken)
-    moved = step.scale * (step.intake * p if memory is None else memory) + step.ahead * p
+    moved = (
+        step.momentum_scale * (step.momentum_gain * p if memory is None else memory)
+        + step.gradient_scale * p
+    )
     moved = moved if step.mixing is None else step.mixing.of(moved)
-    return (1 - step.lost) * taken.weight - moved - after
+    return (1 - step.decoupled_decay) * taken.weight - moved - after
 
 
 # --- The steps of a stored loop, a segment between checkpoints at a time.
