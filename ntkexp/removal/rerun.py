@@ -486,7 +486,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
     for taken in retrain(rerun, torch.stack(tuple(weight))):
         film.write(taken.step, taken.found)
         film.write(taken.step + 1, {WEIGHTS: taken.weights})
-        progress.step(taken.step + 1, None, None)
+        progress.step(taken.step + 1)
     return film
 
 

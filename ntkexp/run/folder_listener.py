@@ -47,7 +47,7 @@ from ntkexp.records.kernels import (
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
 from ntkexp.run.environment import Clock
-from ntkexp.run.loop import AbstractListener
+from ntkexp.run.loop import AbstractListener, Way
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
 from ntkexp.run.outcome import ChangesByPhase, Outcome
 from ntkexp.run.setting import Setting
@@ -260,7 +260,7 @@ class FolderListener(AbstractListener):
     snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
     taken: int = 0  # how many snapshots
     rows: Trajectory | None = None
-    way: str = ""  # on which the run is, when it has gone forwards
+    way: Way | None = None  # the reverse pass at work
     drift: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
     took: float = 0.0  # to save
@@ -284,22 +284,16 @@ class FolderListener(AbstractListener):
         self.taken += 1
 
     def on_step(self, state: RunState, loss: float) -> None:
-        self.progress.step(state.step, loss, self.drift)
+        drift = "" if self.drift is None else f"  drift {self.drift:.3g}"
+        self.progress.step(state.step, f"loss {loss:.3g}{drift}")
         self.show({"step": state.step, "steps": self.setting.experiment.steps, "loss": loss})
         self.checkpoint(state)
 
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.show_progress("back", state, done, whole)
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        self.show_progress("effects", state, done, whole)
-
-    def show_progress(self, way: str, state: RunState, done: int, whole: int) -> None:
-        """Show how far a way over the steps that were taken has led."""
+    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
         if self.way != way:
             self.way = way
-            self.progress.start(f"{self.folder.path.name}, {way}", whole, done - 1)
-        self.progress.step(done, None, None)
+            self.progress.start(f"{self.folder.path.name}, {way}", total, done - 1)
+        self.progress.step(done)
         self.show({"step": state.step, "steps": self.setting.experiment.steps, way: done})
         self.checkpoint(state)
 

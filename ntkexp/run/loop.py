@@ -2,12 +2,15 @@
 happens.
 """
 
+# ruff: noqa: B027  callbacks do nothing unless they are overridden
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,100 +22,60 @@ from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
+Way: TypeAlias = Literal["back", "effects"]
+"""The reverse passes: of the path integrals, and of the leave-out effects."""
+
 
 class AbstractListener(ABC):
-    """The events of a run, for logs, files and progress."""
+    """Callbacks of a run, for files, logs and progress. All do nothing unless they are overridden."""
 
+    @property
     @abstractmethod
+    def scratch(self) -> Path:
+        """A folder for arrays that do not fit into memory."""
+
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        """Allocate `rows` rows of `size` numbers, for the recording of a reverse pass."""
+        trajectory = Trajectory(self.scratch / "trajectory.bin", rows, size, "float64")
+        trajectory.allocate()
+        return trajectory
+
+    def on_remark(self, text: str) -> None:
+        """The run announces what it is about to do."""
+
     def on_row(self, row: Row) -> None:
-        """The numbers of a step."""
+        """The metrics of a step are known."""
 
-    @abstractmethod
     def on_snapshot(
         self,
         step: int,
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
+        """The tangent kernel at a step is known, and ℓ′ of all training examples, whatever the batch."""
 
-    @abstractmethod
     def on_step(self, state: RunState, loss: float) -> None:
         """A step is complete: the moment for a checkpoint."""
 
-    @abstractmethod
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
+    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
+        """A step of a reverse pass is complete, `done` of `total`: the moment for a checkpoint."""
 
-    @abstractmethod
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the effects' reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
-
-    @abstractmethod
-    def on_remark(self, text: str) -> None:
-        """The run says a sentence of what it is about to do."""
-
-    @abstractmethod
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """What the gradients of every step did, as the way back has found."""
+        """The reverse pass has found the share of every step."""
 
-    @abstractmethod
     def on_end(self) -> None:
-        """The path is behind, there and back; what follows keeps no checkpoints."""
-
-    @property
-    @abstractmethod
-    def scratch(self) -> Path:
-        """A folder for what does not fit into the memory."""
-
-    @abstractmethod
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        """Storage of `rows` rows of `size` numbers, for the recording of a reverse pass."""
+        """Both passes are complete; no checkpoint follows."""
 
 
+@dataclass(frozen=True)
 class SilentListener(AbstractListener):
-    """No progress, and nothing is stored but the trajectory for the reverse pass, in this folder."""
+    """A listener that stores nothing but the trajectory for a reverse pass, in this folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_row(self, row: Row) -> None:
-        pass
-
-    def on_snapshot(
-        self,
-        step: int,
-        kernel: Float[Tensor, "point out train out_"],
-        output_gradient: Float[Tensor, "train out_"],
-    ) -> None:
-        pass
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        pass
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_late_rows(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_remark(self, text: str) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
+    folder: Path
 
     @property
     def scratch(self) -> Path:
         return self.folder
-
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.allocate()
-        return made
 
 
 # --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what
@@ -175,11 +138,11 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
     """Go back over the path from its last step: with memory, what a step did is known once the later ones are."""
-    for done, whole in state.steps_back():
-        listener.on_step_back(state, done, whole)
+    for done, total in state.steps_back():
+        listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
-        for done, whole in state.effects.steps_back(state.weights, state.step_sizes):
-            listener.on_sweep(state, done, whole)
+        for done, total in state.effects.steps_back(state.weights, state.step_sizes):
+            listener.on_step_back(state, "effects", done, total)
     closing = state.setting.experiment.path.closing
     if (late := state.accumulator.late_tallies) is not None:
         listener.on_late_rows(

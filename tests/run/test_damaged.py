@@ -24,6 +24,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.run.execute import remove_group
 from ntkexp.run.folder_listener import FolderListener
+from ntkexp.run.loop import Way
 from ntkexp.run.state import RunState
 from tests.run.commands import TINY, only_run, promised
 from tests.run.test_execute import stand_in
@@ -44,8 +45,8 @@ def broken_off(out: Path, *words: str) -> None:
     """A run that is interrupted on its way back."""
     told, calls = FolderListener.on_step_back, count(1)
 
-    def interrupted(listener: FolderListener, state: RunState, done: int, whole: int) -> None:
-        told(listener, state, done, whole)
+    def interrupted(listener: FolderListener, state: RunState, way: Way, done: int, total: int) -> None:
+        told(listener, state, way, done, total)
         if next(calls) == 3:
             raise KeyboardInterrupt
 
