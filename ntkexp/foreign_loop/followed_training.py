@@ -34,7 +34,7 @@ from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.user_loss import (
-    SPREAD,
+    ROUNDING_FACTOR,
     CallLoss,
     CallShare,
     ExampleLoss,
@@ -421,7 +421,7 @@ class FollowedTraining(AbstractTrajectory):
             ROUNDS * torch.finfo(self.end.dtype).eps,
         )
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
-            rounding += SPREAD * cancelled(multiplied)
+            rounding += ROUNDING_FACTOR * cancelled(multiplied)
         if not missed <= rounding:
             raise Mistake(
                 f"step {index}: the gradients of some parameters were multiplied with other factors than those of "
