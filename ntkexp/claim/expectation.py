@@ -16,8 +16,9 @@ from pydantic import Field, model_validator
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.sweep import Expected, level
-from ntkexp.report.analysis.estimate import Estimate, mean_of, power_law
+from ntkexp.report.analysis.estimate import Estimate, mean_of
 from ntkexp.report.analysis.laws import limit
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from ntkexp.claim.quantity import Column, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
 from ntkexp.records.claim import pair_verdict
-from ntkexp.report.analysis.estimate import CHANCE, LEVEL, MOST, compare
+from ntkexp.report.analysis.estimate import LEVEL, MAX_REPETITIONS, ONE_SIDED_LEVEL, compare
 from ntkexp.text import short
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
@@ -141,7 +141,9 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         )
     else:
         never = (
-            "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
+            ""
+            if compared.more
+            else f"too close to the threshold: {MAX_REPETITIONS} seeds would not settle it"
         )
         finding = replace(finding, more=compared.more).noting(never, evidence.note)
     if evidence.log:  # what was judged are logarithms, what is shown is not
@@ -176,7 +178,9 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
 
     # Refuted: p_k ≤ 2.5 %/m of one part (an identity has no p), and then p = m min p_k.
     beyond = [
-        finding for finding in refuted if finding.p is None or finding.p <= CHANCE / len(parts)
+        finding
+        for finding in refuted
+        if finding.p is None or finding.p <= ONE_SIDED_LEVEL / len(parts)
     ]
     if beyond:
         chances = [finding.p for finding in beyond if finding.p is not None]

@@ -39,7 +39,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import LookupTable, RadialBasis, ScalarLinear
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import CHANCE, Estimate, student
+from ntkexp.report.analysis.estimate import ONE_SIDED_LEVEL, Estimate, student
 from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
@@ -104,7 +104,7 @@ def test_a_planned_look_goes_on_until_it_is_decided(spread: float) -> None:
         reach = student(size - 1, 1 - level / 2) * values[:size].std(ddof=1) / math.sqrt(size)
         assert (high - low) / 2 == pytest.approx(reach)
         assert found.verdict == ("supported" if low >= -1 and high <= 1 else "undecided")
-        assert found.p is None or found.p <= CHANCE
+        assert found.p is None or found.p <= ONE_SIDED_LEVEL
         assert f"{size} of 24 seeds" in found.note
         if found.verdict == "supported":
             assert look.after(found.verdict) is look
@@ -121,7 +121,7 @@ def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
     inside = expected.low <= estimate.low and estimate.high <= expected.high
     outside = estimate.low > expected.high or estimate.high < expected.low
     assert found.verdict == ("supported" if inside else "refuted" if outside else "undecided")
-    assert found.p is None or found.p <= CHANCE
+    assert found.p is None or found.p <= ONE_SIDED_LEVEL
 
 
 def test_all_parts_must_hold_and_one_refutes() -> None:
