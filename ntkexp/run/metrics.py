@@ -288,7 +288,7 @@ class Observer:
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of a step, with the weights before it, its size, and the factor of clipping if it clips."""
+        """Return the metrics of a step: its size, its weights before, and the factor of clipping."""
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
