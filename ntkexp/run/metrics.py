@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.diagnostics import (
-    DENSE,
+    MAX_DENSE_ENTRIES,
     TOP,
     activity,
     alignment,
@@ -150,7 +150,7 @@ class KernelObserver:
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
-        if entries > DENSE:
+        if entries > MAX_DENSE_ENTRIES:
             return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {
