@@ -100,7 +100,7 @@ def fill(
         try:
             with closing(counts):
                 for count in counts:
-                    progress.step(tiles - len(left) + count, None, None)
+                    progress.step(tiles - len(left) + count)
         finally:
             progress.stop()
         drop_half_written(path.rglob("*"))  # half-written files of killed processes
