@@ -53,7 +53,8 @@ class SketchTable:
     def at(self, places: Int[Tensor, "..."]) -> Draw:
         """The buckets and signs of elements, by their places in the parameter."""
         width = len(self.columns.bucket)
-        rows, columns = self.rows.at(places // width), self.columns.at(places % width)
+        rows = self.rows.at(places // width)
+        columns = self.columns.at(places % width)
         return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
@@ -65,11 +66,9 @@ class SketchTable:
         ([3, 4], None)
         """
         width = len(self.columns.bucket)
-        (first, second), (step, step_), (row, column) = (
-            view.shape,
-            view.stride,
-            divmod(view.offset, width),
-        )
+        (first, second) = view.shape
+        (step, step_) = view.stride
+        (row, column) = divmod(view.offset, width)
 
         def along(draws: Draw, start: int, step: int, count: int) -> Draw:
             return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
@@ -168,7 +167,9 @@ class Sketch:
 
     def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
         """The sketch of outer products, of a weight and of its bias."""
-        inputs, outputs, found = block.inputs, block.outputs, list[Tensor]()
+        inputs = block.inputs
+        outputs = block.outputs
+        found = list[Tensor]()
         if block.bias is not None:
             found.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
@@ -214,7 +215,8 @@ def operations(
     size: int,
 ) -> tuple[float, float]:
     """Operations of products of matrices and one scatter, against those of a scatter and a transform for each use."""
-    (_, uses, count), (_, out, _, features) = inputs.shape, outputs.shape
+    (_, uses, count) = inputs.shape
+    (_, out, _, features) = outputs.shape
     together = out * count * features * (uses + SLOWER)
     apart = (
         uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1))

@@ -64,7 +64,9 @@ class Moments(Resumable):
 
     def begin(self, elapsed: float) -> None:
         """Start anew, so long after a snapshot."""
-        self.size, self.late_size, self.elapsed = 0.0, 0.0, elapsed
+        self.size = 0.0
+        self.late_size = 0.0
+        self.elapsed = elapsed
         self.pull.zero_()
         self.late_pull.zero_()
 

@@ -317,9 +317,11 @@ class Cost:
 def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
     """The costs for these numbers of points and training examples, all like those on the tape."""
     try:
-        jacobian, way = reader.assembled(tape), "gradients"
+        jacobian = reader.assembled(tape)
+        way = "gradients"
     except NoRule:
-        jacobian, way = reader.tangent(tape), JACOBIANS
+        jacobian = reader.tangent(tape)
+        way = JACOBIANS
     found = []
     for block in jacobian.blocks:
         names = ", ".join(

@@ -91,7 +91,8 @@ class Batches:
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     """The inputs in batches of equal size, but for one example."""
     given = as_inputs(inputs)
-    total, count = count_examples(given), 1
+    total = count_examples(given)
+    count = 1
     if total > FEW:
         one = outline(tape_part(given, slice(0, 1)))
         each = reader.findings.sizes.to(
@@ -304,10 +305,12 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
         while at < weight.numel():
             end = min(at + left, weight.numel())
             some.append(ParameterChunk(name, range(at, end)))
-            left, at = left - (end - at), end
+            left = left - (end - at)
+            at = end
             if not left:
                 yield some
-                some, left = [], most
+                some = []
+                left = most
     if some:
         yield some
 

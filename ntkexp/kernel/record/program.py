@@ -88,7 +88,8 @@ def program(
     results = [simplifier.slot(slot) for slot in results]
     # Nothing runs that results do not need, or that no input moves
     moving = reached(entries, fed)
-    needed, kept = set(results), []
+    needed = set(results)
+    kept = []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (
             entry.reads or not needed.isdisjoint(entry.results)
@@ -220,7 +221,9 @@ def overwritten(
             if entry.op in IN_PLACE
             else []
         ):
-            home, made, argument = homes.get(slot, slot), values[entry.results[0]], values[slot]
+            home = homes.get(slot, slot)
+            made = values[entry.results[0]]
+            argument = values[slot]
             fills = (
                 argument.is_contiguous()
                 and argument.untyped_storage().nbytes() == argument.nbytes > 0
@@ -311,7 +314,8 @@ class Source:
         self.known: dict[str, Any] = {}  # operations and constants, by name
         self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
         # What each operation forgets: what none needs after it
-        needed, forgotten = set(results), []
+        needed = set(results)
+        forgotten = []
         for entry in reversed(entries):
             gone = dict.fromkeys(
                 slot for slot in (*entry.slots, *entry.results) if slot not in needed
@@ -341,7 +345,9 @@ class Source:
 
     def outcome(self, place: int, entry: Entry) -> str:
         """A name for each tensor that an operation gives, and for each number, in their order."""
-        slots, numbers, names = iter(entry.results), iter(entry.scalars), []
+        slots = iter(entry.results)
+        numbers = iter(entry.scalars)
+        names = []
         tensors = range(len(entry.results)) if entry.places is None else entry.places
         for k in range(len(entry.results) + len(entry.scalars)):
             name = f"v{next(slots):d}" if k in tensors else f"n{place}_{k}"
@@ -356,16 +362,15 @@ class Source:
 
     def call(self, entry: Entry) -> str:
         """What runs an operation: a method of its first argument, or a function."""
-        over, args, method = (
-            self.over.get(entry.results[0]) if entry.results else None,
-            entry.args,
-            None,
-        )
+        over = self.over.get(entry.results[0]) if entry.results else None
+        args = entry.args
+        method = None
         exchanged = entry.op in COMMUTATIVE and not entry.kwargs
         if over is None:
             method = METHODS.get(entry.op)
         elif args[0] == over or exchanged:
-            args, method = args if args[0] == over else args[::-1], IN_PLACE[entry.op]
+            args = args if args[0] == over else args[::-1]
+            method = IN_PLACE[entry.op]
         texts = [self.argument(value) for value in args]
         texts += [f"{name}={self.argument(value)}" for name, value in entry.kwargs.items()]
         if method is not None:

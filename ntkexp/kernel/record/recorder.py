@@ -286,10 +286,8 @@ class Recorder(DispatchMode):
                 self.values[slot] = value.clone()  # its numbers before the write
         func(*args, **kwargs)
         # Views that overlap with what was written have no slot any more: `slot` takes them from the flat value again
-        here, written = (
-            (target.shape, target.stride(), target.storage_offset()),
-            positions(target).reshape(-1),
-        )
+        here = (target.shape, target.stride(), target.storage_offset())
+        written = positions(target).reshape(-1)
         for key, value in self.seen.items():
             if storage(value) == home and (
                 here == (value.shape, value.stride(), value.storage_offset())

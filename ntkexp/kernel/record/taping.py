@@ -37,7 +37,8 @@ FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """The function's outputs as a matrix, a row an example."""
-    outputs, count = function(weights, inputs), examples(inputs)
+    outputs = function(weights, inputs)
+    count = examples(inputs)
     if outputs.is_complex():
         raise Mistake(
             "the module gives complex outputs; let it give their parts, by torch.view_as_real"
@@ -139,8 +140,10 @@ def run_on_tape(
             raise Mistake(
                 "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
             )
-        entries, values = tuple(recorder.entries), tuple(recorder.values)
-        overwrites, drawn = bool(recorder.flats), tuple(recorder.drawn)
+        entries = tuple(recorder.entries)
+        values = tuple(recorder.values)
+        overwrites = bool(recorder.flats)
+        drawn = tuple(recorder.drawn)
         return Tape(entries, values, named, arguments, output, overwrites, drawn, whole)
 
 
@@ -218,13 +221,11 @@ class MemoryLimit(DispatchMode):
 
     def __init__(self, memory_gb: float, what: str, remedy: str, copies: float = 1.0) -> None:
         super().__init__()
-        self.memory_gb, self.what, self.remedy, self.copies, self.taken = (
-            memory_gb,
-            what,
-            remedy,
-            copies,
-            0.0,
-        )
+        self.memory_gb = memory_gb
+        self.what = what
+        self.remedy = remedy
+        self.copies = copies
+        self.taken = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}

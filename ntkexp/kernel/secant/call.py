@@ -181,7 +181,8 @@ class Chord:
         """The value of a slot at both ends; other arguments are left as they are."""
         if not isinstance(slot, Slot):
             return slot
-        v0, v1 = self.start[slot].detach(), self.end[slot].detach()
+        v0 = self.start[slot].detach()
+        v1 = self.end[slot].detach()
         return Ends(
             v0,
             v1,
@@ -211,7 +212,8 @@ class Call:
     """One operation of a chord: its arguments at both ends, their differences, and coefficients."""
 
     def __init__(self, chord: Chord, entry: Entry) -> None:
-        self.chord, self.entry = chord, entry
+        self.chord = chord
+        self.entry = entry
         self.args: tuple[Any, ...] = map_leaves(entry.args, chord.ends)
         self.kwargs: dict[str, Any] = {
             name: map_leaves(value, chord.ends) for name, value in entry.kwargs.items()
@@ -226,7 +228,8 @@ class Call:
 
     @cached_property
     def ends(self) -> list[tuple[Tensor, Tensor]]:
-        chord, slots = self.chord, self.entry.results
+        chord = self.chord
+        slots = self.entry.results
         starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
         ends = (
             starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
@@ -306,7 +309,8 @@ class Call:
         """The differences along an axis one by one, if the network selects each of them: autograd stacks them at once,
         instead of writing one after the other into zeros.
         """
-        key, unbound = (self.entry.args[0], dim % value.start.dim()), self.chord.unbound
+        key = (self.entry.args[0], dim % value.start.dim())
+        unbound = self.chord.unbound
         if self.is_use(value) or len(self.chord.selected[key]) < value.start.shape[dim]:
             return None
         if key not in unbound:
@@ -363,17 +367,16 @@ class Call:
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
         """factor ΔW + shift · Δb: rows for rows, images [example, out, use] for patches [example, use, in]."""
-        change, row = weight.change.detach(), None
+        change = weight.change.detach()
+        row = None
         if bias is not None and bias.delta is not None and not self.chord.pullback_only:
             row = shift * bias.delta.detach()
         if factor.dim() == 2:
             shape = [len(factor), change.shape[1]]
             tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.mm(factor, change)
         else:
-            shape, row = (
-                [len(factor), change.shape[1], factor.shape[1]],
-                None if row is None else row[:, None],
-            )
+            shape = [len(factor), change.shape[1], factor.shape[1]]
+            row = None if row is None else row[:, None]
             kernels = change.t().expand(len(factor), -1, -1)
             tap = (
                 factor.new_zeros(shape)

@@ -33,7 +33,8 @@ from ntkexp.stream import stream
 
 WHOLE = 1e-6  # the ratio of two sums of positive terms is whole to rounding, or off by about one
 SUMS = 1000  # times eps of a row's largest element: what sums on the way back make of it
-LOOKUPS, BY_FREQUENCY = ("embedding", "_embedding_bag"), "scale_grad_by_freq"
+LOOKUPS = ("embedding", "_embedding_bag")
+BY_FREQUENCY = "scale_grad_by_freq"
 ROUNDING = 10**6  # times eps of the largest element: what norms centre cancels, layer after layer
 BLOCK = 2**16  # elements whose owners are found at once, in the cache of a core
 
@@ -95,7 +96,8 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     draw = replay.chord.random_like(replay.delta)  # u, and n·u
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
     weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))
-    below, above = replay.pullback(draw, again=True), replay.pullback(weighted)
+    below = replay.pullback(draw, again=True)
+    above = replay.pullback(weighted)
     kept = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(
@@ -127,7 +129,8 @@ def hold_at(
 
     What a dead unit or a zero weight hides is not seen, and gives nothing to the gradients of this point either.
     """
-    examples, taps = len(output), [use.tap for use in uses]
+    examples = len(output)
+    taps = [use.tap for use in uses]
     if not taps or not have_owners(uses, owned):
         return False
     draw = torch.randn(output.shape, generator=stream("ownership"), dtype=torch.float64).to(output)
@@ -148,7 +151,8 @@ def hold_at(
         if (
             one.dim() and one.numel()
         ):  # a row may be far smaller than others, and another example's for all that
-            missed, largest = missed.amax(-1), largest.amax(-1)
+            missed = missed.amax(-1)
+            largest = largest.amax(-1)
         if not bool((missed <= SUMS * eps * largest).all()):  # nor where they are not numbers
             return False
     return True
@@ -156,11 +160,11 @@ def hold_at(
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
     """The whole numbers above/below − 1; −1 for an element that reaches no output."""
-    found, rounding = (
-        torch.empty(above.shape, dtype=torch.long, device=above.device),
-        rounding_of(above, below),
-    )
-    whole, above, below = found.view(-1), above.reshape(-1), below.reshape(-1)
+    found = torch.empty(above.shape, dtype=torch.long, device=above.device)
+    rounding = rounding_of(above, below)
+    whole = found.view(-1)
+    above = above.reshape(-1)
+    below = below.reshape(-1)
     for begun in range(0, len(whole), BLOCK):
         block = slice(begun, begun + BLOCK)
         whole[block] = whole_ratio(above[block], below[block], rounding)
@@ -171,7 +175,8 @@ def owner_of_rows(
     above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
 ) -> Int[Tensor, " row"]:
     """The same, one number for each row: that of all its elements that reach an output."""
-    found, rounding = above.new_empty(len(above)), rounding_of(above, below)
+    found = above.new_empty(len(above))
+    rounding = rounding_of(above, below)
     count = max(1, BLOCK // max(1, above.shape[1]))
     for begun in range(0, len(above), count):
         rows = slice(begun, begun + count)

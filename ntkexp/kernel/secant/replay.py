@@ -85,7 +85,8 @@ class Replay:
         """Differences of the weights; everything else from outside must be the same at both ends."""
         chord = self.chord
         for slot in chord.start.outside:
-            v0, v1 = chord.start[slot], chord.end[slot]
+            v0 = chord.start[slot]
+            v1 = chord.end[slot]
             if name := chord.start.weights.get(slot):
                 trained = name in chord.trained.names
                 if chord.pullback_only:

@@ -120,7 +120,8 @@ def closure(
     push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
 ) -> Closure:
     """The closure of J̄Δθ at the chosen outputs, between the tapes of the ends."""
-    before, after = start.outputs[:, chosen], end.outputs[:, chosen]
+    before = start.outputs[:, chosen]
+    after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
     return Closure(float((push - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
 

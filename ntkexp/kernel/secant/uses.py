@@ -266,10 +266,8 @@ class Meeting:
         rows of a table at constant places, as those of positions are.
         """
         table, places = self.trained.lookups.get(slot, (slot, None))
-        source, count = (
-            self.source(table),
-            torch.arange(self.value(table).numel(), device=self.tap.device),
-        )
+        source = self.source(table)
+        count = torch.arange(self.value(table).numel(), device=self.tap.device)
         if places is not None:
             if not self.trained.tape[slot].requires_grad:
                 raise NotPlain
@@ -280,15 +278,14 @@ class Meeting:
 def product(met: Meeting) -> list[Use]:
     """gain · x W + shift · b, with the weight on the right."""
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
-    weight, bias = met.source(right), met.source(added) if met.is_trained(added) else None
+    weight = met.source(right)
+    bias = met.source(added) if met.is_trained(added) else None
     if met.is_trained(left) or (
         bias is not None and bias.shape != weight.shape[1:]
     ):  # the bias is broadcast
         raise NotPlain
-    gain, shift = (
-        met.entry.kwargs.get("alpha", 1.0),
-        None if bias is None else met.entry.kwargs.get("beta", 1.0),
-    )
+    gain = met.entry.kwargs.get("alpha", 1.0)
+    shift = None if bias is None else met.entry.kwargs.get("beta", 1.0)
     shown = met.value(left)
     return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
 
@@ -302,7 +299,9 @@ def convolution(met: Meeting) -> list[Use]:
     kernel = met.value(right).shape
     window = Window(met.value(left), kernel[2:], stride, padding, dilation)
     # Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out
-    uses, inputs, features = prod(met.tap.shape[2:]), prod(kernel[1:]), kernel[0]
+    uses = prod(met.tap.shape[2:])
+    inputs = prod(kernel[1:])
+    features = kernel[0]
     if groups > 1 or uses**2 * (inputs + features + 1) >= inputs * features:
         return [
             Grouped(
@@ -322,7 +321,8 @@ def normalisation(met: Meeting) -> list[Use]:
         normed = (met.value(x) - mean) * reciprocal
     else:
         x, gain, bias, examples, channels, _, groups, _ = met.args
-        grouped, shape = met.value(x).reshape(examples, groups, -1), (examples, groups, 1)
+        grouped = met.value(x).reshape(examples, groups, -1)
+        shape = (examples, groups, 1)
         normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(met.tap.shape)
         axes = [1, channels] + [1] * (met.tap.dim() - 2)
     uses: list[Use] = [met.spread(gain, axes, normed)] if met.is_trained(gain) else []
@@ -348,7 +348,8 @@ def multiply(met: Meeting) -> list[Use]:
 def embedding(met: Meeting) -> list[Use]:
     """Rows of a table; that of padding has no gradient."""
     table, index, *rest = met.args
-    places, padding = met.value(index), rest[0] if rest else -1
+    places = met.value(index)
+    padding = rest[0] if rest else -1
     gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
     count = torch.arange(met.value(table).numel(), device=met.tap.device).view(
         met.value(table).shape
