@@ -423,6 +423,6 @@ def test_parts_of_another_form_are_not_joined(other: Jacobian) -> None:
 def test_parameters_have_one_order_in_every_process() -> None:
     """Python orders a set of names anew in every process, and sums in another order are other bits."""
     for k in range(20):
-        views = [View(f"{kind}{k}", (1, 1), (1, 1), 0) for kind in ("weight", "bias")]
-        block = Factored(torch.ones(1, 1, 1), torch.ones(1, 1, 1, 1), *views, 1.0)
+        weight, bias = (View(f"{kind}{k}", (1, 1), (1, 1), 0) for kind in ("weight", "bias"))
+        block = Factored(torch.ones(1, 1, 1), torch.ones(1, 1, 1, 1), weight, bias, 1.0)
         assert list(block.extents) == list(block.names) == [f"weight{k}", f"bias{k}"]
