@@ -83,6 +83,11 @@ class Experiment(Component):
         """The steps at which another phase of the data begins."""
         return tuple(accumulate(self.data.phase_steps(self.steps)))[:-1]
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss: 1/α² where the network is centred."""
+        return self.init.alpha**-2 if self.init.centred else 1.0
+
     def timetable(self) -> AbstractTimetable:
         """When tangent kernels are kept."""
         return self.path.timetable(self.steps, self.switches)

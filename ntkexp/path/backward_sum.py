@@ -117,9 +117,11 @@ class BackwardSum:
     def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
-        scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
-        ahead = {name: each.ahead for name, each in linear.items()}  # N
-        intake = {name: each.intake for name, each in linear.items()}  # α
+        scale = {
+            name: spread(each.momentum_scale, step.start[name]) for name, each in linear.items()
+        }  # S
+        ahead = {name: each.gradient_scale for name, each in linear.items()}  # N
+        intake = {name: each.momentum_gain for name, each in linear.items()}  # α
         mixings = {
             name: each.mixing for name, each in linear.items() if each.mixing is not None
         }  # M
@@ -128,8 +130,10 @@ class BackwardSum:
         rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         ahead_in_numbers = not forms_v and any(ahead.values())
-        coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
-        lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
+        coupled = times({name: each.l2 for name, each in linear.items()}, step.start)  # λθ
+        lost = times(
+            {name: each.decoupled_decay for name, each in linear.items()}, step.start
+        )  # dθ
         factor = step.factor or {}
 
         def right_of(names: Collection[str] | None) -> Iterator[Jacobian]:
@@ -174,7 +178,7 @@ class BackwardSum:
                     beside[k] = (
                         beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
                     )
-        self.carry = {name: each.carry for name, each in linear.items()}
+        self.carry = {name: each.momentum_decay for name, each in linear.items()}
         assert self.adjoint is not None
 
         # V = α U + N ⊙ J̄, or U, which α multiplies below
@@ -274,10 +278,10 @@ def mixed_back(
 
 def rests(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
     """r of every parameter; nothing, if none has any."""
-    if all(each.rest is None for each in linear.values()):
+    if all(each.residual is None for each in linear.values()):
         return {}
     return {
-        n: torch.zeros_like(weights[n]) if each.rest is None else each.rest
+        n: torch.zeros_like(weights[n]) if each.residual is None else each.residual
         for n, each in linear.items()
     }
 
@@ -407,7 +411,7 @@ class SecondPass:
         if index + 1 < self.length:  # the step after it was taken back before the checkpoint
             step = self.steps.step(index + 1)
             linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
-            carry = {name: each.carry for name, each in linear.items()}
+            carry = {name: each.momentum_decay for name, each in linear.items()}
         few = self.domain.explained.some(self.domain.attributed[chunk])
         for name, rule in self.rules.items():
             components = tuple(self.domain.components.values())

@@ -162,6 +162,25 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """Everything that decides a training but the network: targets, loss, optimizer and schedule."""
+
+    targets: Float[Tensor, "train out"]
+    loss: AbstractLoss
+    scale: float  # multiplies the loss: 1/α² where the network is centred
+    optimizer: AbstractOptimizer
+    factors: Mapping[str, float]  # of the step size, by weight
+    schedule: AbstractSchedule
+    step_size: float  # before the schedule
+    steps: int  # of the schedule
+    seed: int  # of the batches
+
+    def size(self, index: int) -> float:
+        """Return the step size η_s."""
+        return self.step_size * self.schedule.factor(index, self.steps)
+
+
 # --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right side of the
@@ -171,19 +190,10 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
-    """What is trained on what, and how."""
+class Descent(TrainingRecipe):
+    """A training of the network at `points`, whose first ones are the training examples."""
 
     points: Points
-    targets: Float[Tensor, "train out"]
-    loss: AbstractLoss
-    scale: float  # multiplies the loss: 1/α² where the network is centred
-    optimizer: AbstractOptimizer
-    factors: Mapping[str, float]  # of the step size, by weight
-    schedule: AbstractSchedule
-    step_size: float
-    steps: int
-    seed: int
     phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
@@ -229,10 +239,6 @@ class Descent:
         """∇L at other weights than those at which a step begins."""
         view = NetworkView(self.points, weights)
         return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
-
-    def size(self, index: int) -> float:
-        """η_s."""
-        return self.step_size * self.schedule.factor(index, self.steps)
 
     def weight(self, examples: int) -> float:
         """The weight wᵢ of each example in a step on n examples."""

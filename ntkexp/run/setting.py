@@ -348,7 +348,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         points=points,
         targets=problem.targets[: points.train],
         loss=experiment.loss,
-        scale=loss_scale(experiment),
+        scale=experiment.loss_scale,
         optimizer=experiment.optimizer,
         factors=experiment.optimizer.factors(problem.weights),
         schedule=experiment.schedule,
@@ -403,7 +403,7 @@ def start_of(
         )
 
     # the curvature of the objective is at most w λ_max ℓ″
-    weights = [experiment.loss.weight(phase.count) * loss_scale(experiment) for phase in phases]
+    weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
@@ -411,11 +411,6 @@ def start_of(
         limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
         largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
-
-
-def loss_scale(experiment: Experiment) -> float:
-    """What the loss is multiplied with."""
-    return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
