@@ -1,14 +1,15 @@
 """Recording: a function runs on ordinary tensors while every ATen operation is written down.
 
-A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into operations
-that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM, circular padding)
-the recorder turns. A write through one view changes every other view of its storage, so the content of the storage is
-held as one flat value, from which a view that is used later is taken again:
+A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a
+module into operations that return new tensors. The recorder itself turns the writes inside torch's
+operations (the gates of an LSTM, circular padding). A write through one view changes every other
+view of its storage. So the content of the storage is held as one flat value, from which later views
+are taken again:
 
     view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
 
-Random numbers of a module whose generators begin in a known state come from outside, as inputs do: the module is a
-function again, of a batch as a whole.
+If the generators of a module start in a known state, its random numbers come from outside, like
+inputs. The module is then a function again, of a whole batch:
 
     dropout(x, p) = x · m / (1 − p)        m was drawn
 """
@@ -32,9 +33,6 @@ from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
-
-
-# --- Modes of Python functions: a pure module is recorded as it runs; of any other, numbers that leave torch are noted.
 
 
 GIVING_NUMBERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
@@ -62,11 +60,11 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """Notes numbers that leave torch as lists or arrays, and may come back as constants.
+    """Notes numbers that leave torch as lists or arrays, and may return as constants.
 
-    No operation shows it, so an equation is recorded in its place: these are the numbers that were read. A program made
-    of the tape holds as long as the equation does. The tensors of `functionalize` have no memory to read, and are
-    refused.
+    No operation shows such a read, so an equation is recorded in its place: these are the numbers
+    that were read. A program made from the tape is valid while the equation holds. The tensors of
+    `functionalize` have no memory to read, and are refused.
     """
 
     def __init__(self, in_memory: bool) -> None:
@@ -84,8 +82,9 @@ class NoteReads(TorchFunctionMode):
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A call of torch, but dropout by one operation, which writes nothing in place. It draws in the order of memory,
-    which `functionalize` does not keep.
+    """Call a function of torch, with dropout as one operation that writes nothing in place.
+
+    It draws in the order of memory, which `functionalize` does not keep.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -112,9 +111,6 @@ def dropout_arguments(
 ) -> tuple[Tensor, float, bool, bool]:
     """The arguments of the layer's function, or of torch's own."""
     return input, p, train if training is None else training, inplace
-
-
-# --- The recorder.
 
 
 class DispatchMode(TorchDispatchMode):
