@@ -99,6 +99,7 @@ def test_sums_and_their_error_are_those_of_hat_functions(case: tuple[str, ...], 
         for ours, theirs in zip((path.kernel, path.contributions, path.decay), expected[:3], strict=True):
             assert (ours - theirs).norm() <= ROUNDING * theirs.norm()
         moved = expected.contributions.sum(2) + expected.decay
+        assert (found.by_step(rule).sum(2) - moved).norm() <= ROUNDING * moved.norm()
         assert path.facts["error_bar"] == pytest.approx(float(expected.error.norm() / expected.contributions.norm()))
         assert path.facts["sum_error_bar"] == pytest.approx(float(expected.error.sum(2).norm() / moved.norm()))
         assert found.outcome.by_step[rule].until(20) == (0, *(node + 1 for node in nodes(found)))
@@ -115,6 +116,10 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
             assert ours.numel()
             assert (ours - theirs).norm() <= ROUNDING * theirs.norm()
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
+    for ours, theirs in zip(found.memory.rows, every.memory.rows, strict=True):
+        for column in ("closure", "contribution_mass", "contribution_sum", "kernel_mass"):
+            numbers = [row.get(column) or 0.0 for row in (ours, theirs)]  # none after the last step
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-9, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("ending", [pytest.param("stop_at_loss=1e-9", marks=pytest.mark.slow), "stop_at_loss=0.2"])
