@@ -1,4 +1,6 @@
-"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel is kept."""
+"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ class KernelObserver:
         step: int,
         step_size: float | None,
     ) -> Row:
-        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers to the kernel."""
+        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers
+        to the kernel.
+        """
         setting = self.setting
         points = setting.points
         here = kernel[: points.train]
@@ -117,7 +121,7 @@ class KernelObserver:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
         top = row["lambda_max"]
         if step_size is not None and top is not None:
-            row["stability"] = step_size * self.half_curvature(here, view, step, top)
+            row["stability"] = self.stability(here, view, step, step_size, top)
 
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
@@ -125,14 +129,15 @@ class KernelObserver:
             row["sketch_error"] = view.sketch_error(here)
         return row
 
-    def half_curvature(
+    def stability(
         self,
         kernel: Float[Tensor, "train kept train kept_"],
         view: NetworkView,
         step: int,
+        step_size: float,
         top: float,
     ) -> float:
-        """Return w λ_max ℓ″/2 for the examples of a step. The step is stable if η times this number is below 1."""
+        """Return η w λ_max ℓ″/2 for the examples of a step. Below 1, the step is stable."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -144,12 +149,14 @@ class KernelObserver:
                 top = largest_kernel_eigenvalue(own_kernel)
             else:
                 top = view.largest_eigenvalue(phase.examples)
-        return weight * top * self.setting.experiment.loss.curvature / 2
+        return step_size * weight * top * self.setting.experiment.loss.curvature / 2
 
     def modes(
         self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
     ) -> Row:
-        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large one."""
+        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large
+        one.
+        """
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -175,8 +182,8 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     """Return how selective units are for one of the tasks that are learned one after another.
 
-    Activities are measured at the queries of each task, or at its training examples if there are no queries. A single
-    task has no selectivity.
+    Activities are measured at the queries of each task, or at its training examples if there are no
+    queries. A single task has no selectivity.
     """
     module = setting.problem.module
     points = setting.points
@@ -188,7 +195,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
-        # a standard deviation over the points of a task needs two of them
+        # a standard deviation needs two points
         if not units or phase.stop - phase.start < 2:
             return None
         deviations.append(torch.cat(units).std(0))
@@ -236,7 +243,8 @@ class Observer:
     def splits(self, step: int) -> dict[str, slice]:
         """Return the slices of training examples and queries, by the suffix of their columns.
 
-        With phases, these are the examples of the step's phase, followed by the examples of every phase.
+        With phases, these are the examples of the step's phase, followed by the examples of every
+        phase.
         """
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
@@ -291,7 +299,9 @@ class Observer:
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of a step, with the weights before it, its size, and the factor of clipping if it clips."""
+        """Return the metrics of a step, with the weights before it, its size, and the factor of
+        clipping if it clips.
+        """
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
@@ -299,7 +309,9 @@ class Observer:
     def step(
         self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
     ) -> Row:
-        """Return the metrics of the network after `step` steps. All numbers leave the device in one transfer."""
+        """Return the metrics of the network after `step` steps. All numbers leave the device in one
+        transfer.
+        """
         problem = self.setting.problem
         splits = self.splits(step)
         numbers = {
@@ -337,7 +349,9 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing before integration."""
+    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing
+    before integration.
+    """
     if not tallies:
         return {}
     first = next(iter(tallies.values()))

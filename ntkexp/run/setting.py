@@ -1,5 +1,5 @@
-"""An experiment is prepared: a problem, a network at its start, how it is read, a step size, and what no run is begun
-for.
+"""Preparing an experiment: data, initial weights, memory plan and step size; and rejecting hopeless
+runs.
 """
 
 from __future__ import annotations
@@ -33,116 +33,123 @@ from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import Domain, NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
-# --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.
+# --- Early refusals: kernels that exceed the memory.
 
 
-LEAST_ROWS = 8  # of a block of two points, four times
+LEAST_ROWS = 8  # per kernel on disk: four blocks of two points
 
 
 def refuse_vast(experiment: Experiment) -> None:
-    """Refuse kernels that are too large by the numbers of examples alone, before any is drawn."""
-    source, size = experiment.data, torch.finfo(getattr(torch, experiment.dtype)).bits // 8
-    others = (source.probe if "probe" in experiment.path.probes else 0) + (
-        (source.test or 0) if "test" in experiment.path.probes else 0
-    )
-    points, path = source.train + others, experiment.path
+    """Raise if the kernels exceed the memory by the numbers of examples alone. No example is drawn
+    for this.
+    """
+    source = experiment.data
+    path = experiment.path
+    number_bytes = torch.finfo(getattr(torch, experiment.dtype)).bits // 8
+    others = 0
+    if "probe" in path.probes:
+        others += source.probe
+    if "test" in path.probes:
+        others += source.test or 0
+    points = source.train + others
     read = points if "train" in path.probes else others
     costs = experiment.integration.costs
     rows = path.tangents * points + (costs.kernels + costs.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
-        rows = min(rows, LEAST_ROWS)  # the rest lies on disk
-    least = float(source.train) * size * rows
+        rows = min(rows, LEAST_ROWS)  # the others are on disk
+    least = float(source.train) * number_bytes * rows
     if least > experiment.room_gb * 1e9:
         raise Mistake(
             f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
-            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
-            "data.test, or raise memory_gb"
+            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower "
+            "data.train, data.probe or data.test, or raise memory_gb"
         )
 
 
 def run_seconds(experiment: Experiment, budget: Budget) -> float:
-    """How many seconds a core takes for it."""
+    """Return the estimated seconds of a run on one core."""
     return core_seconds(budget, experiment.steps, experiment.integration.passes)
 
 
-# --- How a problem would be read, found out from shapes and from two of its points: in which blocks, with what
+# --- A survey: two points are enough to learn the shapes, and from these follow block sizes and
 # memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The problem, its points in blocks that the memory allows, that memory, and what the network does with two."""
+    """A problem, its points in blocks that fit into memory, and the records of two points."""
 
     problem: Problem
     points: Points
-    explained: Points  # the same, as a measure of their outputs where one is explained
+    explained: Points  # `points`, with outputs replaced by the measure, if any
     measured: MeasuredPoints | None
     budget: Budget
-    tape: Tape
-    explained_tape: Tape  # of two of the points read so
+    tape: Tape  # of two of the points
+    explained_tape: Tape  # of two of the explained points
 
     @property
     def operations(self) -> float:
-        """About how many operations the kernel of all points with the training examples takes."""
-        return work(self.tape).of_kernel(
-            (len(self.points.inputs), self.points.train), self.problem.outputs
-        )
+        """The approximate number of operations for the kernel of all points with the training
+        examples.
+        """
+        pair = (len(self.points.inputs), self.points.train)
+        return work(self.tape).of_kernel(pair, self.problem.outputs)
 
     @property
     def costs(self) -> list[Cost]:
-        """What the kernel of a block of points with the training examples takes, by groups of parameters."""
+        """The costs of the kernel of a block with the training examples, by groups of
+        parameters.
+        """
         return costs(self.points.reader, self.tape, self.points.block, self.points.train)
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
+    """Draw the problem, and record the network at two of its points. Raise if the kernels exceed
+    the memory.
+    """
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
+
+    # the network at two points
     function = with_casts(function_of(problem.module), experiment.path.casts)
-    # what the network does with two points decides how many are read at once
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
+    tape_bytes = tape.bytes_per_example
+
+    # the explained measure of its outputs
     try:
         measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
         raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
-    explained_reader, explained_tape = reader, tape
+    explained_reader = reader
+    explained_tape = tape
     if measured is not None:
-        explained_reader = Reader(
-            measured.measured.of(function), reader.trained, programs=ProgramCache()
-        )
-        explained_tape = explained_reader.record(
-            problem.weights, (problem.inputs[:2], problem.targets[:2])
-        )
-    read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
-    budget, outputs = (
-        budget_of(experiment, problem, read),
-        experiment.path.chosen_outputs(problem.outputs),
-    )
-    sketch, size = None, experiment.kernel.sketch
-    if size is not None:
-        trained = {
-            name: weight.shape for name, weight in problem.weights.items() if name in reader.trained
-        }
-        sketch = Sketch(size, experiment.seed, trained)
+        explained_function = measured.measured.of(function)
+        explained_reader = Reader(explained_function, reader.trained, programs=ProgramCache())
+        two = (problem.inputs[:2], problem.targets[:2])
+        explained_tape = explained_reader.record(problem.weights, two)
+        tape_bytes += explained_tape.bytes_per_example
+
+    # blocks of points
+    budget = budget_of(experiment, problem, tape_bytes)
+    outputs = experiment.path.chosen_outputs(problem.outputs)
+    chooses_outputs = measured is None and len(outputs) < problem.outputs
     points = Points(
         reader=reader,
         inputs=problem.inputs,
         train=problem.train,
         block=budget.block,
         keep=budget.keep,
-        chosen=outputs if measured is None and len(outputs) < problem.outputs else None,
-        sketch=sketch,
+        chosen=outputs if chooses_outputs else None,
+        sketch=sketch_of(experiment, problem, reader),
         kernels=experiment.path.kernels,
     )
-    explained = (
-        points
-        if measured is None
-        else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
-    )
+    explained = points
+    if measured is not None:
+        explained = replace(points, reader=explained_reader, targets=problem.targets, cache=[])
     return Survey(
         problem=problem,
         points=points,
@@ -154,16 +161,28 @@ def survey(experiment: Experiment) -> Survey:
     )
 
 
+def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
+    """Return the sketch of the kernels, if the experiment asks for one."""
+    size = experiment.kernel.sketch
+    if size is None:
+        return None
+    shapes = {name: weight.shape for name, weight in problem.weights.items()}
+    trained = {name: shape for name, shape in shapes.items() if name in reader.trained}
+    return Sketch(size, experiment.seed, trained)
+
+
 def measured_points(
     loss: Objective, problem: Problem, measure: AbstractMeasure
 ) -> MeasuredPoints | None:
-    """A measure at all points, none if it is the outputs themselves; refused where there is none under this loss."""
-    found = measure.of_run(loss, problem.targets, len(problem.data.classes))
-    return None if found is None else MeasuredPoints(found, problem.targets)
+    """Return a measure at all points, or None if it equals the outputs. Raise if the loss does not
+    allow it.
+    """
+    measured = measure.of_run(loss, problem.targets, len(problem.data.classes))
+    return None if measured is None else MeasuredPoints(measured, problem.targets)
 
 
 def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Budget:
-    """The memory of a run, given how much is recorded of a point."""
+    """Return the memory plan of a run, given the recorded bytes per point."""
     costs = experiment.integration.costs
     return Budget(
         memory_gb=experiment.room_gb,
@@ -191,55 +210,58 @@ def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Bu
 
 
 def components_of_run(experiment: Experiment, problem: Problem) -> Components:
-    """The components by which contributions are told apart; none, where they are not."""
+    """Return the components that contributions are separated by, if any."""
     by = experiment.path.by
     if by is None:
         return {}
     if experiment.kernel.sketch is not None:
         raise Mistake(
-            f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the parameters of components; "
-            "leave one of them out"
+            f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the "
+            "parameters of components; leave one of them out"
         )
     trained = point(problem.weights).trained
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
 
-# --- Where effects are found: at the first points of every split, `path.attributed` in all, whatever the optimizer.
+# --- The leave-out effects: at the first points of every split, `path.attributed` in total.
 
 
 RETRAININGS = 2
-"""The least cost of a reverse pass for one output, in trainings."""
+"""The cost of a reverse pass for one output, in trainings, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points, what the sweep takes, what has kinks, and whether trainings without examples take its place."""
+    """The points and the plan of the reverse passes, or of the trainings that replace them."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepPlan
-    kinks: tuple[str, ...]
-    retrains: bool = False
-    differentiated: bool = True  # whether a sweep could be made
+    kinks: tuple[str, ...]  # operations that have no derivative everywhere
+    retrains: bool = False  # trainings without each example replace the reverse passes
+    differentiated: bool = True  # the optimizer's update has a known derivative
 
     @property
     def costs_more(self) -> bool:
-        """Whether the sweep takes longer than training without each example in turn."""
+        """Whether the reverse passes take longer than training without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
     def sentence(self) -> str:
-        """What effects cost, said before they are begun."""
+        """The announced cost of the effects."""
         return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """The sweep that an experiment asks for, or trainings in its place where these take less."""
-    optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
-    splits, train = list(survey.problem.places.values()), survey.problem.train
-    points = first_points(
-        splits, fair_counts(path.attributed, [split.stop - split.start for split in splits])
-    )
-    # what a reverse pass takes
+    """Return the plan of the effects: reverse passes, or trainings if these cost less."""
+    optimizer = experiment.optimizer
+    path = experiment.path
+    budget = survey.budget
+    train = survey.problem.train
+    splits = list(survey.problem.places.values())
+    sizes = [split.stop - split.start for split in splits]
+    points = first_points(splits, fair_counts(path.attributed, sizes))
+
+    # the cost of a reverse pass
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepPlan(
@@ -255,32 +277,30 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         tape_bytes=budget.tape_bytes,
         number_bytes=budget.number_bytes,
     )
-    # what may spoil its derivatives, and whether trainings without each example take less
-    kinked = kinks(survey.tape) + (
-        [] if experiment.loss.smooth else [f"loss={experiment.loss.option}"]
-    )
-    differentiated = experiment.knows_derivative
+
+    kinked = kinks(survey.tape)
+    if not experiment.loss.smooth:
+        kinked = [*kinked, f"loss={experiment.loss.option}"]
     sweep = SweepSetting(
         points=points.to(experiment.device),
         plan=plan,
         kinks=tuple(kinked),
-        differentiated=differentiated,
+        differentiated=experiment.knows_derivative,
     )
     sweep = replace(sweep, retrains=path.may_retrain and sweep.costs_more)
-    if not (differentiated or sweep.retrains):
+    if not (sweep.differentiated or sweep.retrains):
         outputs = plan.points * plan.outputs
         raise Mistake(
-            f"path.effects=true: there is no rule for the derivative of what optimizer={optimizer.option} does to a "
-            "gradient, "
-            f"and {train} trainings, each without one example, are more than the {RETRAININGS * outputs} that effects "
-            f"on {outputs} outputs are worth; lower data.train, raise path.attributed, or use one of ntkexp's "
-            "optimizers"
+            f"path.effects=true: the derivative of optimizer={optimizer.option} is not known, and "
+            f"{train} trainings, each without one example, are more than the "
+            f"{RETRAININGS * outputs} that effects on {outputs} outputs are worth; lower "
+            "data.train, raise path.attributed, or use one of ntkexp's optimizers"
         )
     return sweep
 
 
 def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
-    """The first points of each place, as many of each as `counts` says.
+    """Return the first points of each split, by these counts.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -293,7 +313,7 @@ def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, 
     )
 
 
-# --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
+# --- The setting: the problem, the network and its kernel before training, and the step size.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,13 +334,11 @@ class Setting:
     problem: Problem
     start: Start
     descent: Descent
-    domain: Domain  # where the path is integrated
+    domain: Domain  # of the path integral
     rounding: Rounding
-    measured: MeasuredPoints | None = (
-        None  # what is explained of the outputs, if not they themselves
-    )
-    sweep: SweepSetting | None = None  # where effects are found, if they are
-    remarks: tuple[str, ...] = ()  # what a reader of the results should know
+    measured: MeasuredPoints | None = None  # the explained measure, if it is not the outputs
+    sweep: SweepSetting | None = None  # the plan of the leave-out effects
+    remarks: tuple[str, ...] = ()  # caveats for readers of the results
 
     @property
     def points(self) -> Points:
@@ -328,16 +346,17 @@ class Setting:
 
 
 def prepare(experiment: Experiment) -> Setting:
-    """Draw the data and the network, and look at them once."""
+    """Draw the data and the network, and measure both before training."""
     return setting_of(experiment, survey(experiment))
 
 
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
-    """Look once at what was drawn, unless training would outlast its user."""
+    """Measure the surveyed problem before training. Raise if training would take years."""
     if experiment.stop_at_loss is None:
         refuse_endless(run_seconds(experiment, survey.budget), experiment.steps, experiment.device)
-    problem, points = survey.problem, survey.points
-    # what is learned when; most data have one phase, of all examples
+    problem = survey.problem
+    points = survey.points
+    # most data have one phase with all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
     phases = phases_of(
         experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
@@ -359,6 +378,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
+    # rounding is proportional to the terms that add up to the outputs
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
@@ -378,21 +398,23 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
 def start_of(
     experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]
 ) -> Start:
-    """The network at its start, unless it cannot be trained.
+    """Return the outputs and the kernel before training. Raise if the network cannot be trained.
 
-    The largest stable step is the least of those of all phases, each by the kernel among its own examples, which no
-    sketch stands for: what is trained does not depend on how it is read.
+    The largest stable step is the smallest one of all phases, each by the kernel among its own
+    examples. It never uses a sketched kernel, so training does not depend on how kernels are
+    stored.
     """
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
     if not finite.all():
         raise Mistake(
-            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
-            f"{experiment.model.remedy}"
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of "
+            f"{len(finite)} points; {experiment.model.remedy}"
         )
 
     # λ_max of the kernel among the examples of each phase
-    kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
+    kernel = view.kept_kernel()
+    keeps = experiment.path.keeps_kernels
     exact = keeps and points.sketch is None
     tops = [
         largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
@@ -403,10 +425,11 @@ def start_of(
     moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
     if not moves:
         raise Mistake(
-            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+            "no weight moves an output at any training example, so there is nothing to train: are "
+            "all units dead?"
         )
 
-    # the curvature of the objective is at most w λ_max ℓ″
+    # the curvature of the objective is at most w λ_max ℓ″, and η = 2/curvature
     weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
@@ -418,21 +441,24 @@ def start_of(
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
-    """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
-    points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
-    each costs a pass backwards.
+    """Return the points and outputs of the path integral, and how much of it fits into memory.
+
+    If each point needs a reverse pass, the path is integrated at `path.attributed` points, a chunk
+    at a time. These are the first points of every split and phase. Otherwise it is integrated at
+    all points.
     """
-    problem, path = survey.problem, experiment.path
+    problem = survey.problem
+    path = experiment.path
     splits = [
         part
         for name, split in problem.places.items()
         for part in problem.phases.get(name, (split,))
     ]
-    sizes, backwards = (
-        [split.stop - split.start for split in splits],
-        experiment.integration.passes > 1,
-    )
-    attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
+    counts = [split.stop - split.start for split in splits]
+    backwards = experiment.integration.passes > 1
+    if backwards:
+        counts = fair_counts(path.attributed, counts)
+    attributed = first_points(splits, counts)
     return Domain(
         points=survey.points,
         explained=survey.explained,
@@ -450,29 +476,43 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 
 
 def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
-    """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
-    sketched kernels, how far they are from kernels, and what they are good for.
+    """Return remarks on casts, on networks without an exact rule, and on the error of sketched
+    kernels.
     """
-    points, path = survey.points, experiment.path
-    casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
-    obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
-    obstacles = [each for each in (casts, obstacle) if each is not None]
-    if points.sketch is None:
-        return tuple(obstacles)
-    given = f"kernel.sketch={experiment.kernel.sketch}"
-    if path.keeps_kernels:
+    points = survey.points
+    remarks = []
+    casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
+    if casts is not None:
+        remarks.append(casts)
+    if experiment.path.closing is None:  # an exact rule reports obstacles itself
+        obstacle = points.reader.obstacle(survey.tape)
+        if obstacle is not None:
+            remarks.append(obstacle)
+    if points.sketch is not None:
+        remarks += sketch_remarks(experiment, survey, start, points.sketch)
+    return tuple(remarks)
+
+
+def sketch_remarks(
+    experiment: Experiment, survey: Survey, start: Start, sketch: Sketch
+) -> list[str]:
+    """Return remarks on the error of sketched kernels, and on sketches that save nothing."""
+    points = survey.points
+    key = f"kernel.sketch={experiment.kernel.sketch}"
+    if experiment.path.keeps_kernels:
         view = NetworkView(points, survey.problem.weights)
         share = view.sketch_error(start.kernel[: points.train])
-        obstacles.append(
-            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they are good for drift, "
-            "spectra, alignment and sums, not for single contributions; machines that are made of kernels are no more "
-            "exact"
-        )
+        remarks = [
+            f"kernels are sketches ({key}), the first within {share:.1%} of its norm: they are "
+            "good for drift, spectra, alignment and sums, not for single contributions; kernel "
+            "machines that use them are as inexact"
+        ]
     else:
-        obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
-    many = sum(shape.numel() for shape in points.sketch.shapes.values())
-    if points.sketch.size >= many:
-        obstacles.append(
-            f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less"
+        remarks = [f"contributions are from sketches ({key}): only their sums are exact"]
+    weights = sum(shape.numel() for shape in sketch.shapes.values())
+    if sketch.size >= weights:
+        remarks.append(
+            f"{key} is no less than the {weights:,} weights: without it kernels are exact, and "
+            "take less"
         )
-    return tuple(obstacles)
+    return remarks
