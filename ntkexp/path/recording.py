@@ -297,9 +297,9 @@ def update_of(
     one = next(iter(linear.values()))
     whole = replace(
         one,
-        scale=vector({name: each.scale for name, each in linear.items()}),
-        ahead=vector({name: each.ahead for name, each in linear.items()}),
-        lost=vector({name: each.lost for name, each in linear.items()}),
+        momentum_scale=vector({name: each.momentum_scale for name, each in linear.items()}),
+        gradient_scale=vector({name: each.gradient_scale for name, each in linear.items()}),
+        decoupled_decay=vector({name: each.decoupled_decay for name, each in linear.items()}),
     )
     return Update(place=slice(None), linear=whole, denominator=denominator)
 

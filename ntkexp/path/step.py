@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Jacobian, Segment
 from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
-from ntkexp.path.points import NetworkView, Points, RightSide, summed, total, unit
+from ntkexp.path.points import NetworkView, Points, summed
 from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
@@ -68,22 +68,15 @@ class Step:
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
-    def side(self) -> RightSide:
+    def side(self) -> list[Jacobian]:
         """What kernels of the step are with, each weight's part times its factor of the step size: J(θ_s; xᵢ), or where
         contributions alone are summed up, the gradients of the examples, Σ_c ℓ′_c J_c, as one output of each.
-
-        Of a sketch, the direction of the step is exact.
         """
         view, points = self.view, self.view.points
         blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
         if any(factor != 1 for factor in self.factors.values()):
             blocks = [block.scaled(self.factors) for block in blocks]
-        blocks = list(blocks)
-        if points.sketch is None:
-            return RightSide(blocks)
-        weights, pull = view.weights, self.output_gradient
-        gradient = total(blocks, pull, weights) if points.makes_kernels else summed(blocks, weights)
-        return RightSide(blocks, points.sketch, unit(gradient))
+        return list(blocks)
 
     @property
     def sizes(self) -> Sizes:

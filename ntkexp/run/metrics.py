@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.diagnostics import (
-    DENSE,
+    MAX_DENSE_ENTRIES,
     TOP,
     activity,
     alignment,
@@ -63,8 +63,6 @@ class KernelObserver:
     def columns(self) -> tuple[str, ...]:
         """The columns about kernels."""
         columns = list(KERNEL_COLUMNS)
-        if self.setting.points.sketch:
-            columns.append("sketch_error")
         if self.setting.problem.phases:
             columns.append(SELECTIVITY)
         return tuple(columns)
@@ -125,8 +123,6 @@ class KernelObserver:
 
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
-        if points.sketch is not None:
-            row["sketch_error"] = view.sketch_error(here)
         return row
 
     def stability(
@@ -137,7 +133,7 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step. Below 1, the step is stable."""
+        """Return η w λ_max ℓ″/2 for the examples of a step. A step is stable below 1."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -160,7 +156,7 @@ class KernelObserver:
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
-        if entries > DENSE:
+        if entries > MAX_DENSE_ENTRIES:
             return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {
@@ -299,8 +295,8 @@ class Observer:
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of a step, with the weights before it, its size, and the factor of
-        clipping if it clips.
+        """Return the metrics of a step: its size, its weights before, and the factor of
+        clipping.
         """
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)

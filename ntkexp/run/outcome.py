@@ -419,8 +419,6 @@ def split_regions(state: RunState) -> dict[str, Region]:
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     """Return the summary of the contributions by a rule, with their error relative to ‖𝒮‖ if it is
     known.
-
-    Contributions from sketches have exact sums only, so they get no summary.
     """
     setting = state.setting
     domain = setting.domain
@@ -435,18 +433,15 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     if not all(block.isfinite().all() for block in blocks(contributions)):
         return {}
 
-    facts: dict[str, float] = {}
-    is_sketched = setting.points.sketch is not None
-    if not is_sketched:
-        # do the queries include all training examples, at the trained outputs?
-        train = setting.points.train
-        read_train = int((domain.attributed < train).sum())
-        every_train = setting.measured is None and read_train == train
-        facts |= summary(kernel, contributions, train if every_train else 0)
+    # do the queries include all training examples, at the trained outputs?
+    train = setting.points.train
+    read_train = int((domain.attributed < train).sum())
+    every_train = setting.measured is None and read_train == train
+    facts = summary(kernel, contributions, train if every_train else 0)
     if optimizer.weight_decay:
         facts["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
-    if error is not None and not is_sketched:
+    if error is not None:
         facts["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
             facts["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)

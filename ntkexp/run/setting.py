@@ -21,22 +21,33 @@ from ntkexp.kernel.read.reader import Cost, Reader, costs
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
-from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.measure import AbstractMeasure, MeasuredPoints, Objective
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
 from ntkexp.path.components import Components, components_of
+from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
-from ntkexp.path.points import Domain, NetworkView, Points
+from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
 # --- Early refusals: kernels that exceed the memory.
 
 
 LEAST_ROWS = 8  # per kernel on disk: four blocks of two points
+
+
+def refuse_sketch(experiment: Experiment) -> None:
+    """Raise for sketched kernels, which only kernel files have."""
+    size = experiment.kernel.sketch
+    if size is not None:
+        raise Mistake(
+            f"kernel.sketch={size}: kernels along a path are exact; for large networks use "
+            "path.kernels=none or trace, or sketch one kernel by "
+            f"ntkexp kernel tangent kernel.sketch={size}"
+        )
 
 
 def refuse_vast(experiment: Experiment) -> None:
@@ -107,6 +118,7 @@ def survey(experiment: Experiment) -> Survey:
     """Draw the problem, and record the network at two of its points. Raise if the kernels exceed
     the memory.
     """
+    refuse_sketch(experiment)
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
@@ -144,7 +156,6 @@ def survey(experiment: Experiment) -> Survey:
         block=budget.block,
         keep=budget.keep,
         chosen=outputs if chooses_outputs else None,
-        sketch=sketch_of(experiment, problem, reader),
         kernels=experiment.path.kernels,
     )
     explained = points
@@ -159,16 +170,6 @@ def survey(experiment: Experiment) -> Survey:
         tape=tape,
         explained_tape=explained_tape,
     )
-
-
-def sketch_of(experiment: Experiment, problem: Problem, reader: Reader) -> Sketch | None:
-    """Return the sketch of the kernels, if the experiment asks for one."""
-    size = experiment.kernel.sketch
-    if size is None:
-        return None
-    shapes = {name: weight.shape for name, weight in problem.weights.items()}
-    trained = {name: shape for name, shape in shapes.items() if name in reader.trained}
-    return Sketch(size, experiment.seed, trained)
 
 
 def measured_points(
@@ -214,11 +215,6 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     by = experiment.path.by
     if by is None:
         return {}
-    if experiment.kernel.sketch is not None:
-        raise Mistake(
-            f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the "
-            "parameters of components; leave one of them out"
-        )
     trained = point(problem.weights).trained
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
@@ -391,7 +387,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         measured=survey.measured,
         sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
-        remarks=setting_remarks(experiment, survey, start),
+        remarks=setting_remarks(experiment, survey),
     )
 
 
@@ -401,8 +397,7 @@ def start_of(
     """Return the outputs and the kernel before training. Raise if the network cannot be trained.
 
     The largest stable step is the smallest one of all phases, each by the kernel among its own
-    examples. It never uses a sketched kernel, so training does not depend on how kernels are
-    stored.
+    examples.
     """
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
@@ -415,10 +410,9 @@ def start_of(
     # λ_max of the kernel among the examples of each phase
     kernel = view.kept_kernel()
     keeps = experiment.path.keeps_kernels
-    exact = keeps and points.sketch is None
     tops = [
         largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
-        if exact
+        if keeps
         else view.largest_eigenvalue(phase.examples)
         for phase in phases
     ]
@@ -475,44 +469,17 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     )
 
 
-def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
-    """Return remarks on casts, on networks without an exact rule, and on the error of sketched
-    kernels.
+def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
+    """Return remarks on casts, and on Jacobians that need a pass per example.
+
+    A rule that closes every step needs no such remark: it raises if a difference rule is missing.
     """
-    points = survey.points
     remarks = []
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
     if casts is not None:
         remarks.append(casts)
-    if experiment.path.closing is None:  # an exact rule reports obstacles itself
-        obstacle = points.reader.obstacle(survey.tape)
+    if experiment.path.closing is None:
+        obstacle = survey.points.reader.obstacle(survey.tape)
         if obstacle is not None:
             remarks.append(obstacle)
-    if points.sketch is not None:
-        remarks += sketch_remarks(experiment, survey, start, points.sketch)
     return tuple(remarks)
-
-
-def sketch_remarks(
-    experiment: Experiment, survey: Survey, start: Start, sketch: Sketch
-) -> list[str]:
-    """Return remarks on the error of sketched kernels, and on sketches that save nothing."""
-    points = survey.points
-    key = f"kernel.sketch={experiment.kernel.sketch}"
-    if experiment.path.keeps_kernels:
-        view = NetworkView(points, survey.problem.weights)
-        share = view.sketch_error(start.kernel[: points.train])
-        remarks = [
-            f"kernels are sketches ({key}), the first within {share:.1%} of its norm: they are "
-            "good for drift, spectra, alignment and sums, not for single contributions; kernel "
-            "machines that use them are as inexact"
-        ]
-    else:
-        remarks = [f"contributions are from sketches ({key}): only their sums are exact"]
-    weights = sum(shape.numel() for shape in sketch.shapes.values())
-    if sketch.size >= weights:
-        remarks.append(
-            f"{key} is no less than the {weights:,} weights: without it kernels are exact, and "
-            "take less"
-        )
-    return remarks

@@ -22,8 +22,8 @@ from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
-from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points

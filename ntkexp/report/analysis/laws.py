@@ -1,4 +1,4 @@
-"""The power laws of a sweep beside the exponents of theory, in numbers and in words."""
+"""The power laws of a sweep, compared with the exponents of theory, as table rows and as sentences."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import pandas as pd
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Bound, Expected, Fit, Level, Sweep
-from ntkexp.report.analysis.estimate import IntervalComparison, PowerLaw, compare, power_law
+from ntkexp.report.analysis.estimate import IntervalComparison, compare
+from ntkexp.report.analysis.power_law import PowerLaw, power_law
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.text import counted, short
-
-# --- The power laws of a sweep: a quantity along one axis, for each choice of the others, beside the theory's
-# exponent.
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit at one choice of the other axes: it has a law, or there is a reason why not."""
+    """A quantity along one axis, at one choice of the other axes: a law, or the reason for none."""
 
     fit: Fit
     others: Mapping[str, Level]
@@ -30,43 +28,43 @@ class Fitted:
 
     @property
     def comparison(self) -> IntervalComparison | None:
-        """The exponent beside theory's, where there is one."""
-        expected = self.fit.expected
-        return (
-            None if self.law is None or expected is None else compare(self.law.exponent, expected)
-        )
+        """The comparison of the exponent with theory, if there are both."""
+        if self.law is None or self.fit.expected is None:
+            return None
+        return compare(self.law.exponent, self.fit.expected)
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
-    """Fit the law along one axis, for each choice of the others."""
-    others = [key for key in sweep.axes if key != fit.axis]
+    """Fit the law along one axis, for each choice of the other axes."""
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is not an axis of {sweep.name}")]
-    groups = [tuple(run.axes[key] for key in others) for run in sweep.runs]
+    other_axes = [key for key in sweep.axes if key != fit.axis]
+    choices = [tuple(run.axes[key] for key in other_axes) for run in sweep.runs]
     fits = []
-    for group in dict.fromkeys(groups):
-        chosen = dict(zip(others, group, strict=True))
+    for choice in dict.fromkeys(choices):
+        others = dict(zip(other_axes, choice, strict=True))
+        rows = table[[other == choice for other in choices]]
         try:
-            fits.append(Fitted(fit, chosen, law_of(fit, table[[each == group for each in groups]])))
+            fits.append(Fitted(fit, others, law_of(fit, rows)))
         except Mistake as mistake:
-            fits.append(Fitted(fit, chosen, None, str(mistake)))
+            fits.append(Fitted(fit, others, None, str(mistake)))
     return fits
 
 
 def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
-    """Fit the law of a quantity along an axis of numbers."""
-    describe(fit.quantity)
+    describe(fit.quantity)  # raises if there is no such quantity
     levels = table[fit.axis].tolist()
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
         raise Mistake(f"{fit.axis} is not an axis of numbers")
     if fit.quantity not in table:
         raise Mistake(f"no run yields {fit.quantity}")
-    numbers = table[fit.quantity].to_numpy(dtype=float)
-    seeds = table["seed"].to_numpy(dtype=np.int64)
-    return power_law(np.array(levels, dtype=float), numbers, seeds)
+    x = np.array(levels, dtype=float)
+    y = table[fit.quantity].to_numpy(dtype=float)
+    return power_law(x, y, table["seed"].to_numpy(dtype=np.int64))
 
 
 def row_of(fitted: Fitted) -> dict[str, Level]:
+    """Return the row of <sweep>.fits.csv."""
     fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:
@@ -97,52 +95,55 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
     }
 
 
-# --- The laws of a sweep in words: each with its interval, the seeds behind it, theory's margin and the verdict.
+# --- The laws of a sweep in words.
 
 
 VERDICT = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
-"""What is said of an exponent, by where its interval lies beside theory's range."""
+"""The verdict on an exponent, by the position of its interval relative to theory's range."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
-    """One law: its exponent with the interval, what was left out, and how it stands to theory."""
-    exponent, axis = law.exponent, fitted.fit.axis.rpartition(".")[2].replace("_", " ")
-    verb = (
-        "goes" if exponent.covers(0.0) is not False else "grows" if exponent.value > 0 else "falls"
-    )
-    seeds = (
-        counted(law.seeds, "seed")
-        if law.units == law.seeds
-        else f"{law.seeds} seeds, put together as {law.units}"
-    )
+    """Describe a law: its exponent with interval, the runs left out, and the verdict on theory."""
+    axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
+    exponent = law.exponent
+    verb = "grows" if exponent.value > 0 else "falls"
+    if exponent.covers(0.0) is not False:
+        verb = "goes"
+
+    seeds = counted(law.seeds, "seed")
+    if law.units != law.seeds:
+        seeds = f"{law.seeds} seeds, put together as {law.units}"
     interval = f"{seeds}, no interval"
     if exponent.known:
         interval = f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
+
     parts = [
-        f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power {number(exponent.value)} ({interval})"
+        f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power "
+        f"{number(exponent.value)} ({interval})"
     ]
     if law.curved:
         parts.append("it bends")
     if law.left_out:
         parts.append(f"{law.left_out} of {law.runs + law.left_out} runs left out")
-    expected, comparison = fitted.fit.expected, fitted.comparison
-    if expected is not None and comparison is not None:
-        verdict = VERDICT[comparison.where]
-        if comparison.where == "across" and exponent.known:
-            more = (
-                ""
-                if comparison.more is None
-                else f", {counted(comparison.more, 'more seed')} would probably settle it"
-            )
-            verdict += more or ", and more seeds would not settle it"
+    if (expected := fitted.fit.expected) is not None:
+        verdict = verdict_in_words(compare(exponent, expected), known=exponent.known)
         parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
     return "; ".join(parts) + "".join(f", {key}={value}" for key, value in fitted.others.items())
 
 
+def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
+    verdict = VERDICT[comparison.where]
+    if comparison.where != "across" or not known:
+        return verdict
+    if comparison.more is None:
+        return f"{verdict}, and more seeds would not settle it"
+    return f"{verdict}, {counted(comparison.more, 'more seed')} would probably settle it"
+
+
 def limit(expected: Expected) -> str:
-    """Spell what theory says, in few letters.
+    """Format theory's exponent.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')
@@ -151,7 +152,7 @@ def limit(expected: Expected) -> str:
 
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
-    """Sum up all laws of a sweep, and how those stand to theory of which it speaks; nothing of none.
+    """Summarise the laws of a sweep and their verdicts. Without laws, return an empty string.
 
     >>> summary([], "each drawing weights alone")
     ''
@@ -161,28 +162,29 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     text = counted(len(laws), "law")
     fits = [law.law for law in laws if law.law is not None]
     if fits:
-        interval = (
-            "with 95 % intervals"
-            if any(law.exponent.known for law in fits)
-            else "without intervals"
-        )
+        known = any(law.exponent.known for law in fits)
+        interval = "with 95 % intervals" if known else "without intervals"
         many = "seed" + "s" * any(law.seeds != 1 for law in fits)
         text += f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}"
     if len(fits) < len(laws):
-        text += f"; {len(laws) - len(fits)} of them not fitted"
-    judged = [
-        (law.fit.expected, law.comparison) for law in laws if law.fit.expected and law.comparison
-    ]
-    if not judged:
+        text += f"; {len(laws) - len(fits)} not fitted"
+
+    margins, verdicts = [], Counter[str]()
+    for law in laws:
+        if law.fit.expected is not None and law.comparison is not None:
+            margins.append(law.fit.expected.margin)
+            verdicts[VERDICT[law.comparison.where]] += 1
+    if not margins:
         return f"{text}."
-    counts = Counter(VERDICT[comparison.where] for _, comparison in judged)
-    words = ", ".join(f"{counts[word]} {word}" for word in VERDICT.values() if counts[word])
-    margin = extent([expected.margin for expected, _ in judged])
-    return f"{text}. Theory speaks of {len(judged)}, with a margin of {margin}: {words}. Each is judged by itself."
+    counts = ", ".join(f"{verdicts[word]} {word}" for word in VERDICT.values() if verdicts[word])
+    return (
+        f"{text}. Theory predicts {len(margins)}, with a margin of {extent(margins)}: {counts}. "
+        "Each verdict is without correction for the number of laws."
+    )
 
 
 def extent(numbers: Sequence[float]) -> str:
-    """Spell the extent from the least to the greatest.
+    """Format the range from the smallest to the largest.
 
     >>> extent([5, 3, 5]), extent([0.1, 0.1])
     ('3–5', '0.1')
@@ -191,13 +193,11 @@ def extent(numbers: Sequence[float]) -> str:
 
 
 def number(exponent: float) -> str:
-    """Spell an exponent to two digits after the point.
+    """Format an exponent with two decimals.
 
     >>> number(-0.5), number(1.0)
     ('−0.5', '1')
     """
-    return (
-        f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−")
-        if abs(exponent) >= 0.005
-        else "0"
-    )
+    if abs(exponent) < 0.005:
+        return "0"
+    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−")

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Expected, Fit
-from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted, law_in_words, summary
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.tables import draws
 from ntkexp.report.run import Run
-from tests.report.analysis.trials import (
-    WIDTHS,
-)
+from tests.report.analysis.trials import WIDTHS
 
 ONE = Expected(-1.0)
 
@@ -80,10 +78,11 @@ def test_all_laws_are_counted() -> None:
         Fitted(fit_of("gauss.test", ONE), {}, None, "no run yields it"),
     ]
     assert summary(rows, "each drawing weights and data") == (
-        "5 laws, with 95 % intervals over 2–3 seeds, each drawing weights and data; 1 of them not fitted. Theory "
-        "speaks of 3, with a margin of 0.1–0.2: 1 agrees, 1 smaller, 1 undecided. Each is judged by itself."
+        "5 laws, with 95 % intervals over 2–3 seeds, each drawing weights and data; 1 not fitted. Theory predicts 3, "
+        "with a margin of 0.1–0.2: 1 agrees, 1 smaller, 1 undecided. Each verdict is without correction for the "
+        "number of laws."
     )
-    assert summary(rows[-1:], "") == "1 law; 1 of them not fitted."
+    assert summary(rows[-1:], "") == "1 law; 1 not fitted."
     assert "Theory" not in summary(rows[3:], "")
     assert summary([law([-1.0], None)], "x") == "1 law, without intervals over 1 seed, x."
 

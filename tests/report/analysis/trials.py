@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import Estimate, compare, mean_of, unit_weights, units
+from ntkexp.report.analysis.estimate import Estimate, compare, mean_of
 from ntkexp.report.analysis.laws import VERDICT
+from ntkexp.report.analysis.power_law import unit_weights, units
 
 Array = NDArray[np.float64]
 WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
