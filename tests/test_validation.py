@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5,
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
         return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent())
 
 

@@ -36,6 +36,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import (
     PICTURE,
@@ -55,7 +56,7 @@ from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock, commit
 from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.jobs import AbstractSweepListener, Conductor, RemainingTime
+from ntkexp.sweep.jobs import Conductor, JobProgress, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
@@ -255,10 +256,10 @@ def plan_claim(
 
 @dataclass(frozen=True)
 class Workshop:
-    """The engine and listener for the runs of claims, and the trusted packages."""
+    """The engine and progress display for the runs of claims, and the trusted packages."""
 
     engine: AbstractEngine
-    listener: AbstractSweepListener
+    progress: AbstractProgress
     trust: tuple[str, ...] = ()
     retry_failed: bool = False
 
@@ -272,7 +273,7 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
     if missing:
         # Pictures of single runs are drawn on demand.
         conductor = Conductor(
-            whole, workshop.engine, workshop.listener, workshop.trust, pictures=False
+            whole, workshop.engine, workshop.progress, workshop.trust, pictures=False
         )
         conductor.conduct(missing)
         ended = conductor.ended
@@ -308,23 +309,23 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     missing = [job for job in planned.trials if job.rows is None]
     if not missing:
         return
-    workers = workshop.engine.workers
-    done = len(planned.trials) - len(missing)
-    clock = RemainingTime({job.name: 1.0 for job in missing}, workers, believed=0.0)
+    seconds = {job.name: 1.0 for job in missing}
+    clock = RemainingTime(seconds, workshop.engine.workers, believed=0.0)
+    total = len(planned.trials)
+    jobs = JobProgress(workshop.progress, clock, total, total - len(missing))
+    jobs.start(name)
     home = str(Path.cwd())
     logs = str(planned.out / "sweeps")
-    workshop.listener.begin(name, len(planned.trials), done, workers, clock.ahead)
     try:
         tasks = (Task(job.name, job, home, logs) for job in missing)
         with closing(run_jobs(workshop.engine, tasks)) as events:
             for event in events:
-                clock.see(event)
-                workshop.listener.see(event, clock.ahead)
+                jobs.see(event)
                 if isinstance(event, Ended) and event.how not in {"done", "found"}:
                     reason = event.reason or "no reason given"
                     raise Mistake(f"{name}: {event.name} {event.how}: {reason}")
     finally:
-        workshop.listener.end()
+        workshop.progress.stop()
 
 
 # --- Measure and judge a claim, and write the result.
