@@ -95,10 +95,8 @@ class Design:
 
     def removals(self, examples: int) -> list[tuple[int, ...]]:
         """Who is left out of each training, drawn from the seed."""
-        count, generator = (
-            number_of(self.leave_out, examples, "leave_out"),
-            stream("left out", self.seed, examples),
-        )
+        count = number_of(self.leave_out, examples, "leave_out")
+        generator = stream("left out", self.seed, examples)
         drawn = (
             torch.randperm(examples, generator=generator)[:count] for _ in range(self.trainings)
         )
@@ -348,7 +346,9 @@ def case_of_run(
     progress: AbstractProgress,
 ) -> ValidationCase:
     """A run's own scores, and its trainings: kept beside it, and carried out by workers if there is an engine."""
-    rule, effect, points = explained_rule(run.rules), effects_of_run(run), tuple(probe)
+    rule = explained_rule(run.rules)
+    effect = effects_of_run(run)
+    points = tuple(probe)
     parts = (
         {}
         if rule is None
@@ -501,7 +501,8 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     place = slice_of_split(
         run, split or ("probe" if "probe" in run.points else main_split(run.ladder))
     )
-    rule, points = explained_rule(run.rules), list(range(place.start, place.stop))
+    rule = explained_rule(run.rules)
+    points = list(range(place.start, place.stop))
     if rule is not None:
         known = np.all(where_read(run.parts(rule)), axis=1)
         points = [point for point in points if known[point]]
@@ -514,7 +515,8 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
     """Carry the trainings out, and compare every kind of scores with them."""
-    count, whole = len(case.examples), case.whole
+    count = len(case.examples)
+    whole = case.whole
     removals = design.removals(count)
     seeds: list[int | None] = [design.seed + 1 + each for each in range(design.fresh)] or [None]
 

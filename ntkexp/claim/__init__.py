@@ -1,4 +1,4 @@
-"""Claims of papers: stated before they are measured, then judged beside a control.
+"""Claims of papers: stated before measuring, then judged together with a control.
 
 Each line imports only from the lines above it:
 

@@ -355,7 +355,7 @@ class AbstractAverage(AbstractExpectation):
             log_axis(axes, "y")
             ends = [math.exp(end) for end in ends]
 
-        # An open end of the band lies at the edge of the picture, or at the other end of the band.
+        # Draw an open end of the band at the edge of the picture, or at its other end.
         low, high = axes.get_ylim()
         finite = [end for end in ends if math.isfinite(end) and end != 0]
         band = np.clip(ends, min([low, *finite]), max([high, *finite]))
@@ -613,7 +613,7 @@ class Location(AbstractExpectation):
 
     The margin is a share of the position. The position of a seed is the vertex of the parabola
     through the extreme point and its neighbours, with the axis in logarithms. It is expected
-    between value/(1 + margin) and value·(1 + margin). If the extreme of a seed lies at an end of
+    between value/(1 + margin) and value·(1 + margin). If the extreme of a seed is at an end of
     the axis, the rule stays undecided.
     """
 

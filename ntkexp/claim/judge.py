@@ -80,7 +80,7 @@ class Finding:
     part: int = 0
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with these notes in place of its own; empty notes are omitted."""
+        """Return the finding with these notes instead of its note; empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:

@@ -160,7 +160,7 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe what the seeds of each look draw. Looks whose data are missing are omitted."""
+    """Describe the draws of the seeds of each look. Looks whose data are missing are omitted."""
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
         equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)

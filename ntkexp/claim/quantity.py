@@ -37,7 +37,7 @@ class Measured:
             sweeps, and every measured number.
         known: The readable runs, by the names of their folders.
         axes: The axes of the sweeps.
-        draws: A description of what each seed draws.
+        draws: A description of the random draws of a seed.
     """
 
     table: pd.DataFrame

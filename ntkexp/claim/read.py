@@ -59,7 +59,7 @@ KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "pic
 CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
-"""The seeds of the second look are those of the main look plus this number."""
+"""The offset of the second look's seeds from the main look's seeds."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -332,7 +332,7 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
 
 
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
-    """Build the second look, whose seeds differ from those of the main look.
+    """Build the second look, with seeds that the main look does not use.
 
     Quick claims ignore `seeds`, and use as many as the main look.
     """
