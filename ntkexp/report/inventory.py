@@ -16,7 +16,7 @@ from ntkexp.records.folder import (
     CONFIG,
     DONE,
     LOCK,
-    SMALL,
+    MAX_READ_FOR_STATE,
     RunFolder,
     State,
     is_run_folder,
@@ -93,7 +93,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         state: State = "damaged"
         try:
             # of ten thousand runs; one that is read is looked at more closely
-            defect = run.find_defect(SMALL, surplus=False)
+            defect = run.find_defect(MAX_READ_FOR_STATE, surplus=False)
             state = run.state_by(defect)
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
@@ -119,7 +119,7 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
             return defect or str(folder.sealed_facts.get("outcome", ""))
         error = path / "error.txt"
         if state in {"interrupted", "dead"} and error.is_file():
-            refuse_special(error, str(error), SMALL)
+            refuse_special(error, str(error), MAX_READ_FOR_STATE)
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         reached = folder.progress
         return f"step {reached['step']} of {reached['steps']}"

@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 
-from ntkexp.records.sweep import MARGIN, Expected
+from ntkexp.records.sweep import DEFAULT_MARGIN, Expected
 from ntkexp.report.analysis.laws import dependence
 from ntkexp.text import MISSING, aligned, percent
 from tests.report.analysis.trials import AMOUNTS, DESIGNS, SWEEPS, Design, Laws, fluctuating, laws, variances
 
 HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")
-EDGE, FAR = Expected(MARGIN), Expected(0.5)
+EDGE, FAR = Expected(DEFAULT_MARGIN), Expected(0.5)
 
 
 def rates(found: Laws) -> list[str]:
