@@ -1,24 +1,22 @@
-"""Estimates from independent repetitions: intervals, the units that are independent, power laws, and how an estimate
-stands to what was expected.
+"""Estimates from independent repetitions: 95 % intervals, power laws, and comparisons with expected values.
 
-A number and the interval that holds it with 95 % confidence, from a few independent repetitions.
+Means. The interval of a mean is
 
     mean ± t_{ν} s/√n,    ν = n − 1
 
-With one repetition nothing is known of the spread, and the ends of the interval are NaN. Repetitions of unequal
-variance may be averaged all the same: at this confidence Student's interval then holds the mean more often than it
-says, never less (Bakirov & Székely 2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
-doi:10.1198/jbes.2009.08046).
+With one repetition the spread is unknown, and the ends of the interval are NaN. Repetitions may have unequal variances:
+Student's interval then covers the mean at least as often as stated (Bakirov & Székely 2006,
+doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010, doi:10.1198/jbes.2009.08046).
 
-A quantity with a range has its interval on a scale g that maps the range to all real numbers. The error of g(mean) is
-that of the mean times the slope g′(mean):
+If a quantity has a range, its interval is computed on a scale g that maps the range to all real numbers. The error of
+g(mean) is the error of the mean times g′(mean):
 
     ends = g⁻¹(g(mean) ± t_{ν} g′(mean) s/√n)
     any number         g(v) = v
     positive           g(v) = log v                   losses, distances, relative errors
     from a to b        g(v) = log((v − a)/(b − v))    shares, cosines
 
-The mean stays the arithmetic one, and the interval never leaves the range.
+The mean is always the arithmetic mean, and the interval never leaves the range.
 
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
@@ -29,29 +27,26 @@ The mean stays the arithmetic one, and the interval never leaves the range.
 >>> positive.value, round(positive.low, 3), round(positive.high, 3)
 (2.0, 0.578, 6.926)
 
-A power law, y = A xᵖ, fitted by least squares to log y = log A + p log x, seed by seed.
+Power laws. y = A xᵖ is fitted by least squares to log y = log A + p log x for each seed. The exponent is the mean of
+the seeds' exponents, with Student's interval. If all seeds have runs at all x, this is the fit to all runs. The
+curvature c tests whether the data follow a power law at all:
 
-    log y = log A + p log x + c (log x − middle)²/2    whether c is zero: whether it is a power law at all
-
-Every seed has an exponent of its own. The law's exponent is their mean, and its interval is Student's. Where all seeds
-were run at all places, this is the fit through all runs.
+    log y = log A + p log x + c (log x − middle)²/2
 
 >>> x = np.array([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
 >>> law = power_law(x, 3 * x**-0.5, np.array([0, 0, 0, 1, 1, 1]))
 >>> round(law.exponent.value, 12), round(law.prefactor, 12), law.curved
 (-0.5, 3.0, False)
 
-How an estimate stands to what was expected of it: the expectation leaves a range, and the whole interval counts.
+Comparisons. The interval of an estimate is compared with an expected range:
 
-    inside           the interval lies in the range             (equivalence: two one-sided tests, each at 2.5 %)
-    above, below     the interval lies beyond it
-    across           anything else; nothing is known if there is one repetition alone
+                     interval                 law of a sweep   claim
+    inside           in the range             agrees           supported    (two one-sided tests, each at 2.5 %)
+    above, below     outside the range        larger, smaller  refuted
+    across           anything else, or none   undecided        undecided
 
-Laws of sweeps say of it `agrees`, `larger`, `smaller`, `undecided`; claims `supported`, `refuted`, `refuted`,
-`undecided`.
-
-An exponent leaves exponent ± margin; one that bounds from above leaves (−∞, exponent + margin], one from below
-[exponent − margin, ∞). So few repetitions are never evidence for anything: their interval is too wide.
+The range of an exponent is exponent ± margin. An upper bound has the range (−∞, exponent + margin], and a lower bound
+[exponent − margin, ∞). Few repetitions are never evidence, because their interval is too wide.
 
 >>> law = Estimate(-0.97, error=0.02, freedom=4)
 >>> [compare(law, expected).where for expected in (Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper"))]
@@ -77,12 +72,14 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Expected
 
 CONFIDENCE = 0.95
-FAR = 700.0  # of the logarithm of odds: beyond, they overflow
-LARGEST = math.log(sys.float_info.max)
-ROUNDING = 1e-9  # a curvature below is that of rounded logarithms; a value so far beyond its range is rounded
+MAX_LOG_ODDS = 700.0  # the exponential of larger numbers overflows
+MAX_LOG = math.log(sys.float_info.max)
+ROUNDING = (
+    1e-9  # relative; smaller curvatures, and smaller distances from a range, are rounding errors
+)
 
 Range: TypeAlias = tuple[float, float]
-"""The ends between which a quantity lies; an end may be infinite."""
+"""The ends of a range. An end may be infinite."""
 POSITIVE: Range = (0.0, math.inf)
 SHARE: Range = (0.0, 1.0)
 
@@ -91,10 +88,9 @@ SHARE: Range = (0.0, 1.0)
 class Estimate:
     """A value with its standard error and its degrees of freedom.
 
-    Of a number that lies `within` a … b, as shares and correlations do, the interval lies there too: it is that of
-    log((value − a)/(b − value)), whose error is the value's times the slope of this logarithm there. Of numbers near
-    an end, such as shares around 8/9, Student's own interval lies wholly too near that end twice as often as this one.
-    Above a alone, as of positive numbers, it is that of log(value − a).
+    If the value lies `within` a … b, as shares and correlations do, its interval is computed on the scale
+    log((value − a)/(b − value)), or log(value − a) if b is infinite, and also lies within a … b. Near an end, such as
+    for shares around 8/9, Student's interval on the original scale misses on the side of this end twice as often.
     """
 
     value: float
@@ -104,12 +100,12 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """Whether the estimate has an interval."""
         return self.freedom >= 1 and math.isfinite(self.error)
 
     @property
     def reach(self) -> float:
-        """How far the interval reaches on both sides of the value."""
+        """Half of the length of Student's interval."""
         return student(self.freedom, (1 + CONFIDENCE) / 2) * self.error if self.known else math.nan
 
     @property
@@ -121,31 +117,35 @@ class Estimate:
         return self.ends(self.reach)[1]
 
     def interval(self, level: float) -> tuple[float, float]:
-        """The ends of the interval that misses the value with a probability of `level`.
+        """Return the ends of the interval that misses the true value with probability `level`.
 
         >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
         [-3.73, 7.73]
         >>> [round(end, 3) for end in replace(mean_of([0.98, 0.99, 1.0]), within=(0, 1)).interval(0.05)]
         [0.89, 0.999]
         """
-        return self.ends(
-            student(self.freedom, 1 - level / 2) * self.error if self.known else math.nan
-        )
+        reach = math.nan
+        if self.known:
+            reach = student(self.freedom, 1 - level / 2) * self.error
+        return self.ends(reach)
 
     def ends(self, reach: float) -> tuple[float, float]:
-        """The ends of an interval that reaches so far, on a scale which near the value is its own."""
+        """Return the ends of the interval with half-length `reach`, on the scale of the range."""
         if self.scale is None:
             return self.inside(self.value - reach), self.inside(self.value + reach)
-        a, b, at_value, slope = self.scale
-        ends = at_value - slope * reach, at_value + slope * reach
-        if math.isinf(b):
-            low, high = (a + math.exp(min(end, LARGEST)) for end in ends)
-        else:
-            low, high = (a + (b - a) / (1 + math.exp(-min(max(end, -FAR), FAR))) for end in ends)
-        return low, high
+        # g⁻¹(g(value) ± g′(value) · reach)
+        a, b, g, slope = self.scale
+
+        def back(end: float) -> float:
+            if math.isinf(b):
+                return a + math.exp(min(end, MAX_LOG))
+            log_odds = min(max(end, -MAX_LOG_ODDS), MAX_LOG_ODDS)
+            return a + (b - a) / (1 + math.exp(-log_odds))
+
+        return back(g - slope * reach), back(g + slope * reach)
 
     def inside(self, end: float) -> float:
-        """Move an end of Student's own interval into the range, if the value lies at an end of it.
+        """Return an end of Student's interval, clipped to the range if the value lies in it.
 
         >>> Estimate(1.0, error=1e-17, freedom=1, within=SHARE).high
         1.0
@@ -155,7 +155,7 @@ class Estimate:
         return end if math.isnan(end) else min(max(end, self.within[0]), self.within[1])
 
     def way_to(self, place: float) -> float:
-        """How far a place lies above the value, on the same scale.
+        """Return the signed distance from the value to a place, in units of the value, on the scale of the range.
 
         >>> near = Estimate(0.9, error=0.05, freedom=9, within=(0, 1))
         >>> [round(near.way_to(place), 3) for place in (near.ends(0.1)[1], 0.9, 1.0)]
@@ -171,30 +171,32 @@ class Estimate:
 
     @property
     def scale(self) -> tuple[float, float, float, float] | None:
-        """a, b, g(value) and g′(value); None of a value without a range, or at an end of it."""
+        """a, b, g(value) and g′(value). None if the value has no range, or is not inside it."""
         if self.within is None or math.isinf(self.within[0]):
             return None
-        if not self.within[0] < self.value < self.within[1]:
+        low, high = self.within
+        if not low < self.value < high:
             return None
-        below, above = self.value - self.within[0], self.within[1] - self.value
+        below = self.value - low
+        above = high - self.value
         if math.isinf(above):
-            return *self.within, math.log(below), 1 / below
-        return *self.within, math.log(below / above), 1 / below + 1 / above
+            return low, high, math.log(below), 1 / below
+        return low, high, math.log(below / above), 1 / below + 1 / above
 
     def covers(self, value: float) -> bool | None:
-        """Whether the interval holds a value; None where there is no interval."""
+        """Return whether the interval contains a value; None without an interval."""
         return self.low <= value <= self.high if self.known else None
 
     def widened(self, factor: float) -> Estimate:
-        """The same value, known less well."""
+        """Return the estimate with its error multiplied by a factor."""
         return replace(self, error=self.error * factor)
 
 
 def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
-    """Average independent numbers that are finite; NaN of none.
+    """Return the mean of independent finite numbers; NaN if there are none.
 
-    A value beyond the range by rounding counts as the end. If a value lies farther out, the range is not that of the
-    quantity, as of a user's loss that may be negative, and the interval is Student's own.
+    Values that leave the range by rounding only are clipped. If a value lies farther out, such as a negative value of a
+    user's loss, the range is ignored.
 
     >>> mean_of([0.9, 1 + 1e-15], SHARE).within, mean_of([0.5, -0.1], POSITIVE).within
     ((0.0, 1.0), None)
@@ -213,32 +215,31 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation, with n − 1; NaN of fewer than two."""
+    """Return the standard deviation, with n − 1; NaN for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def student(freedom: int, share: float) -> float:
-    """The number below which so large a share of Student's distribution lies."""
+    """Return a quantile of Student's distribution."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     return float(stdtrit(freedom, share))
 
 
-# --- The independent units of a fit: which runs are one draw.
+# --- The independent units of a fit: groups of runs that are one random draw.
 #
-# A sweep repeats every place with the same seeds. Runs of one seed share what the seed drew, so a seed with its
-# runs at all places is one unit, whichever places it lacks, and a law is fitted to each unit by itself: what its
-# runs share, such as a kernel that is large at every width, cancels. A seed at one place alone knows of no
-# change. Only where fewer than two seeds were run at several places are such single seeds put together, the k-th
-# of each place, as if they were one.
+# A sweep repeats every place x with the same seeds. The runs of one seed share random numbers, so they are one unit,
+# and a law is fitted to each unit separately: common deviations, such as a kernel that is large at every width,
+# cancel. Seeds with runs at one place only show no change. If fewer than two seeds have runs at several places, such
+# single seeds are combined into units: the k-th seed of each place.
 
 
 Unit: TypeAlias = NDArray[np.int64]
-"""Which runs."""
+"""The indices of the runs of a unit."""
 
 
 def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
-    """Sort runs at these places with these seeds into units.
+    """Group runs at these places with these seeds into units.
 
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), np.array([0, 0, 1, 1, 2]))]
     [[0, 1], [2, 3]]
@@ -249,7 +250,7 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
     shared = [unit for unit in of_seeds if np.ptp(x[unit]) > 0]
     if len(shared) > 1:
         return shared
-    # Seeds that were run at one place each, the k-th of every place as if they were one
+    # combine the k-th single seeds of all places
     single = [unit for unit in of_seeds if np.ptp(x[unit]) == 0]
     groups = [[unit for unit in single if x[unit[0]] == value] for value in np.unique(x)]
     rounds = ([unit for unit in turn if unit is not None] for turn in zip_longest(*groups))
@@ -257,11 +258,11 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
 
 
 def most_informative(values: Sequence[float]) -> list[int]:
-    """Choose the units to ask, by how much each knows: those that make the expected interval shortest.
+    """Return the units that make the expected interval shortest, given the information of each unit.
 
-        t_{k−1} √(Σ 1/known)/k    of the k that know most
+        t_{k−1} √(Σ 1/information)/k    of the k units with the most information
 
-    Of three seeds at all widths, and one at two neighbouring widths, the last would only blur the mean.
+    For example, of three seeds at all widths and one at two neighbouring widths, the last is left out.
 
     >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])
@@ -277,7 +278,7 @@ def most_informative(values: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted law: its coefficients, and how much it was fitted to."""
+    """A fitted power law, and the number of its data."""
 
     exponent: Estimate
     prefactor: float
@@ -292,22 +293,21 @@ class PowerLaw:
 
     @property
     def curved(self) -> bool:
-        """Whether the curvature is significant: a straight line in the log–log plot will not do."""
+        """Whether the curvature is significant."""
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > ROUNDING
 
     def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """y at these places."""
+        """Return y at these x."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
     def widened(self, factor: float) -> PowerLaw:
-        """The same law, known less well."""
-        return replace(
-            self, exponent=self.exponent.widened(factor), curvature=self.curvature.widened(factor)
-        )
+        """Return the law with the errors multiplied by a factor."""
+        exponent = self.exponent.widened(factor)
+        return replace(self, exponent=exponent, curvature=self.curvature.widened(factor))
 
 
 def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
-    """Fit the law through runs at `x` that gave `y`; what is not positive and finite has no logarithm and is left."""
+    """Fit a power law to runs. Leave out numbers that are not positive and finite."""
     fit = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
     places = np.unique(x[fit])
     if len(places) < 2:
@@ -315,17 +315,20 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
             f"a power law needs positive numbers at two places or more, and has them at {len(places)}"
         )
     middle = float(np.log(places).mean())
-    log_x, log_y = np.log(x[fit]) - middle, np.log(y[fit])
-    units_used, lines = unit_weights(
-        np.vander(log_x, 2, increasing=True), units(x[fit], seeds[fit])
-    )
+    log_x = np.log(x[fit]) - middle
+    log_y = np.log(y[fit])
+    candidates = units(x[fit], seeds[fit])
+
+    # log y = log A + p log x, for each unit
+    units_used, lines = unit_weights(np.vander(log_x, 2, increasing=True), candidates)
     heights, slopes = (lines @ log_y).T
     used = np.concatenate(units_used)
 
-    # The curvature c, by the units with three places or more
+    # the curvature c, from the units with three places or more
     curvature = Estimate(math.nan)
-    if able := [unit for unit in units_used if len(np.unique(log_x[unit])) > 2]:
-        _, parabolas = unit_weights(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
+    long_units = [unit for unit in units_used if len(np.unique(log_x[unit])) > 2]
+    if long_units:
+        _, parabolas = unit_weights(np.vander(log_x, 3, increasing=True) / [1, 1, 2], long_units)
         curvature = mean_of((parabolas[:, 2] @ log_y).tolist())
     exponent = mean_of(slopes.tolist())
     return PowerLaw(
@@ -345,9 +348,10 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
 def unit_weights(
     columns: NDArray[np.float64], candidates: Sequence[Unit]
 ) -> tuple[list[Unit], NDArray[np.float64]]:
-    """Find the units that tell most of the last coefficient, and what log y is multiplied with to give each its own.
+    """Return the units that determine the last coefficient best, and their least-squares weights.
 
-    [unit, coefficient, run], zero for the runs of others.
+    The weights [unit, coefficient, run] times log y are the coefficients of each unit. They are 0 for the runs of other
+    units.
     """
     inverses = np.zeros((len(candidates), columns.shape[1], len(columns)))
     for inverse, unit in zip(inverses, candidates, strict=True):
@@ -360,15 +364,15 @@ LEVEL = 1 - CONFIDENCE
 CHANCE = LEVEL / 2
 POWER = 0.8
 MOST = 1000
-"""Repetitions beyond which their number is not reported."""
+"""The largest number of repetitions that is reported."""
 
 
 @dataclass(frozen=True)
 class IntervalComparison:
-    """Where the interval lies beside the range that was expected.
+    """The place of an interval relative to the expected range.
 
-    `p` is the probability of so good an estimate by chance, were the truth at the edge, where the interval lies on one
-    side of it. Where it lies across, `more` repetitions would probably settle it; None if far too many.
+    If the interval is inside or outside, `p` is the probability of such an estimate if the true value were at the edge
+    of the range. If it lies across an edge, `more` repetitions will probably decide; None if that takes too many.
     """
 
     where: Literal["inside", "above", "below", "across"]
@@ -379,10 +383,10 @@ class IntervalComparison:
 def compare(
     estimate: Estimate, expected: Expected, *, strict: bool = False, level: float = LEVEL
 ) -> IntervalComparison:
-    """Compare an interval with the range that was expected; claims and the laws of sweeps are judged by this alone.
+    """Compare an interval with the expected range. All claims and all laws of sweeps are judged by this function.
 
-    p ≤ 2.5 % is where the whole 95 % interval lies inside or outside; another `level` is split between the sides
-    as well. The edges belong to the range, unless it is `strict`: then an exact estimate at an edge lies outside.
+    p ≤ 2.5 % if the whole 95 % interval is inside or outside. Half of any other `level` goes to each side. The edges
+    belong to the range. If the range is `strict`, an exact estimate at an edge is outside.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
     >>> [compare(equal, Expected(0.0, 0.0, "lower"), strict=strict).where for strict in (False, True)]
@@ -395,13 +399,14 @@ def compare(
         return IntervalComparison("across")
 
     def chance(way: float) -> float:
-        """The probability of an estimate so far beyond an edge, were the truth at that edge."""
+        """Return the probability of an estimate this far beyond an edge, if the true value were at the edge."""
         if math.isinf(way) or not estimate.error:
             return 0.0 if way >= 0 else 1.0
         return float(stdtr(estimate.freedom, -way / estimate.error))
 
     at_edge = strict and value in {expected.low, expected.high} and not estimate.error
-    low, high = estimate.way_to(expected.low), estimate.way_to(expected.high)
+    low = estimate.way_to(expected.low)
+    high = estimate.way_to(expected.high)
     inside = 1.0 if at_edge else max(chance(-low), chance(high))
     if inside <= level / 2:
         return IntervalComparison("inside", inside)
@@ -412,21 +417,22 @@ def compare(
 
 
 def missing(estimate: Estimate, expected: Expected) -> int | None:
-    """Find how many more repetitions decide with a probability of 80 %, if value and spread are what they seem.
+    """Return the number of further repetitions that decide with a probability of 80 %.
 
-        (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  the way from the value to the nearest end of the range
+        (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  distance from the value to the nearest end of the range
 
-    90 %, because of two ends that are equally near an interval may miss either.
+    The value and the spread s are taken from the estimate. The quantile is 90 %, because an interval may miss either of
+    two ends at equal distances.
     """
-    way = min(abs(estimate.way_to(expected.low)), abs(estimate.way_to(expected.high)))
+    distance = min(abs(estimate.way_to(expected.low)), abs(estimate.way_to(expected.high)))
     have = estimate.freedom + 1
-    enough = np.flatnonzero(ways()[have:] * estimate.error * math.sqrt(have) <= way)
+    enough = np.flatnonzero(min_distances()[have:] * estimate.error * math.sqrt(have) <= distance)
     return int(enough[0]) + 1 if len(enough) else None
 
 
 @cache
-def ways() -> NDArray[np.float64]:
-    """What way/s above has to be at least, for m = 1, 2, …"""
+def min_distances() -> NDArray[np.float64]:
+    """Return the smallest distance/s that m repetitions resolve, for m = 1, 2, …"""
     from scipy.special import stdtrit  # noqa: PLC0415  slow, and a report without intervals needs none
 
     total = np.arange(1, MOST + 1)

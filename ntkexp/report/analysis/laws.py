@@ -1,16 +1,15 @@
-"""The power laws of a sweep beside the theory's exponents, in numbers and in words, and the variance of the first
-kernel.
+"""The power laws of a sweep with the exponents of theory, in numbers and words, and the variance of the first kernel.
 
-The variance of the first kernel over seeds: how much of K_0 is chance.
+The variance of the first kernel K_0 over seeds is the mean of
 
     u_k = (k − 1)/k ‖K_k − (K_1 + … + K_{k−1})/(k − 1)‖²/‖K̄‖²,  k = 2 … n,    K̄ the mean of the n kernels at a point
 
-A number of each seed but the first: how far its kernel is from the mean of those before it, among the training
-examples. The mean of these numbers is the unbiased variance, relative to ‖K̄‖² (Helmert's transformation), and each seed
-has a law of its own. Where all seeds fluctuate alike the differences are independent; distances from K̄ are not. Where
-they do not, a seed that is far off would be in every mean after its own. So seeds are taken from the nearest to the
-farthest, in one order for the whole sweep, and `dependence` makes up for what two differences still have in common. Two
-seeds are one difference. Kernels have entries in common only where the seeds learn the same data.
+over the training examples. Each seed but the first has one u_k, the distance of its kernel from the mean of the kernels
+before it. Their mean is the unbiased variance relative to ‖K̄‖² (Helmert's transformation), and each seed has a law. If
+all seeds have the same distribution, the differences are independent, which distances from K̄ are not. Otherwise, an
+outlying seed would be part of every later mean. So seeds are sorted from the nearest to the farthest, in one order for
+the sweep, and `dependence` corrects intervals for the remaining correlation. Seeds are comparable only if they learn
+the same data.
 
 >>> spread(map(np.atleast_1d, [1.0, 2.0, 3.0]))  # variance 1, mean 2
 [0.125, 0.375]
@@ -44,30 +43,30 @@ KERNELS = "kernels.zarr"
 
 
 def start_variances(sweep: Sweep, runs: Mapping[Path, Run]) -> dict[Path, dict[str, float]]:
-    """The number u_k of every run that has one, by its name."""
+    """Return u_k of every run that has one, by folder."""
     points = dict.fromkeys(run.point for run in sweep.runs)
-    every = [comparable(sweep, runs, point) for point in points]
+    runs_by_point = [comparable(sweep, runs, point) for point in points]
 
-    # Kernels are large: they are read again rather than held, two at a time
-    order = nearest_first([(list(here), squared_distances(here)) for here in every])
+    # kernels are large: at most two are in memory, and they are read again
+    order = nearest_first([(list(here), squared_distances(here)) for here in runs_by_point])
 
     variances: dict[Path, float] = {}
-    for here in every:
-        seeds = [here[seed] for seed in order if seed in here]
-        variances |= zip(
-            [run.path for run in seeds[1:]], spread(map(first_kernel, seeds)), strict=True
-        )
+    for here in runs_by_point:
+        ordered = [here[seed] for seed in order if seed in here]
+        folders = [run.path for run in ordered[1:]]
+        variances |= zip(folders, spread(map(first_kernel, ordered)), strict=True)
     return {folder: {START_VARIANCE: value} for folder, value in variances.items()}
 
 
 def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...]) -> dict[int, Run]:
-    """The runs at one point whose first kernels can be compared, by their seeds; none where it is one alone.
+    """Return the runs at one point with comparable first kernels, by their seeds; empty if there are fewer than two.
 
-    They did not diverge, have the first kernel and the data as they were written, and learned the same data.
+    They did not diverge, have undamaged first kernels and data, and learned the same data.
     """
     from ntkexp.records.kernels import read_steps  # noqa: PLC0415  slow, and few sweeps ask for kernels
 
-    by_seed, data = {}, set()
+    by_seed = {}
+    data = set()
     for row in sweep.runs:
         run = runs.get(row.folder)
         if row.point != point or run is None or run.diverged:
@@ -75,9 +74,8 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
         try:
             if 0 not in read_steps(run.sealed(KERNELS)):
                 continue
-            data.add(
-                sha256(read_data(run.sealed("data.npz"))["train_inputs"].tobytes()).hexdigest()
-            )
+            inputs = read_data(run.sealed("data.npz"))["train_inputs"]
+            data.add(sha256(inputs.tobytes()).hexdigest())
         except Mistake:
             continue
         by_seed[row.seed] = run
@@ -85,53 +83,57 @@ def comparable(sweep: Sweep, runs: Mapping[Path, Run], point: tuple[Level, ...])
 
 
 def squared_distances(here: Mapping[int, Run]) -> NDArray[np.float64]:
-    """‖K_s − K_t‖² of every two seeds at a point."""
-    found, runs = np.zeros((len(here), len(here))), list(here.values())
-    for one, run in enumerate(runs):
+    """Return ‖K_s − K_t‖² of every two seeds at a point."""
+    runs = list(here.values())
+    squares = np.zeros((len(runs), len(runs)))
+    for s, run in enumerate(runs):
         kernel = first_kernel(run)
-        for other, another in enumerate(runs[:one]):
-            found[one, other] = found[other, one] = ((kernel - first_kernel(another)) ** 2).sum()
-    return found
+        for t, other in enumerate(runs[:s]):
+            squares[s, t] = squares[t, s] = ((kernel - first_kernel(other)) ** 2).sum()
+    return squares
 
 
 def nearest_first(points: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
-    """Order seeds by their squared distances from one another at each point, from the nearest to the farthest: the one
-    that is farthest from the mean of all is the last; it is left out, and so on. What counts is a seed's share of what
-    fluctuates, as a mean over the points at which it is.
+    """Sort seeds by their distances from the mean, from the nearest to the farthest, given their squared distances.
 
-    A seed that is far off moves the mean of all, and then the others seem equally far from it: to look once would not
-    tell which of them fluctuates most. Here seeds are at 300, 1, 20 and −1.
+    The seed with the largest share of Σ‖K_s − K̄‖², averaged over its points, comes last. It is removed, and the shares
+    of the others are computed again, because an outlying seed moves the mean so far that the others seem equally far
+    from it. In this example the seeds are at 300, 1, 20 and −1.
 
     >>> places = np.array([300.0, 1.0, 20.0, -1.0])
     >>> nearest_first([(range(4), np.subtract.outer(places, places) ** 2)])
     [1, 3, 2, 0]
     """
-    left, order = sorted({seed for seeds, _ in points for seed in seeds}), list[int]()
-    while left:
-        shares: dict[int, list[float]] = {seed: [] for seed in left}
+    remaining = sorted({seed for seeds, _ in points for seed in seeds})
+    order = list[int]()
+    while remaining:
+        shares: dict[int, list[float]] = {seed: [] for seed in remaining}
         for seeds, squares in points:
-            kept = [place for place, seed in enumerate(seeds) if seed in shares]
-            for place, share in zip(kept, shares_of(squares[np.ix_(kept, kept)]), strict=True):
+            places = [place for place, seed in enumerate(seeds) if seed in shares]
+            of_point = shares_of(squares[np.ix_(places, places)])
+            for place, share in zip(places, of_point, strict=True):
                 shares[seeds[place]].append(share)
-        farthest = max(left, key=lambda seed: (np.mean(shares[seed]), seed))
-        left.remove(farthest)
+        farthest = max(remaining, key=lambda seed: (np.mean(shares[seed]), seed))
+        remaining.remove(farthest)
         order.insert(0, farthest)
     return order
 
 
 def shares_of(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What part of Σ_s ‖K_s − K̄‖² each of n seeds has, from their squared distances.
+    """Return each seed's share of Σ_s ‖K_s − K̄‖², given the squared distances D of n seeds.
 
     ‖K_s − K̄‖² = Σ_t D_st/n − Σ_tu D_tu/2n²
     """
     seeds = len(squares)
-    whole = squares.sum() / (2 * seeds) if seeds else 0.0
-    return np.asarray((squares.mean(1) - whole / seeds) / whole) if whole else np.zeros(seeds)
+    total = squares.sum() / (2 * seeds) if seeds else 0.0
+    return np.asarray((squares.mean(1) - total / seeds) / total) if total else np.zeros(seeds)
 
 
 def spread(kernels: Iterable[NDArray[np.float64]]) -> list[float]:
-    """u_k of every kernel but the first, in this order; each is looked at once."""
-    parts, count, total = list[float](), 0, None
+    """Return u_k of every kernel but the first. Each kernel is used once."""
+    parts = list[float]()
+    count = 0
+    total = None
     for count, kernel in enumerate(kernels, start=1):
         if total is None:
             total = kernel
@@ -143,15 +145,15 @@ def spread(kernels: Iterable[NDArray[np.float64]]) -> list[float]:
 
 
 def dependence(seeds: int) -> float:
-    """The factor by which intervals have to be longer, because n − 1 differences may have something in common.
+    """Return the factor by which intervals are lengthened, because the n − 1 differences may be correlated.
 
-    They have most where the first seed hardly fluctuates and all others alike. D_k = X_k − (X_2 + … + X_{k−1})/(k − 1),
-    so that for k < l
+    The worst case has a first seed without fluctuations, and equal variances of all others. Then
+    D_k = X_k − (X_2 + … + X_{k−1})/(k − 1), and for k < l
 
         Cov(D_k, D_l) = −1/((k − 1)(l − 1)),    Var D_k = 1 + (k − 2)/(k − 1)²
 
-    and their squares, and what is found from these, correlate by ρ² at most. A mean of m numbers with correlations of
-    r̄ on average varies (1 + (m − 1) r̄)/(1 − r̄) times as much as its spread says.
+    The squares D_k² correlate by at most ρ². The variance of a mean of m numbers with mean correlation r̄ is
+    (1 + (m − 1) r̄)/(1 − r̄) times the variance that their spread suggests.
 
     >>> round(dependence(3) ** 2, 12), dependence(2)  # ρ² = 1/5
     (1.5, 1.0)
@@ -166,7 +168,7 @@ def dependence(seeds: int) -> float:
 
 
 def first_kernel(run: Run) -> NDArray[np.float64]:
-    """K_0 among the training examples, or at all points that were read if those were not."""
+    """Return K_0 between the training examples, or at all evaluated points if those exclude training examples."""
     from ntkexp.records.kernels import read_snapshot, read_steps  # noqa: PLC0415  slow, and few sweeps ask for kernels
 
     steps = read_steps(run.path / KERNELS).tolist()
@@ -174,13 +176,12 @@ def first_kernel(run: Run) -> NDArray[np.float64]:
     return kernel[: kernel.shape[2]] if "train" in run.read else kernel
 
 
-# --- The power laws of a sweep: a quantity along one axis, for each choice of the others, beside the theory's
-# exponent.
+# --- The power laws of a sweep: a quantity along one axis, for each choice of the other axes.
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit at one choice of the other axes: it has a law, or there is a reason why not."""
+    """A fit at one choice of the other axes: a law, or the reason why there is none."""
 
     fit: Fit
     others: Mapping[str, Level]
@@ -189,26 +190,27 @@ class Fitted:
 
     @property
     def comparison(self) -> IntervalComparison | None:
-        """The exponent beside theory's, where there is one."""
+        """The comparison of the exponent with theory; None without a law or a theory."""
         expected = self.fit.expected
-        return (
-            None if self.law is None or expected is None else compare(self.law.exponent, expected)
-        )
+        if self.law is None or expected is None:
+            return None
+        return compare(self.law.exponent, expected)
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
-    """Fit the law along one axis, for each choice of the others."""
+    """Fit the law along one axis, for each choice of the other axes."""
     others = [key for key in sweep.axes if key != fit.axis]
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is not an axis of {sweep.name}")]
     groups = [tuple(run.axes[key] for key in others) for run in sweep.runs]
     fits = []
-    for group in dict.fromkeys(groups):
-        chosen = dict(zip(others, group, strict=True))
+    for choice in dict.fromkeys(groups):
+        values = dict(zip(others, choice, strict=True))
         try:
-            fits.append(Fitted(fit, chosen, law_of(fit, table[[each == group for each in groups]])))
+            law = law_of(fit, table[[group == choice for group in groups]])
+            fits.append(Fitted(fit, values, law))
         except Mistake as mistake:
-            fits.append(Fitted(fit, chosen, None, str(mistake)))
+            fits.append(Fitted(fit, values, None, str(mistake)))
     return fits
 
 
@@ -219,24 +221,26 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
         raise Mistake(f"{fit.axis} is not an axis of numbers")
     if fit.quantity not in table:
-        raise Mistake(
-            f"no run yields {fit.quantity}{NEEDS if fit.quantity == START_VARIANCE else ''}"
-        )
+        needs = NEEDS if fit.quantity == START_VARIANCE else ""
+        raise Mistake(f"no run yields {fit.quantity}{needs}")
     numbers = table[fit.quantity].to_numpy(dtype=float)
     law = power_law(np.array(levels, dtype=float), numbers, table["seed"].to_numpy(dtype=np.int64))
     if fit.quantity != START_VARIANCE:
         return law
 
-    # The seeds from which the first differences are taken count too, though they have no number; and intervals make
-    # up for what differences have in common
+    # the first seed of each point has no u_k, but counts as a run
     counts = table.groupby(fit.axis)[fit.quantity].count()
-    points, seeds = int((counts > 0).sum()), min(law.seeds + 1, table["seed"].nunique())
-    whole = replace(law, runs=law.runs + points, left_out=law.left_out - points, seeds=seeds)
-    return whole.widened(dependence(int(counts[counts > 0].min()) + 1))
+    points = int((counts > 0).sum())
+    seeds = min(law.seeds + 1, table["seed"].nunique())
+    with_first = replace(law, runs=law.runs + points, left_out=law.left_out - points, seeds=seeds)
+    return with_first.widened(dependence(int(counts[counts > 0].min()) + 1))
 
 
 def row_of(fitted: Fitted) -> dict[str, Level]:
-    fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
+    """Return the row of a fit in the table of laws."""
+    fit = fitted.fit
+    law = fitted.law
+    comparison = fitted.comparison
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:
         row |= {
@@ -266,26 +270,25 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
     }
 
 
-# --- The laws of a sweep in words: each with its interval, the seeds behind it, theory's margin and the verdict.
+# --- The laws of a sweep in words: interval, seeds, theory and verdict.
 
 
 VERDICT = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
-"""What is said of an exponent, by where its interval lies beside theory's range."""
+"""The verdict on an exponent, by the place of its interval relative to the range of theory."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
-    """One law: its exponent with the interval, what was left out, and how it stands to theory."""
-    exponent, axis = law.exponent, fitted.fit.axis.rpartition(".")[2].replace("_", " ")
-    verb = (
-        "goes" if exponent.covers(0.0) is not False else "grows" if exponent.value > 0 else "falls"
-    )
-    seeds = (
-        counted(law.seeds, "seed")
-        if law.units == law.seeds
-        else f"{law.seeds} seeds, put together as {law.units}"
-    )
+    """Return a sentence about one law: its exponent, the runs that were left out, and the verdict."""
+    exponent = law.exponent
+    axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
+    verb = "grows" if exponent.value > 0 else "falls"
+    if exponent.covers(0.0) is not False:
+        verb = "goes"
+    seeds = counted(law.seeds, "seed")
+    if law.units != law.seeds:
+        seeds = f"{law.seeds} seeds, put together as {law.units}"
     interval = f"{seeds}, no interval"
     if exponent.known:
         interval = f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
@@ -296,22 +299,21 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
         parts.append("it bends")
     if law.left_out:
         parts.append(f"{law.left_out} of {law.runs + law.left_out} runs left out")
-    expected, comparison = fitted.fit.expected, fitted.comparison
+    expected = fitted.fit.expected
+    comparison = fitted.comparison
     if expected is not None and comparison is not None:
         verdict = VERDICT[comparison.where]
         if comparison.where == "across" and exponent.known:
-            more = (
-                ""
-                if comparison.more is None
-                else f", {counted(comparison.more, 'more seed')} would probably settle it"
-            )
-            verdict += more or ", and more seeds would not settle it"
+            if comparison.more is None:
+                verdict += ", and more seeds would not settle it"
+            else:
+                verdict += f", {counted(comparison.more, 'more seed')} would probably settle it"
         parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
     return "; ".join(parts) + "".join(f", {key}={value}" for key, value in fitted.others.items())
 
 
 def limit(expected: Expected) -> str:
-    """Spell what theory says, in few letters.
+    """Spell the exponent or bound of theory.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')
@@ -320,7 +322,7 @@ def limit(expected: Expected) -> str:
 
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
-    """Sum up all laws of a sweep, and how those stand to theory of which it speaks; nothing of none.
+    """Summarise all laws of a sweep and their verdicts; empty without laws.
 
     >>> summary([], "each drawing weights alone")
     ''
@@ -330,11 +332,8 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     text = counted(len(laws), "law")
     fits = [law.law for law in laws if law.law is not None]
     if fits:
-        interval = (
-            "with 95 % intervals"
-            if any(law.exponent.known for law in fits)
-            else "without intervals"
-        )
+        has_interval = any(law.exponent.known for law in fits)
+        interval = "with 95 % intervals" if has_interval else "without intervals"
         many = "seed" + "s" * any(law.seeds != 1 for law in fits)
         text += f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}"
     if len(fits) < len(laws):
@@ -351,7 +350,7 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
 
 
 def extent(numbers: Sequence[float]) -> str:
-    """Spell the extent from the least to the greatest.
+    """Spell the range of some numbers.
 
     >>> extent([5, 3, 5]), extent([0.1, 0.1])
     ('3–5', '0.1')
@@ -360,13 +359,11 @@ def extent(numbers: Sequence[float]) -> str:
 
 
 def number(exponent: float) -> str:
-    """Spell an exponent to two digits after the point.
+    """Spell an exponent to two decimals.
 
     >>> number(-0.5), number(1.0)
     ('−0.5', '1')
     """
-    return (
-        f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−")
-        if abs(exponent) >= 0.005
-        else "0"
-    )
+    if abs(exponent) < 0.005:
+        return "0"
+    return f"{exponent:.2f}".rstrip("0").rstrip(".").replace("-", "−")

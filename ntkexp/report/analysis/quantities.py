@@ -2,8 +2,8 @@
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
-    start_variance        of a sweep: how far the first kernel is from that of the other seeds
-    weights_moved.<name>  the same of one parameter
+    start_variance        of a sweep: the distance of the first kernel from those of other seeds
+    weights_moved.<name>  `weights_moved` of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
 A run that diverged has no numbers. Its outcome names the step at which it was stopped.
@@ -56,7 +56,7 @@ FROM_ONE = {"condition", "effective_rank"}
 
 
 def range_of(quantity: str) -> Range:
-    """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
+    """Return the range of a quantity. A quantity without a smaller range is positive."""
     if quantity in SHARES:
         return SHARE
     return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
@@ -83,7 +83,7 @@ def quantities(run: Run) -> dict[str, float]:
 
 
 def describe(quantity: str) -> str:
-    """Spell a quantity in words; one that there cannot be is a mistake."""
+    """Return a quantity in words. Raise if it does not exist."""
     if quantity in MEASURES:
         return MEASURES[quantity]
     if quantity.startswith(LAYER):
