@@ -139,7 +139,7 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for `--json`: the verdict of both looks, the figures of the main look, then all looks by name."""
+        """The fields for JSON: the verdict of both looks, the figures of the main look, then all looks by name."""
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
         return {

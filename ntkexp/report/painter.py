@@ -1,10 +1,9 @@
-"""A run's pictures are drawn by a process beside the one that computes: it learns how to draw while the run goes on.
+"""The process that draws the pictures of a run. It imports matplotlib while the run computes.
 
-`python -m ntkexp.report.painter` is that process. It is given a run folder, as JSON, on its stdin, and writes no file:
-what it drew is a line of JSON a file on its stdout, [name, content], and `null` when that was all. The process that
-holds the lock of the run writes the files: one that is killed leaves nothing, and it ends with the one that started it.
-Where it fails, or has ended after a long wait, the process that computes draws them itself, and what is wrong is
-raised there.
+`python -m ntkexp.report.painter` reads a run folder as JSON from stdin. For each picture file it writes a line of JSON
+to stdout, [name, content], and `null` at the end. It writes no files itself: the process that holds the lock of the run
+writes them, so a killed painter leaves nothing. It ends with the process that started it. If it fails, or has ended
+after a long wait, the computing process draws the pictures and raises the errors.
 """
 
 from __future__ import annotations
@@ -23,29 +22,21 @@ from select import select
 from typing import TypeAlias
 
 Paint: TypeAlias = Callable[[Path], Iterator[tuple[str, str]]]
-"""From the folder of a run to the names and contents of the files in its `plots`."""
+"""A function from a run folder to the names and contents of the files in `plots`."""
 
-BESIDE = [
-    sys.executable,
-    "-P",
-    "-m",
-    "ntkexp.report.painter",
-]  # -P: no module of the user's folder is meant
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}  # more are never needed, and take time to start
+# -P: import no module from the user's folder
+PAINTER_COMMAND = [sys.executable, "-P", "-m", "ntkexp.report.painter"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads take time to start
 END = "null\n"
-"""The last line of the process."""
-PATIENCE = (
-    60.0  # seconds; a longer run has time enough to draw them itself, and better use for the memory
-)
+"""The last line that the painter writes."""
+MAX_WAIT_SECONDS = 60.0  # then the painter ends and frees its memory; a long run can draw itself
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch garbage collection off: tables and pictures consist of many small objects that live to the end, and to
-    look for garbage among them takes a fifth of the time of a report.
+    """Switch off garbage collection, which takes a fifth of the time of a report.
+
+    Tables and pictures consist of many small objects that live to the end.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -65,23 +56,27 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def painter() -> Iterator[Paint]:
-    """Give what draws: this process if it knows how to by now, which saves the other one its imports."""
+    """Yield the function that draws: in this process if it has imported matplotlib, else in another one."""
     if "matplotlib.figure" in sys.modules:
         yield draw_here
     else:
         with another_process() as process:
-            yield partial(draw_beside, process) if process else draw_here
+            yield partial(draw_elsewhere, process) if process else draw_here
 
 
 @contextmanager
 def another_process() -> Iterator[subprocess.Popen[str] | None]:
-    """Start the process, of a session of its own, so that no Ctrl-C ends it too early; give none if none can be."""
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    """Start the painter in its own session, which Ctrl-C does not reach. Yield None if that fails."""
     try:
         process = subprocess.Popen(
-            BESIDE, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, start_new_session=True,
+            PAINTER_COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
             env=os.environ | ONE_THREAD,
-        )  # fmt: skip
+        )
     except OSError:
         yield None
         return
@@ -93,15 +88,16 @@ def another_process() -> Iterator[subprocess.Popen[str] | None]:
 
 
 def draw_here(folder: Path) -> Iterator[tuple[str, str]]:
-    from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow, and the other process has it
+    """Draw in this process."""
+    from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415  slow
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
     with uncollected():
         yield from all_files_of(read_run(folder))
 
 
-def draw_beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, str]]:
-    """Let the other process draw, and draw all of it anew if that does not come to its end."""
+def draw_elsewhere(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, str]]:
+    """Draw in the painter. If it does not finish, draw everything in this process."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -117,11 +113,11 @@ def draw_beside(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[
     yield from draw_here(folder)
 
 
-# --- In the process beside it, which begins to import when it is started, so that it is ready when the run is.
+# --- In the painter, which imports matplotlib at once, so that it is ready at the end of the run.
 
 
 def main() -> None:
-    """Import, wait for orders, and draw; end when stdin is closed, or after a minute without an order."""
+    """Import matplotlib, wait for a run folder, and draw. End when stdin closes, or after `MAX_WAIT_SECONDS`."""
     with uncollected():
         from matplotlib.figure import Figure  # noqa: PLC0415  slow, and the process that computes needs none of it
 
@@ -131,18 +127,18 @@ def main() -> None:
         list(gallery())  # imports the file of every picture
         figure = Figure(layout="constrained")
         figure.subplots()
-        svg(figure)  # nothing, which loads fonts and all that drawing loads late
-        if select([sys.stdin], [], [], PATIENCE)[0] and (line := sys.stdin.readline()):
-            draw_in_two(Path(json.loads(line)))
+        svg(figure)  # an empty picture, which loads fonts and other late imports
+        if select([sys.stdin], [], [], MAX_WAIT_SECONDS)[0]:
+            line = sys.stdin.readline()
+            if line:
+                draw_in_two(Path(json.loads(line)))
 
 
 def draw_in_two(folder: Path) -> None:
-    """Draw with a second process, as nothing else is left to do for the second core; it keeps what it drew until this
-    one has drawn its part.
-    """
+    """Draw in two processes. The second one writes its pictures after the first one has written its own."""
     from ntkexp.report.plots.run_plots import gallery  # noqa: PLC0415  slow
 
-    # A pipe holds the numbers of the pictures: each is read once, by whichever process comes first
+    # a pipe holds the numbers of the pictures, each of which one of the processes reads
     waiting, filled = os.pipe()
     os.write(filled, bytes(range(len(list(gallery())))))
     os.close(filled)
@@ -151,9 +147,7 @@ def draw_in_two(folder: Path) -> None:
     second = os.fork() == 0
     threading.Thread(target=leave_with_parent, daemon=True).start()
     if second:
-        os.close(
-            theirs
-        )  # else it would wait for itself, where the first process died and reads no more
+        os.close(theirs)  # else it would wait for itself if the first process has died
         os.close(1)
         content = "".join([*lines(folder, waiting), END])
         with os.fdopen(ours, "w") as pipe:
@@ -170,18 +164,19 @@ def draw_in_two(folder: Path) -> None:
 
 
 def lines(folder: Path, waiting: int) -> Iterator[str]:
-    """Draw the pictures that are not taken yet, and report each on a line."""
+    """Draw the pictures that the other process has not begun, and yield a line for each file."""
     from ntkexp.report.plots.run_plots import files_of, gallery  # noqa: PLC0415  slow
     from ntkexp.report.run import read_run  # noqa: PLC0415  the same
 
-    run, pictures = read_run(folder), list(gallery())
+    run = read_run(folder)
+    pictures = list(gallery())
     while number := os.read(waiting, 1):
         for file in files_of(run, *pictures[number[0]]):
             yield f"{json.dumps(file)}\n"
 
 
 def leave_with_parent() -> None:
-    """Wait until the parent is gone."""
+    """End this process when the parent has ended."""
     while os.read(0, 1):
         pass
     os._exit(1)

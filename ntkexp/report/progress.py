@@ -1,4 +1,4 @@
-"""Progress on a terminal as a bar, elsewhere as a line now and then; both on stderr, stdout is for results."""
+"""Progress on stderr: a bar on a terminal, occasional lines elsewhere. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ntkexp.text import counted, duration, printable_lines
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-SECONDS = 10.0
-"""The longest silence on plain lines while steps are taken."""
-KNOWN, LONG = 0.5, 10.0
-"""Seconds after which a task's duration is estimated; and seconds from which a task counts as long."""
+MAX_SILENT_SECONDS = 10.0  # between two plain lines
+MIN_ESTIMATE_SECONDS = 0.5  # after which the duration of a task is estimated
+LONG_TASK_SECONDS = 10.0  # shorter tasks are not announced
 
 
 def progress_listener(quiet: bool, again: str = "") -> AbstractProgress:
-    """Choose the listener that suits the place; `again` says how what is finished is computed again."""
+    """Return the listener for a command. `again` says how to compute a finished result again."""
     if quiet:
         return Quiet()
     return Bar(again) if sys.stderr.isatty() else ProgressLines(sys.stderr, again=again)
 
 
 class Announced:
-    """A task of `steps` steps that says how long it takes, once that is known and is long, and goes on with a bar, in
-    a terminal and a notebook, or with lines. One that takes less than `LONG` says nothing.
+    """A task that announces its duration if it is long, and then shows its progress.
+
+    A task shorter than `LONG_TASK_SECONDS` shows nothing.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> announced = Announced("attribution", 3, ProgressLines(sys.stdout, times.__next__), times.__next__)
@@ -42,7 +42,7 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step does what is done once, so shorter ones tell how long the others take.
+    The first step includes the preparation, so the duration is estimated from the later steps.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> announced = Announced("attribution", 12, ProgressLines(sys.stdout, times.__next__), times.__next__)
@@ -59,24 +59,33 @@ class Announced:
         progress: AbstractProgress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.steps, self.progress, self.clock = name, steps, progress, clock
-        self.begun, self.done, self.announced = clock(), 0, False
-        self.first = 0.0  # seconds that the first step took
+        self.name = name
+        self.steps = steps
+        self.progress = progress
+        self.clock = clock
+        self.begun = clock()
+        self.done = 0
+        self.announced = False
+        self.first_seconds = 0.0  # of the first step
 
     def step(self) -> None:
+        """Count one step."""
         self.done += 1
         if self.announced:
             self.progress.step(self.done, None, None)
             return
         spent = self.clock() - self.begun
         if self.done == 1:
-            self.first, whole, known = spent, spent * self.steps, spent > LONG
+            self.first_seconds = spent
+            total = spent * self.steps
+            is_known = spent > LONG_TASK_SECONDS
         else:
-            whole = self.first + (spent - self.first) * (self.steps - 1) / (self.done - 1)
-            known = spent >= KNOWN
-        if known and whole > LONG and self.done < self.steps:
+            per_step = (spent - self.first_seconds) / (self.done - 1)
+            total = self.first_seconds + per_step * (self.steps - 1)
+            is_known = spent >= MIN_ESTIMATE_SECONDS
+        if is_known and total > LONG_TASK_SECONDS and self.done < self.steps:
             self.announced = True
-            self.progress.say(f"{self.name} takes about {duration(whole)}")
+            self.progress.say(f"{self.name} takes about {duration(total)}")
             self.progress.start(self.name, self.steps, self.done)
 
     def stop(self) -> None:
@@ -85,14 +94,12 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Choose the listener for who calls a function: a bar also in a notebook, and lines that say what is left."""
+    """Return the listener for a function call: a bar in a terminal or notebook, else lines with the remaining time."""
     if quiet:
         return Quiet()
-    return (
-        Bar()
-        if sys.stderr.isatty() or "ipykernel" in sys.modules
-        else ProgressLines(sys.stderr, clock=time.monotonic)
-    )
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        return Bar()
+    return ProgressLines(sys.stderr, clock=time.monotonic)
 
 
 LOGGERS = ("ntkexp", "ntkexp.follow")
@@ -100,7 +107,7 @@ LOGGERS = ("ntkexp", "ntkexp.follow")
 
 @contextmanager
 def quiet_log(quiet: bool) -> Iterator[None]:
-    """Drop what this package logs below errors, if it is to be quiet.
+    """Suppress the package's log messages below errors, if `quiet`.
 
     >>> with quiet_log(True):
     ...     logging.getLogger("ntkexp.follow").warning("takes 3 GB")
@@ -120,7 +127,7 @@ def quiet_log(quiet: bool) -> Iterator[None]:
 
 
 def measures_in_words(loss: float | None, drift: float | None) -> str:
-    """Spell the numbers of a step that are known.
+    """Spell the known numbers of a step.
 
     >>> measures_in_words(0.25, None), measures_in_words(0.25, 0.125)
     ('loss 0.25', 'loss 0.25  drift 0.125')
@@ -130,7 +137,7 @@ def measures_in_words(loss: float | None, drift: float | None) -> str:
 
 
 class Quiet(Silent):
-    """What has consequences is said, and nothing else."""
+    """A listener that prints warnings only."""
 
     def warn(self, text: str) -> None:
         with suppress(BrokenPipeError):
@@ -138,7 +145,9 @@ class Quiet(Silent):
 
 
 class ProgressLines(AbstractProgress):
-    """A line is written for every tenth of the steps, and at least one in `SECONDS`; with a clock, also what is left.
+    """A listener that prints a line for every tenth of the steps, or after `MAX_SILENT_SECONDS`.
+
+    With a clock, lines show the remaining time.
 
     >>> lines = ProgressLines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)
@@ -150,28 +159,39 @@ class ProgressLines(AbstractProgress):
     def __init__(
         self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = ""
     ) -> None:
-        self.stream, self.clock, self.again = stream, clock, again
-        self.name, self.steps, self.written, self.at = "", 0, 0, time.monotonic()
-        self.first, self.begun = 0, 0.0
+        self.stream = stream
+        self.clock = clock
+        self.again = again
+        self.name = ""
+        self.steps = 0
+        self.first_step = 0
+        self.begun = 0.0  # when the clock is given
+        self.last_line_step = 0
+        self.last_line_time = time.monotonic()
 
     def start(self, name: str, steps: int, done: int) -> None:
-        self.name, self.steps, self.written, self.at = name, steps, done, time.monotonic()
-        self.first, self.begun = done, 0.0 if self.clock is None else self.clock()
+        self.name = name
+        self.steps = steps
+        self.first_step = done
+        self.begun = 0.0 if self.clock is None else self.clock()
+        self.last_line_step = done
+        self.last_line_time = time.monotonic()
         self.say(f"{name}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
 
     def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        tenth = 10 * step // self.steps > 10 * self.written // self.steps
-        if tenth or time.monotonic() - self.at > SECONDS:
-            self.written, self.at = step, time.monotonic()
+        is_tenth = 10 * step // self.steps > 10 * self.last_line_step // self.steps
+        if is_tenth or time.monotonic() - self.last_line_time > MAX_SILENT_SECONDS:
+            self.last_line_step = step
+            self.last_line_time = time.monotonic()
             words = f"{measures_in_words(loss, drift)}{self.left(step)}"
             self.say(f"{self.name}: step {step} of {self.steps}  {words}".rstrip())
 
     def left(self, step: int) -> str:
-        """Spell the time that is left, where there is a clock."""
-        if self.clock is None or not self.first < step < self.steps:
+        """Spell the remaining time; empty without a clock."""
+        if self.clock is None or not self.first_step < step < self.steps:
             return ""
-        each = (self.clock() - self.begun) / (step - self.first)
-        return f"{duration(each * (self.steps - step))} left"
+        per_step = (self.clock() - self.begun) / (step - self.first_step)
+        return f"{duration(per_step * (self.steps - step))} left"
 
     def found(self, path: Path) -> None:
         self.say(f"{path} is finished{self.again}")
@@ -186,7 +206,7 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """A bar with the step, loss, drift and the time that is left."""
+    """A listener that shows a bar with the step, loss, drift and remaining time."""
 
     def __init__(self, again: str = "") -> None:
         self.again = again

@@ -1,4 +1,4 @@
-"""The training examples that `--without=…` names: by place, number in the source, id, class or influence.
+"""The training examples of a removal, by place, number in the source, id, class or influence.
 
     3        the example at this place among the training examples
     20..29   all examples from one place to another

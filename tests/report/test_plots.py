@@ -30,7 +30,7 @@ from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
-from ntkexp.report.painter import another_process, draw_beside, draw_here
+from ntkexp.report.painter import another_process, draw_elsewhere, draw_here
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
@@ -309,7 +309,7 @@ def test_another_process_draws_the_same(
     monkeypatch.setattr(painter, "draw_here", lambda folder: pytest.fail("it did not come to its end"))
     with another_process() as process:
         assert process is not None
-        found = list(draw_beside(process, finished["ten classes"]))
+        found = list(draw_elsewhere(process, finished["ten classes"]))
     assert dict(found) == drawn
     assert len(found) == len(drawn)
 
@@ -322,7 +322,7 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
     monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
-        drawing = draw_beside(process, finished["ten classes"])
+        drawing = draw_elsewhere(process, finished["ten classes"])
         next(drawing)  # it is drawing, in two
         process.kill()
         assert dict(drawing)["ladder.svg"] == "whole"
@@ -330,23 +330,23 @@ def test_what_a_killed_process_had_not_drawn_is_drawn_here(
 
 @pytest.mark.parametrize("how", FAILING)
 def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", FAILING[how]])
+    monkeypatch.setattr(painter, "PAINTER_COMMAND", [sys.executable, "-S", "-c", FAILING[how]])
     monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
     with another_process() as process:
         assert process is not None
-        assert dict(draw_beside(process, Path("run"))) == {"ladder.svg": "whole"}
+        assert dict(draw_elsewhere(process, Path("run"))) == {"ladder.svg": "whole"}
 
 
 def test_what_is_wrong_with_a_run_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "BESIDE", [sys.executable, "-S", "-c", ""])
+    monkeypatch.setattr(painter, "PAINTER_COMMAND", [sys.executable, "-S", "-c", ""])
     with another_process() as process:
         assert process is not None
         with pytest.raises(Mistake, match=r"config\.json"):
-            list(draw_beside(process, tmp_path))
+            list(draw_elsewhere(process, tmp_path))
 
 
 def test_a_process_that_cannot_be_started_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "BESIDE", ["/nowhere/python"])
+    monkeypatch.setattr(painter, "PAINTER_COMMAND", ["/nowhere/python"])
     with another_process() as process:
         assert process is None
 
