@@ -124,8 +124,8 @@ def test_effects_of_ascent_are_those_of_descent_on_the_negated_loss(kind: Any) -
 def test_effects_say_what_they_cost_and_show_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ntkexp.report.progress.KNOWN", 0.0)  # as if each step took long
-    monkeypatch.setattr("ntkexp.report.progress.LONG", 0.0)
+    monkeypatch.setattr("ntkexp.report.progress.MIN_ESTIMATE_SECONDS", 0.0)  # as if each step took long
+    monkeypatch.setattr("ntkexp.report.progress.LONG_TASK_SECONDS", 0.0)
     monkeypatch.setattr("ntkexp.foreign_loop.attribution.MANY", 0.0)
     effects(loop(loops.sgd), loops.plain)
     said = capsys.readouterr().err
