@@ -24,9 +24,9 @@ from ntkexp.kernel.secant.segment import Closure
 from ntkexp.model.functional import load_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
 from ntkexp.path.integrals import Tally
-from ntkexp.path.points import Domain
 from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step

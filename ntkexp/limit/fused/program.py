@@ -290,7 +290,9 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     )
 
 
-def fields_of_side(level: Level, side: Side, fields: Sequence[torch.Tensor], rows: slice) -> Array:
+def fields_of_side(
+    level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
+) -> Array:
     """Join the inputs, if the level starts with them, and the fields of one side's `rows`."""
     x = side.x
     is_vector = x.dim() == 2

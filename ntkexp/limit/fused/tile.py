@@ -27,6 +27,7 @@ from ntkexp.limit.fused.functions import (
 )
 
 Array = np.ndarray[Any, Any]
+Index = int | np.signedinteger[Any]
 
 
 # --- Arguments
@@ -41,10 +42,10 @@ Array = np.ndarray[Any, Any]
 class TileShape(NamedTuple):
     """The layout of a flat tile."""
 
-    margin: int
-    size: int
-    stride: int
-    plane: int
+    margin: Index
+    size: Index
+    stride: Index
+    plane: Index
 
 
 class Tile(NamedTuple):
@@ -65,10 +66,10 @@ class Fields(NamedTuple):
 
     left: Array
     right: Array
-    left_start: int
-    right_start: int
-    left_pitch: int
-    right_pitch: int
+    left_start: Index
+    right_start: Index
+    left_pitch: Index
+    right_pitch: Index
     equal: Any
     numbers: Array
 
