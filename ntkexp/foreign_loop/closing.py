@@ -192,7 +192,8 @@ def total_magnitude(numbers: Tensor) -> float:
     flat = numbers.flatten()
     buffer = torch.empty_like(flat[:MAGNITUDES_AT_ONCE])
     sums = [
-        torch.abs(part, out=buffer[: len(part)]).sum() for part in flat.split(MAGNITUDES_AT_ONCE)
+        torch.abs(part, out=buffer[: len(part)]).sum()
+        for part in torch.split(flat, MAGNITUDES_AT_ONCE)
     ]
     return float(torch.stack(sums).sum())
 

@@ -440,10 +440,6 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
-    room = bytes_of(parts, rerun.length + 1, start)
-    progress.say(
-        f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split"
-    )
     film = film_for(parts, rerun.length + 1, start, folder)
     film.write(0, {WEIGHTS: start.expand(2, -1)})
     progress.start("again", rerun.length, 0)
