@@ -153,19 +153,18 @@ def entries_with_text(
     tree: Mapping[str, Any], text: Place, texts: Sequence[Place], entries: int
 ) -> int:
     """Add the entries that the references of a text copy to a count. `texts` are all texts with references."""
-    waiting: list[tuple[Place, ...]] = [(text,)]  # chains of references, from the text to a target
+    waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]  # texts on the way, and a place
     while waiting:
-        chain = waiting.pop()
-        node = node_at(tree, chain[-1])
+        chain, place = waiting.pop()
+        node = node_at(tree, place)
         size = len(node) // LETTERS_PER_ENTRY if isinstance(node, str) else 0
-        if has_references(node):
-            entries += node.count("${") + size
-            targets = reference_targets(tree, chain[-1], texts)
-            # OmegaConf reports circles
-            waiting.extend((*chain, place) for place in targets if place not in chain)
-        else:
+        if not has_references(node):
             entries += 1 + size
-            waiting.extend((*chain[:-1], (*chain[-1], key)) for key, _ in children(node))
+            waiting.extend((chain, (*place, key)) for key, _ in children(node))
+        elif place not in chain:  # OmegaConf reports circles
+            entries += node.count("${") + size
+            targets = reference_targets(tree, place, texts)
+            waiting.extend(((*chain, place), target) for target in targets)
         key = ".".join(text)
         if len(chain) > MAX_NESTING:
             raise Mistake(
