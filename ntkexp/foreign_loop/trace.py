@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
+from ntkexp.foreign_loop.arguments import MAX_MEMORY_GB, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
@@ -236,7 +236,7 @@ class Trace:
                 "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
             )
         if memory_gb is not None:
-            self.memory_gb = checked_number("memory_gb", memory_gb, most=MOST, above=True)
+            self.memory_gb = checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
         self.by = self.by if by is None else by
         self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
