@@ -253,7 +253,7 @@ def without_of_loop(
 ) -> Removal:
     """Let the user's function carry a followed loop out without a group."""
     from ntkexp.config.build import load_function
-    from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.foreign_loop.loop_breakdown import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 

@@ -37,5 +37,5 @@ The files, in an order in which each imports only earlier ones:
     run_folder           the attribution as a run that `ntkexp report` shows
     attribution, effects the sum over steps, from the last to the first; leave-out effects
     trace, follow        the user's object and its folder; the entry point
-    loop_ledger          the change without some examples, split over all others
+    loop_breakdown       the change without some examples, divided among all others
 """

@@ -17,7 +17,7 @@ from torch.func import jacrev
 from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
-from ntkexp.foreign_loop.again import SEED, Again, LoopAgain
+from ntkexp.foreign_loop.again import GROUPS_SEED, Again, LoopAgain
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import FollowedStep
@@ -169,7 +169,7 @@ def loop_effects(
         return effects_retrained(loop, mean, probe)
     then = ""
     if loop is not None:
-        times = len(groups(torch.zeros(plan.train), SEED)) + 3
+        times = len(groups(torch.zeros(plan.train), GROUPS_SEED)) + 3
         then = f"; then the loop is carried out {times} times again, without some of its examples"
     LOG.warning("ntkexp: %s%s", plan.sentence, then)
     sweep = sweep_over(trace, training, plan, effects, mean, progress)
