@@ -31,9 +31,10 @@ from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
+from ntkexp.kernel.features.adjoint import CACHED
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
+from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
@@ -229,8 +230,10 @@ class StepCost:
         recorded = self.tape.bytes_per_example * (
             points * (3 + 2 * outputs) + self.rows * (2 + outputs)
         )
+        rows = max(self.rows, self.outputs)
+        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
         numbers = self.adjoints * self.outputs * self.parameters + min(
-            MULTIPLIED_OUT, self.rows * self.parameters
+            piece, rows * self.parameters
         )
         numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
         return numbers * self.tape.outputs.element_size() + recorded
@@ -482,7 +485,7 @@ class Backwards:
             return
         assert self.sum.adjoint is not None
         examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
-        felt = self.sum.adjoint.scaled_in(credited)
+        felt = self.sum.adjoint.scaled(credited)
         self.added.closing.find_parameter(felt, examples, step.with_grad, parts[:, :, 0])
 
     def begin(self, step: FollowedStep) -> None:

@@ -18,6 +18,7 @@ from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -31,10 +32,11 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut, products, summed
+from ntkexp.path.points import Points, cut, summed
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock, kernel_between
 from ntkexp.shapes import Weights
 
 # --- The sum backwards: from the last step to the first, with one vector U of weight space for each output.
@@ -123,7 +125,7 @@ class BackwardSum:
         mixings = {
             name: each.mixing for name, each in linear.items() if each.mixing is not None
         }  # M
-        self.mix(mixings.keys(), step.start)
+        self.mixed |= mixings.keys()
         forms_v = bool(self.mixed) or needs_v(ahead, intake, step.credit)
         rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
@@ -171,7 +173,7 @@ class BackwardSum:
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
-                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
+                    kernel[k] = kernel[k] + weight * kernel_between(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = (
                         beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
@@ -187,7 +189,7 @@ class BackwardSum:
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
         felt_of_examples = (
-            felt.scaled_in(step.credit) if step.credit else felt
+            felt.scaled(step.credit) if step.credit else felt
         )  # V where gradients are those of examples
         for k, names in enumerate(parts):
             into_v = (
@@ -195,35 +197,25 @@ class BackwardSum:
                 if alike is not None
                 else (each.scaled(scales) for each in right_of(names))
             )
-            share = products(felt_of_examples.of(names), into_v, pushed)
+            share = kernel_between(felt_of_examples.of(names), into_v, pushed)
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * share
             for sums, vector in ((decay, coupled), (beside, step.beside)):
                 if vector and felt.of(names).parts:
                     sums[k] = sums[k] - through(felt.of(names), vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
-    def mix(self, names: Set[str], weights: Weights) -> None:
-        """From here on U has vectors for these parameters."""
-        if not names <= self.mixed:
-            self.mixed |= names
-            self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
-
     def begun(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
-            part.total.copy_(total)
+            part.copy_(total)
         self.saved = ()
         return adjoint
 
     @property
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
-        return (
-            [part.total for part in self.adjoint.parts.values()]
-            if self.adjoint
-            else list(self.saved)
-        )
+        return list(self.adjoint.parts.values()) if self.adjoint else list(self.saved)
 
 
 def needs_v(

@@ -1,5 +1,5 @@
-"""The story of a run: follow the path from where it stands, go back over it if need be, and report to a listener what
-happens.
+"""The training loop of a run: its steps forwards, its reverse passes, and the callbacks that report
+them.
 """
 
 # ruff: noqa: B027  callbacks do nothing unless they are overridden
@@ -27,7 +27,9 @@ Way: TypeAlias = Literal["back", "effects"]
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for files, logs and progress. All do nothing unless they are overridden."""
+    """Callbacks of a run, for files, logs and progress. All do nothing unless they are
+    overridden.
+    """
 
     @property
     @abstractmethod
@@ -52,7 +54,9 @@ class AbstractListener(ABC):
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        """The tangent kernel at a step is known, and ℓ′ of all training examples, whatever the batch."""
+        """The tangent kernel at a step is known, and ℓ′ of all training examples, whatever the
+        batch.
+        """
 
     def on_step(self, state: RunState, loss: float) -> None:
         """A step is complete: the moment for a checkpoint."""
@@ -78,17 +82,17 @@ class SilentListener(AbstractListener):
         return self.folder
 
 
-# --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what
-# happens, look at what came of it.
+# --- A run: train forwards from the current state, go backwards if the path integral needs it, and
+# collect the outcome.
 #
-# A run is pure: it writes nothing itself. The listener may keep checkpoints, from which the same run goes on to
+# The loop writes no file. The listener may store checkpoints, from which the same run continues to
 # the same bits.
 
 
 def run(
     setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """A whole run, or the rest of one."""
+    """Carry out a run, from its start or from a saved state."""
     state = begin(setting, listener.trajectory, listener.scratch)
     if setting.sweep is not None:
         listener.on_remark(setting.sweep.sentence)
@@ -98,38 +102,42 @@ def run(
     reverse_pass(state, listener)
     listener.on_end()
 
-    # where the path has led
-    observer, view = Observer(setting), NetworkView(setting.points, state.weights)
-    outputs, kernel = view.outputs, view.kept_kernel()
-    row, keeps = (
-        observer.step(state.step, state.time, outputs, state.weights),
-        bool(state.timetable.room),
-    )
-    if keeps:
-        row |= observer.kernels.row(
-            kernel, view, state.step, state.step_sizes[-1] if state.step else None
-        )
-    listener.on_row(row)
-    if keeps:
-        listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
+    # the network after the last step
+    observer = Observer(setting)
+    view = NetworkView(setting.points, state.weights)
+    outputs = view.outputs
+    kernel = view.kept_kernel()
+    row = observer.step(state.step, state.time, outputs, state.weights)
+    if not state.timetable.room:
+        listener.on_row(row)
+        return outcome_of(state, outputs, kernel, ending)
+    step_size = state.step_sizes[-1] if state.step else None
+    listener.on_row(row | observer.kernels.row(kernel, view, state.step, step_size))
+    listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)
 
 
 def train_steps(state: RunState, listener: AbstractListener) -> Ending:
-    """Take the remaining steps; why there are no more."""
-    setting, observer = state.setting, Observer(state.setting)
-    first = observer.loss(setting.start.outputs, 0)
+    """Take the remaining steps. Return the reason why they end."""
+    setting = state.setting
+    observer = Observer(setting)
+    first_loss = observer.loss(setting.start.outputs, 0)
     for step in setting.descent.walk(state.weights, state.memory, state.step):
         row = observer.row(step, state.time)
-        loss = cast("float", row["loss"])  # which every row has
-        if (ending := ending_before(setting, loss, first, step.index)) is not None:
+        loss = cast("float", row["loss"])  # every row has one
+        ending = ending_before(setting, loss, first_loss, step.index)
+        if ending is not None:
             state.accumulator.close(step)
             return ending
-        if due := state.timetable.due(step.index):
+
+        # the tangent kernel, if it is due
+        due = state.timetable.due(step.index)
+        if due:
             kernel = step.view.kept_kernel() if step.index else setting.start.kernel
             listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
             state.timetable.saw(step.index, kernel[: setting.points.train])
             row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
+
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
         listener.on_step(state, loss)
@@ -137,14 +145,18 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Go back over the path from its last step: with memory, what a step did is known once the later ones are."""
+    """Go backwards from the last step: an optimizer with memory lets a gradient act in later steps,
+    too.
+    """
     for done, total in state.steps_back():
         listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
         for done, total in state.effects.steps_back(state.weights, state.step_sizes):
             listener.on_step_back(state, "effects", done, total)
-    closing = state.setting.experiment.path.closing
-    if (late := state.accumulator.late_tallies) is not None:
-        listener.on_late_rows(
-            [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
-        )
+
+    # the shares of each step, which only the reverse pass knows
+    late = state.accumulator.late_tallies
+    if late is not None:
+        closing = state.setting.experiment.path.closing
+        rows = [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
+        listener.on_late_rows(rows)

@@ -377,7 +377,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.run.execute.painter", no_pictures)
+    monkeypatch.setattr("ntkexp.run.execute.draw_run", no_pictures)
     return folder
 
 
