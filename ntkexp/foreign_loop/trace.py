@@ -2,7 +2,7 @@
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
-On the way back over the steps (`attribution.Backwards`) each is replayed and proved; what it added is summed here.
+On the way back over the steps (`attribution.LoopBackward`) each is replayed and proved, and its terms are added up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
-from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
+from ntkexp.foreign_loop.attribution import LoopBackward
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
     batch_norm_sentence,
@@ -35,6 +35,7 @@ from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import is_digest
+from ntkexp.foreign_loop.loop_sums import LoopSums, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule, OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -310,27 +311,20 @@ class Trace:
         return tuple(found)
 
     def begin_sums(
-        self,
-        tape: Tape,
-        components: Components | None,
-        places: Positions | None,
-        progress: AbstractProgress,
+        self, tape: Tape, components: Components | None, places: Positions | None
     ) -> LoopSums:
-        """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
-        forms = any(
+        """Begin the sums, or raise if they and a step take more than the memory."""
+        forms_v = any(
             not each.rule.has_effects for each in self.steps.known
-        )  # of SGD and Adam, V is U
-        parameters = sum(weight.numel() for weight in self.steps.end.values())
-        cost, steps = (
-            StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1),
-            len(self.steps),
+        )  # of SGD and Adam, V is a multiple of U
+        step = StepMemory(
+            tape,
+            rows=self.steps.most_examples(),
+            parameters=sum(weight.numel() for weight in self.steps.end.values()),
+            adjoints=3 if forms_v else 1,
         )
-        found = sums_at_zero(
-            tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost
-        )
-        if said := cost.sentence(steps):
-            progress.say(f"ntkexp: {said}")
-        return found
+        examples, steps = len(self.examples), len(self.steps)
+        return sums_at_zero(step, examples, steps, self.memory_gb, components, places)
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
@@ -353,8 +347,8 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.begin_sums(last, components, places, progress)
-        back = Backwards(
+        sums = self.begin_sums(last, components, places)
+        back = LoopBackward(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
             self.queries,
@@ -387,14 +381,14 @@ class Trace:
         # f_T − f_0, including `outside`, the change that no step made
         cast = self.called.is_cast(Circumstances(autocast=casts))
         batch_norm = self.batch_norm if first else None
-        arrays = sums.arrays(cast=cast, batch_norm=batch_norm, some=some)
+        arrays = sums.arrays(cast=cast, batch_norm=batch_norm, some_steps=some)
         change, outside = last.outputs - start, self.outside()
         if outside is not None:
             change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
         arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
 
         # the final check: the parts of the steps add up to their change
-        closing = sums.closing.check(sums.parts, sums.total, start, last.outputs)
+        closing = sums.closing.check(sums.totals.contributions, sums.total, start, last.outputs)
         closing.refuse()
         progress.say(f"ntkexp: {closing.sentence}")
 
@@ -439,7 +433,7 @@ class Trace:
                 facts["autocast"] = casts.kind
             facts["away"] = float(away.norm())
         else:
-            facts["rounding"] = float(sums.rounding.norm()) / (float(change.norm()) or 1.0)
+            facts["rounding"] = float(sums.totals.rounding.norm()) / (float(change.norm()) or 1.0)
         if rounding := [each.kind.__name__ for each in self.steps.known if each.rule.rounds]:
             facts["rounds"] = " and ".join(rounding)
         return facts

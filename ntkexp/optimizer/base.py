@@ -23,8 +23,8 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """An arc of a curve in weight space: a polynomial of degree 4 between two ends, at which it has the curve's
-    slopes.
+    """An arc of a curve in weight space: a polynomial of degree 4 between two ends, at which it has
+    the curve's slopes.
 
     An arc leads from `start`, over `length` of a training step.
 
@@ -56,14 +56,16 @@ class Arc:
 
 # --- How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
 #
-# Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients
-# takes it in, the weights move. With the optimizer's own scalings along the run taken as given, every step is a
-# linear map of past gradients, parameter by parameter (⊙ weight by weight):
+# Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of
+# past gradients takes it in, the weights move. With the optimizer's own scalings along the run
+# taken as given, every step is a linear map of past gradients, parameter by parameter (⊙ weight by
+# weight):
 #
 #     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# The runner's optimizers, those of PyTorch in a loop that is followed, and recorded trainings all say their steps
-# so; `path.backward_sum` adds up what gradients did, `effects.sweep` what examples would change.
+# The runner's optimizers, those of PyTorch in a loop that is followed, and recorded trainings all
+# say their steps so; `path.backward_sum` adds up what gradients did, `effects.sweep` what examples
+# would change.
 
 
 GUARD = 1e-6
@@ -123,10 +125,9 @@ class LinearStep:
 
         p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
-    Each coefficient is one number, or a tensor with a number for each weight. M is the identity unless an optimizer
-    such as Muon mixes the weights of a matrix. r is the part of the step that is linear in no gradient, such as
-    rounding.
-    """
+    Each coefficient is one number, or a tensor with a number for each weight. M is the identity
+    unless an optimizer such as Muon mixes the weights of a matrix. r is the part of the step that
+    is linear in no gradient, such as rounding."""
 
     momentum_scale: Coefficient  # S
     gradient_scale: Coefficient = 0.0  # N
@@ -210,7 +211,8 @@ parameter
         )
 
     def reversed(self) -> LinearStep:
-        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and m."""
+        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and
+        m."""
         return replace(
             self,
             momentum_scale=-self.momentum_scale,
@@ -224,7 +226,8 @@ IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
 
 
 class Spread(NamedTuple):
-    """A step is divided by √square/ρ + ε, where square ← β₂ square + (1 − β₂)g², or the largest so far."""
+    """A step is divided by √square/ρ + ε, where square ← β₂ square + (1 − β₂)g², or the largest so
+    far."""
 
     second: float  # β₂
     root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
@@ -241,7 +244,8 @@ class Move(NamedTuple):
 
 
 class AbstractOptimizer(Component):
-    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose names begin so."""
+    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose
+    names begin so."""
 
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: PositiveFloat | None = None
@@ -264,7 +268,8 @@ class AbstractOptimizer(Component):
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """The step size before its schedule, given the largest one at which gradient descent is stable."""
+        """The step size before its schedule, given the largest one at which gradient descent is
+        stable."""
 
     @abstractmethod
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
@@ -285,14 +290,14 @@ class AbstractOptimizer(Component):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        """The move of a step, where the gradient at other weights can be asked for; nothing that goes straight does."""
+        """The move of a step, where the gradient at other weights can be asked for; nothing that
+        goes straight does."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Say how the step takes in the gradient of every parameter, without weight decay: m ← βm + αg,
-        θ ← θ − S ⊙ m − N ⊙ g. `memory` holds what is recorded, as it was after the step.
-        """
+        """Say how the step takes in the gradient of every parameter, without weight decay: m ← βm +
+        αg, θ ← θ − S ⊙ m − N ⊙ g. `memory` holds what is recorded, as it was after the step."""
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         """The same with weight decay, which passes through the memory (λ), or past it (d = λη)."""
@@ -308,7 +313,8 @@ class AbstractOptimizer(Component):
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """The memory that a derivative through training needs of every step, beside what is recorded anyway."""
+        """The memory that a derivative through training needs of every step, beside what is
+        recorded anyway."""
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
@@ -321,7 +327,8 @@ class AbstractOptimizer(Component):
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """What the step size of every weight is multiplied with: by the longest beginning of its name.
+        """What the step size of every weight is multiplied with: by the longest beginning of its
+        name.
 
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
@@ -378,8 +385,8 @@ def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
     return coefficient if isinstance(coefficient, Tensor) else torch.full_like(weight, coefficient)
 
 
-# --- Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so that a run that
-# is resumed draws the same ones.
+# --- Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so
+# that a run that is resumed draws the same ones.
 
 
 class AbstractBatched(AbstractOptimizer):
@@ -405,9 +412,8 @@ class AbstractBatched(AbstractOptimizer):
 
 
 class AbstractStable(AbstractOptimizer):
-    """A step size, given outright or as a fraction of the largest one at which gradient descent is stable at the
-    start; half of it by default.
-    """
+    """A step size, given outright or as a fraction of the largest one at which gradient descent is
+    stable at the start; half of it by default."""
 
     step_size: PositiveFloat | None = None
     stable_fraction: PositiveFloat | None = None

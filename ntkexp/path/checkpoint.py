@@ -11,7 +11,8 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """Something that goes on from a checkpoint: `checkpointed` names its fields that a checkpoint holds."""
+    """Something that goes on from a checkpoint: `checkpointed` names its fields that a checkpoint
+    holds."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 
@@ -21,7 +22,8 @@ class Resumable:
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood. Tensors stay where they lie, in memory or on disk, and take its numbers."""
+        """Stand where the checkpoint stood. Tensors stay where they lie, in memory or on disk, and
+        take its numbers."""
         for name in self.checkpointed:
             own = getattr(self, name)
             if own is None:  # also of checkpoints from before there was such a field

@@ -1,7 +1,7 @@
 """Components: groups of parameters, by which every inner product over weights is told apart.
 
-A contribution is Σ_p over parameters of terms ⟨V, Jᵢᵀℓ′ᵢ⟩_p, and so is what decay does. A component's share is the
-partial sum over its parameters, so that shares add up to the whole:
+A contribution is Σ_p over parameters of terms ⟨V, Jᵢᵀℓ′ᵢ⟩_p, and so is what decay does. A
+component's share is the partial sum over its parameters, so that shares add up to the whole:
 
     contribution(x, xᵢ) = Σ_component by_component(x, xᵢ, component)
 """
@@ -25,8 +25,9 @@ ROOT = "(root)"  # the module itself, where it owns parameters
 
 
 def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[str, frozenset[str]]:
-    """The components of these parameters: each parameter by itself, the modules that own them, or what the patterns of
-    each name match, as those of a shell. A component whose only pattern is '*' is the rest, taken last.
+    """The components of these parameters: each parameter by itself, the modules that own them, or
+    what the patterns of each name match, as those of a shell. A component whose only pattern is '*'
+    is the rest, taken last.
 
     >>> names = ["body.0.weight", "body.0.bias", "head.weight"]
     >>> [*components_of("module", names)], [*components_of("parameter", names)] == names
@@ -50,7 +51,8 @@ def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[st
 
 
 def owner(parameter: str) -> str:
-    """The module that owns a parameter, by its path; what a parametrised weight is made of is its module's.
+    """The module that owns a parameter, by its path; what a parametrised weight is made of is its
+    module's.
 
     >>> owner("block.1.weight"), owner("scale"), owner("head.parametrizations.weight.original0")
     ('block.1', '(root)', 'head')

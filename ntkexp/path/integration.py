@@ -1,6 +1,5 @@
-"""The ways to integrate a path, each with what it refuses, what it costs and what it starts from, and which one is
-chosen.
-"""
+"""The ways to integrate a path, each with what it refuses, what it costs and what it starts from,
+and which one is chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from typing import ClassVar, NamedTuple
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.backward_sum import TwoPasses
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.points import Domain
@@ -19,6 +17,7 @@ from ntkexp.path.recording import Room, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
+from ntkexp.path.two_passes import TwoPasses
 from ntkexp.shapes import Weights
 
 
@@ -33,7 +32,8 @@ class Costs(NamedTuple):
 
 
 class AbstractIntegration(ABC):
-    """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
+    """One of the ways; what an optimizer or the settings of a path do not go with is refused when
+    it is made."""
 
     path: Path
     passes: ClassVar[int] = (
@@ -61,7 +61,8 @@ class AbstractIntegration(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EveryStep(AbstractIntegration):
-    """The kernel of every step, for optimizers that remember nothing: it costs a reading of each by each rule."""
+    """The kernel of every step, for optimizers that remember nothing: it costs a reading of each by
+    each rule."""
 
     path: Path
 
@@ -92,7 +93,8 @@ class EveryStep(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(AbstractIntegration):
-    """The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+    """The kernel at some steps, with exact moments of the loss, for optimizers that remember
+    nothing.
 
     It holds two snapshots beside each path kernel, and knows its error by them.
     """
@@ -143,7 +145,8 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time, for an optimizer whose weights move on a curve: `path.nodes` readings of every arc."""
+    """The integral over time, for an optimizer whose weights move on a curve: `path.nodes` readings
+    of every arc."""
 
     path: Path
 
@@ -188,9 +191,8 @@ class AlongFlow(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(AbstractIntegration):
-    """The sum from the last step to the first, for optimizers that remember: it goes over the path twice, and holds an
-    adjoint for each attributed point and output.
-    """
+    """The sum from the last step to the first, for optimizers that remember: it goes over the path
+    twice, and holds an adjoint for each attributed point and output."""
 
     path: Path
     optimizer: AbstractOptimizer
@@ -218,8 +220,8 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Which points are attributed where each costs a pass backwards: the first ones of every group, as many of each as
-    of the others where it has that many; how many of each group these are.
+    """Which points are attributed where each costs a pass backwards: the first ones of every group,
+    as many of each as of the others where it has that many; how many of each group these are.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]

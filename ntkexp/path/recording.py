@@ -1,6 +1,5 @@
-"""What a way back needs of a path, recorded: the weights at every step, ℓ′, and the optimizer's state; played back as
-steps or differentiated.
-"""
+"""What a way back needs of a path, recorded: the weights at every step, ℓ′, and the optimizer's
+state; played back as steps or differentiated."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ from ntkexp.path.step import Descent, Step, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
+# --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the
+# optimizer's memory.
 #
 # Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], the weights parameter by parameter.
 
@@ -113,7 +113,8 @@ def new_recording(
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The steps that were recorded, with what is not in their rows: they may be gone over in any order."""
+    """The steps that were recorded, with what is not in their rows: they may be gone over in any
+    order."""
 
     recording: Recording
     points: Points
@@ -122,7 +123,8 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps from the first to the last; each begins at the very weights that the one before ends at."""
+        """The steps from the first to the last; each begins at the very weights that the one before
+        ends at."""
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
@@ -130,7 +132,8 @@ class Playback:
             start = step.end
 
     def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
-        """One of them; an end that is known already is taken as it is, with the tapes that are kept of it."""
+        """One of them; an end that is known already is taken as it is, with the tapes that are kept
+        of it."""
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -144,8 +147,8 @@ class Playback:
         )
 
 
-# --- A recorded descent as a training that can be differentiated: what each step took in, from its row and its
-# settings.
+# --- A recorded descent as a training that can be differentiated: what each step took in, from its
+# row and its settings.
 #
 # The recording holds `optimizer.records` and `optimizer.differentiated`.
 
@@ -216,12 +219,11 @@ def update_of(
     memory: Memory,
     before: Memory,
 ) -> Update:
-    """How a step of an optimizer took its gradient in, as one linear update of all weights, given what was recorded of
-    its memory after the step and before.
+    """How a step of an optimizer took its gradient in, as one linear update of all weights, given
+    what was recorded of its memory after the step and before.
 
-    Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
-    runner has in common for all parameters, are numbers.
-    """
+    Along all weights as one vector S, N and d are vectors too, and the other letters, which an
+    optimizer of the runner has in common for all parameters, are numbers."""
     flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
 
     def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
@@ -255,13 +257,14 @@ def update_of(
     return Update(place=slice(None), linear=whole, denominator=denominator)
 
 
-# --- When each example acted on each point, where that is known step by step: the time by which half of it was done.
+# --- When each example acted on each point, where that is known step by step: the time by which
+# half of it was done.
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# A gradient that is remembered acts at the step it is taken, by all that the steps after it make of it; no kernel
-# of a moment knows of that. The masses are kept for at most `STRETCHES` stretches of the path, and spread evenly
-# inside them.
+# A gradient that is remembered acts at the step it is taken, by all that the steps after it make of
+# it; no kernel of a moment knows of that. The masses are kept for at most `STRETCHES` stretches of
+# the path, and spread evenly inside them.
 
 
 STRETCHES = 20
@@ -269,7 +272,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
+    """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the
+    last."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
@@ -283,7 +287,8 @@ class Halves(Resumable):
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
     ) -> None:
-        """Take in what the rows of a step contributed to all points, each of the example that is named for it.
+        """Take in what the rows of a step contributed to all points, each of the example that is
+        named for it.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))

@@ -23,8 +23,8 @@ from ntkexp.path.rule.base import AbstractRule, Piece
 
 # --- How kernels are made from Jacobians, and for which outputs.
 #
-# `all` makes blocks [out, out_] for every pair of points; `trace` makes Σ_c K[x, c, x′, c], and only where a
-# kernel is kept; `none` makes none. Contributions are found by each.
+# `all` makes blocks [out, out_] for every pair of points; `trace` makes Σ_c K[x, c, x′, c], and
+# only where a kernel is kept; `none` makes none. Contributions are found by each.
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
@@ -36,13 +36,16 @@ class Kernel(Component):
     sketch: int | None = Field(None, ge=1, le=LARGEST)
 
 
-# --- The steps at which kernels are taken: planned before the first step, or as the kernel is seen to change.
+# --- The steps at which kernels are taken: planned before the first step, or as the kernel is seen
+# to change.
 #
-# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one kernel to the
-# next, and goes `change`/δ times as far to the one after, at most four times, at least a quarter. It goes no less
-# far than what remains of `count` would, log-spaced, so that these are not used up before the end.
+# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one
+# kernel to the next, and goes `change`/δ times as far to the one after, at most four times, at
+# least a quarter. It goes no less far than what remains of `count` would, log-spaced, so that these
+# are not used up before the end.
 #
-# Where training switches from one phase to the next, a kernel is due as well, whatever the timetable says.
+# Where training switches from one phase to the next, a kernel is due as well, whatever the
+# timetable says.
 
 
 FARTHEST = 4.0
@@ -87,9 +90,8 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps after which the kernel is expected to have changed by a given share, and those at which another phase
-    begins: of what is seen there it learns nothing.
-    """
+    """Steps after which the kernel is expected to have changed by a given share, and those at which
+    another phase begins: of what is seen there it learns nothing."""
 
     steps: int
     count: int
@@ -124,7 +126,8 @@ class Adaptive(AbstractTimetable):
         self.latest = kernel.clone()
 
     def soonest(self, step: int) -> int:
-        """Where the next kernel would be if all that remain were log-spaced; the last of them is at the end.
+        """Where the next kernel would be if all that remain were log-spaced; the last of them is at
+        the end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
         10
@@ -215,9 +218,8 @@ class Path(Component):
 
     @property
     def tangents(self) -> int:
-        """How many tangent kernels are held at once: the first, one that is put together from its blocks, and the last
-        one where it says when the next is due.
-        """
+        """How many tangent kernels are held at once: the first, one that is put together from its
+        blocks, and the last one where it says when the next is due."""
         if self.kernels == "none":
             return 0
         return 4 if self.schedule == "adaptive" else 3
@@ -234,14 +236,16 @@ class Path(Component):
 
     @property
     def finer(self) -> tuple[Piece, ...]:
-        """What the error of the parts by the closing rule is measured against: the same with twice the pieces."""
+        """What the error of the parts by the closing rule is measured against: the same with twice
+        the pieces."""
         if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.nodes, 2 * self.pieces, self.romberg)
 
     @property
     def gain(self) -> float:
-        """What the difference to `finer` is multiplied with to be an error: both are off by powers of their pieces."""
+        """What the difference to `finer` is multiplied with to be an error: both are off by powers
+        of their pieces."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Piece, ...]) -> frozenset[float]:
@@ -284,7 +288,8 @@ class Path(Component):
         return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
-        """When tangent kernels are kept, and snapshots taken if there are any; also at switches between phases."""
+        """When tangent kernels are kept, and snapshots taken if there are any; also at switches
+        between phases."""
         if self.kernels == "none":
             return Planned(())
         if self.schedule == "adaptive":

@@ -1,6 +1,8 @@
-"""One step of training, which is all that a reading of the path sees, and the descent as a stream of steps.
+"""One step of training, which is all that a reading of the path sees, and the descent as a stream
+of steps.
 
-Phases of training: stretches of steps, in each of which some of the training examples alone carry gradient.
+Phases of training: stretches of steps, in each of which some of the training examples alone carry
+gradient.
 
 >>> first, second = phases_of((300, 200), (20, 30))
 >>> second
@@ -30,16 +32,17 @@ from ntkexp.shapes import Weights
 
 # --- One step of training: all that the sums along the path see.
 #
-# From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its example and the
-# factor by which the gradient was shortened, and is zero for an example outside the step's batch. Every weight
-# has a step size of its own, the step's times its factor.
+# From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its
+# example and the factor by which the gradient was shortened, and is zero for an example outside the
+# step's batch. Every weight has a step size of its own, the step's times its factor.
 
 
 IMPULSE_NODES = 3  # of order 6, above that of the arcs
 
 
 class Curve(NamedTuple):
-    """The arcs of a step that is not straight, and ℓ′ as a function of the outputs at the training examples."""
+    """The arcs of a step that is not straight, and ℓ′ as a function of the outputs at the training
+    examples."""
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -47,7 +50,8 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The network before the step, the weights after it, ℓ′, and what the optimizer made of the gradient."""
+    """The network before the step, the weights after it, ℓ′, and what the optimizer made of the
+    gradient."""
 
     index: int
     view: NetworkView  # at θ_s
@@ -69,8 +73,9 @@ class Step:
 
     @cached_property
     def side(self) -> RightSide:
-        """What kernels of the step are with, each weight's part times its factor of the step size: J(θ_s; xᵢ), or where
-        contributions alone are summed up, the gradients of the examples, Σ_c ℓ′_c J_c, as one output of each.
+        """What kernels of the step are with, each weight's part times its factor of the step size:
+        J(θ_s; xᵢ), or where contributions alone are summed up, the gradients of the examples, Σ_c
+        ℓ′_c J_c, as one output of each.
 
         Of a sketch, the direction of the step is exact.
         """
@@ -105,9 +110,8 @@ class Step:
         ).sum(0)
 
     def nodes(self, count: int) -> Iterator[Step]:
-        """So many Gauss nodes on every arc of a curve, in the order of time: steps that lead nowhere, each as long as
-        its node counts.
-        """
+        """So many Gauss nodes on every arc of a curve, in the order of time: steps that lead
+        nowhere, each as long as its node counts."""
         if self.curve is None:
             return
         quadrature = Gauss().quadrature(count, 1, 0)
@@ -165,16 +169,17 @@ def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
-    """The phase that a step belongs to; what comes after the last step belongs to the last phase."""
+    """The phase that a step belongs to; what comes after the last step belongs to the last
+    phase."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
 # --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
 #
-# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right side of the
-# kernel. Where there are phases, ℓ′ᵢ is zero for examples of another phase than the step's; each phase draws its
-# batches, and takes its means, as if its examples were all. What the optimizer remembers is carried over from
-# phase to phase.
+# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right
+# side of the kernel. Where there are phases, ℓ′ᵢ is zero for examples of another phase than the
+# step's; each phase draws its batches, and takes its means, as if its examples were all. What the
+# optimizer remembers is carried over from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +257,8 @@ class Descent:
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
-        """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at all."""
+        """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at
+        all."""
         derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
         if batch is None and phase.count == self.points.train:

@@ -209,8 +209,11 @@ class StepPair:
 def mean_update(first: Update, second: Update, step: int) -> Update:
     """How a parameter took gradients in, in the mean."""
     one, other = first.linear, second.linear
-    for letter in ("carry", "intake", "ahead", "coupled", "lost"):
-        refuse_other_size(getattr(one, letter), getattr(other, letter), step)
+    refuse_other_size(one.momentum_decay, other.momentum_decay, step)
+    refuse_other_size(one.momentum_gain, other.momentum_gain, step)
+    refuse_other_size(one.gradient_scale, other.gradient_scale, step)
+    refuse_other_size(one.l2, other.l2, step)
+    refuse_other_size(one.decoupled_decay, other.decoupled_decay, step)
     if first.denominator is None or second.denominator is None:
         refuse_other_size(one.momentum_scale, other.momentum_scale, step)
         return first
