@@ -90,7 +90,7 @@ class LoopBackward:
         secant = self.reader.along(ends.before, ends.after, as_copies=True)
 
         # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
-        right = RightSide(step, calls, self.calls.room)
+        right = StepRows(step, calls, self.calls.room)
         back = BackwardStep(
             start=step.start,
             difference={name: end[name] - weight for name, weight in step.start.items()},
@@ -364,7 +364,7 @@ def credit_of_examples(
 # --- The right side of the products of a step.
 
 
-class RightSide:
+class StepRows:
     """The gradients that V is multiplied with: a row for each example of the calls; one for all
     calls whose batches norms couple, if any; and one for each position of each example, if
     positions are told apart."""

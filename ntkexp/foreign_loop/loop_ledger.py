@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.plan import CACHED_NUMBERS
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.effects.trajectory import FlatWeights
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
@@ -104,6 +104,6 @@ def trained_twice(
         second=trainings[1],
         weights=Pair(*(each.weighing.left(names).to(trainings[0].end) for each in trainings)),
         mean=MEANS[weighing.mean],
-        together=max(1, IN_CACHE // trainings[0].flat.size),
+        together=max(1, CACHED_NUMBERS // trainings[0].flat.size),
     )
     return pair, first
