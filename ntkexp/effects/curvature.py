@@ -103,8 +103,8 @@ def recorded_gradient(
         return RecordedGradient(nothing, lambda vector: (torch.zeros_like(vector), vector[:0]))
     shares = torch.cat([batch.shares for batch in batches])
     with plain_kernels():
-        g, back = vjp(grad(partial(summed, batches)), weights, shares)
-    return RecordedGradient(g, back)
+        result = vjp(grad(partial(summed, batches)), weights, shares)
+    return RecordedGradient(result[0], result[1])
 
 
 def scores(

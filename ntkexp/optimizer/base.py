@@ -334,7 +334,6 @@ class AbstractOptimizer(Component):
     def factors(self, weights: Weights) -> dict[str, float]:
         """Return the factor of each weight's step size, from the longest matching key of `layers`.
 
-
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
         {'body.weight': 1.0, 'head.weight': 0.1}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import AGREES, factors_between
+from ntkexp.foreign_loop.clipping import SUM_EPS, factors_between
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
+from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
@@ -321,7 +321,7 @@ class ReplayedLoop:
             typical = sqrt(squares / max(1, sum(other.numel() for _, _, other in pairs)))
             for (name, one, other), size, gap in zip(pairs, norms[::2], norms[1::2], strict=True):
                 rounds = torch.finfo(one.dtype).eps * max(1, self.events)
-                bound = AGREES * size + ROUNDING * typical * sqrt(other.numel())
+                bound = SUM_EPS * size + STEP_EPS * typical * sqrt(other.numel())
                 if not gap <= rounds * bound:
                     raise Mistake(
                         f"step {step}: what the optimizer remembers of '{name}' is not what it remembered there before "
@@ -332,7 +332,7 @@ class ReplayedLoop:
     def refuse_astray(self, step: int, error: float, like: Mapping[str, Tensor]) -> None:
         """Refuse a replay that leads to other weights, but for the rounding of the events since the checkpoint."""
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
-        if not error <= AGREES * eps * max(1, self.events):
+        if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
                 f"step {step}: the steps replayed up to here lead to other weights than those that were trained, off "
                 f"by {error:.2g} of them; replay on the machine and with the threads of the training, or follow with "
