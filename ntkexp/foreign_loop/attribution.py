@@ -19,14 +19,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.foreign_loop.batch_norm import TermGradients, numbers_of
+from ntkexp.foreign_loop.batch_gradients import TermGradients
+from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
-from ntkexp.foreign_loop.model_function import CHANGED, Replayed
 from ntkexp.foreign_loop.outside import release_memory
+from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
@@ -269,7 +270,7 @@ class LoopBackward:
             return
         assert self.sum.adjoint is not None
         examples = [jacobian for call in calls if call.can_be_reread for jacobian in call.features]
-        adjoint = self.sum.adjoint.scaled_in(credited)
+        adjoint = self.sum.adjoint.scaled(credited)
         like = contributions[:, :, 0]
         self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
 

@@ -33,7 +33,7 @@ from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.user_loss import (
-    SPREAD,
+    ROUNDING_FACTOR,
     CallLoss,
     CallShare,
     ExampleLoss,
@@ -443,7 +443,7 @@ class FollowedTraining(AbstractTrajectory):
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)
         if missed > rounding or (near_power and not is_power_of_two(factor, rounding)):
-            rounding += SPREAD * cancelled(replayed)
+            rounding += ROUNDING_FACTOR * cancelled(replayed)
         if not missed <= rounding:
             raise Mistake(
                 f"step {index}: the gradients of some parameters were multiplied with other "

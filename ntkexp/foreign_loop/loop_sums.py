@@ -16,7 +16,8 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
-from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
+from ntkexp.kernel.features.adjoint import CACHED
+from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import Components
@@ -235,8 +236,10 @@ class StepMemory:
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)
         example_tapes = self.rows * (2 + outputs_each)
+        rows = max(self.rows, outputs)
+        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
         numbers = self.adjoints * outputs * self.parameters
-        numbers += min(MULTIPLIED_OUT, self.rows * self.parameters)
+        numbers += min(piece, rows * self.parameters)
         numbers += CACHED_COPIES * min(CACHED, (self.rows + 1) * outputs * self.parameters)
         tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
         return numbers * self.tape.outputs.element_size() + tapes

@@ -23,7 +23,7 @@ If M mixes the weights of a matrix, as in θ ← θ − M(S ⊙ m + N ⊙ p), M�
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, Coefficient, LinearStep, Mixing, spread
-from ntkexp.path.points import products
+from ntkexp.path.step_kernel import kernel_between
 from ntkexp.shapes import Weights
 
 
@@ -84,7 +84,7 @@ class BackwardSum:
     def take(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
         """Add one step, whose J̄ is the weighted sum of the Jacobians of its substeps."""
         coefficients = StepCoefficients.of(step)
-        self.mix(coefficients.mixing.keys(), step.start)
+        self.mixed |= coefficients.mixing.keys()
         forms_v = bool(self.mixed) or coefficients.need_v(step.credit)
         gradient_part: Adjoint | None = None  # N ⊙ J̄
         change = next(iter(step.start.values())).new_zeros(())
@@ -118,7 +118,7 @@ class BackwardSum:
             v = self.adjoint.scaled(spread_all(coefficients.momentum_gain, step.start))
             v.add(gradient_part)
             gain = dict.fromkeys(coefficients.momentum_gain, 1.0)
-        v_of_examples = v.scaled_in(step.credit) if step.credit else v
+        v_of_examples = v.scaled(step.credit) if step.credit else v
         for terms in sums:
             terms.add_adjoint(v, v_of_examples, gain, change)
         return self.result(sums, change)
@@ -132,14 +132,6 @@ class BackwardSum:
         if self.adjoint is not None:
             self.adjoint.shrink(self.momentum_decay)
         return 1.0
-
-    def mix(self, names: Set[str], weights: Weights) -> None:
-        """Turn U of these parameters into vectors, from here on."""
-        if names <= self.mixed:
-            return
-        self.mixed |= names
-        if self.adjoint is not None:
-            self.adjoint = self.adjoint.with_rows(names, weights)
 
     def mixed_back(
         self, secant: Jacobian, step: BackwardStep, coefficients: StepCoefficients
@@ -161,7 +153,7 @@ class BackwardSum:
         """Return U = 0, or U of the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
-            part.total.copy_(total)
+            part.copy_(total)
         self.saved = ()
         return adjoint
 
@@ -178,7 +170,7 @@ class BackwardSum:
         """U, for a checkpoint."""
         if self.adjoint is None:
             return list(self.saved)
-        return [part.total for part in self.adjoint.parts.values()]
+        return list(self.adjoint.parts.values())
 
 
 @dataclass(frozen=True)
@@ -272,7 +264,7 @@ class TermSums:
             return
         part = jacobian.scaled(in_numbers(coefficients.gradient_scale))
         left = part if self.step.factor is None else part.scaled(self.step.factor)
-        self.kernel = self.kernel + weight * products(left, self.examples, like)
+        self.kernel = self.kernel + weight * kernel_between(left, self.examples, like)
         if coefficients.l2:
             self.decay = self.decay - weight * part.applied(coefficients.l2)
         if self.step.rounding:
@@ -294,7 +286,9 @@ class TermSums:
         if scale is None:
             right = (jacobian.scaled(scales) for jacobian in self.examples)
             scale = 1.0
-        self.kernel = self.kernel + scale * products(v_of_examples.of(self.names), right, like)
+        self.kernel = self.kernel + scale * kernel_between(
+            v_of_examples.of(self.names), right, like
+        )
 
         part = v.of(self.names)
         if self.coefficients.l2 and part.parts:

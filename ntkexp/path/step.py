@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Jacobian, Segment
 from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
-from ntkexp.path.points import NetworkView, Points, RightSide, summed, total, unit
+from ntkexp.path.points import NetworkView, Points, summed
 from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
@@ -66,21 +66,16 @@ class Step:
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
-    def side(self) -> RightSide:
+    def side(self) -> list[Jacobian]:
         """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step's factor for each weight.
 
         If contributions alone are summed, Σ_c ℓ′_c J_c replaces it, as the Jacobian of one output
-        for each example. A sketch keeps the direction of the step exactly."""
+        for each example."""
         view, points = self.view, self.view.points
         blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
         if any(factor != 1 for factor in self.factors.values()):
             blocks = [block.scaled(self.factors) for block in blocks]
-        blocks = list(blocks)
-        if points.sketch is None:
-            return RightSide(blocks)
-        weights, pull = view.weights, self.output_gradient
-        gradient = total(blocks, pull, weights) if points.makes_kernels else summed(blocks, weights)
-        return RightSide(blocks, points.sketch, unit(gradient))
+        return list(blocks)
 
     @property
     def sizes(self) -> Sizes:
@@ -168,6 +163,25 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """Everything that decides a training but the network: targets, loss, optimizer and schedule."""
+
+    targets: Float[Tensor, "train out"]
+    loss: AbstractLoss
+    scale: float  # multiplies the loss: 1/α² where the network is centred
+    optimizer: AbstractOptimizer
+    factors: Mapping[str, float]  # of the step size, by weight
+    schedule: AbstractSchedule
+    step_size: float  # before the schedule
+    steps: int  # of the schedule
+    seed: int  # of the batches
+
+    def size(self, index: int) -> float:
+        """Return the step size η_s."""
+        return self.step_size * self.schedule.factor(index, self.steps)
+
+
 # --- Training by small steps on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
@@ -176,20 +190,11 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
-    """The network, the data, and the way to train it."""
+class Descent(TrainingRecipe):
+    """A training of the network at `points`, whose first ones are the training examples."""
 
     points: Points
-    targets: Float[Tensor, "train out"]
-    loss: AbstractLoss
-    scale: float  # multiplies the loss: 1/α² where the network is centred
-    optimizer: AbstractOptimizer
-    factors: Mapping[str, float]  # of the step size, by weight
-    schedule: AbstractSchedule
-    step_size: float
-    steps: int
-    seed: int
-    phases: tuple[Phase, ...] = ()  # empty: every step learns all examples
+    phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """Yield the steps from these weights on, after `done` steps."""
@@ -234,10 +239,6 @@ class Descent:
         """Return ∇L of a step at other weights than its start."""
         view = NetworkView(self.points, weights)
         return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
-
-    def size(self, index: int) -> float:
-        """Return η_s."""
-        return self.step_size * self.schedule.factor(index, self.steps)
 
     def weight(self, examples: int) -> float:
         """Return the weight wᵢ of each example in a step on n examples."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepResult
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -43,11 +44,12 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut, summed
+from ntkexp.path.points import Points, cut, summed
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.shapes import Weights
 
 

@@ -105,10 +105,6 @@ class PathSettings(Record):
     probes: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "probe", "test"]
 
 
-class KernelSettings(Record):
-    sketch: Annotated[int, Field(strict=True, ge=1)] | None = None
-
-
 class Followed(Record):
     processes: Annotated[int, Field(strict=True, ge=1, le=10**6)]
     optimizers: Annotated[list[Text], Field(min_length=1)]
@@ -119,7 +115,6 @@ class Config(Record):
     """config.json, as far as its readers depend on it; keys that tables of runs have for themselves are none."""
 
     path: PathSettings = PathSettings()
-    kernel: KernelSettings = KernelSettings()
     follow: Followed | None = None
     run: None = None
     state: None = None

@@ -12,5 +12,5 @@ explain, ledger, forgetting                explanations of a prediction, of a re
 plots                                      figures, and their files
 scores                                     contributions with scores, pictures and a notebook display
 loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`
-painter, events, page                      pictures beside a training, TensorBoard, HTML pages
+drawing, events, page                      pictures at the end of a run, TensorBoard, HTML pages
 """

@@ -155,7 +155,6 @@ class Explanation:
     warning: str = ""  # why what they would change is withheld
     movement: Movement | None = None  # when training moved the output, where that is known
     sharing: str = ""  # what the output is for, where phases share it
-    sketch: int | None = None  # to how many dimensions gradients were projected, where they were
     components: tuple[
         ComponentPart, ...
     ] = ()  # through which parameters it came, where these were told apart
@@ -287,7 +286,6 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         warning=warning,
         movement=movement(run, rule, k, out),
         sharing=sharing(run, out, len(end)),
-        sketch=run.config.get("kernel", {}).get("sketch"),
         components=component_parts(run, rule, k, out),
         positions=position_parts(run, rule, k, out),
     )
@@ -442,10 +440,6 @@ def notes(explanation: Explanation) -> list[str]:
             "added: on the way, in this training; "
             f"if left out: how much the output would change without it, {how}"
         )
-    sketched = ""
-    if explanation.sketch is not None:
-        by = f"by sketches (kernel.sketch={explanation.sketch})"
-        sketched = f"added, {by}: only the sum is exact, no part and no order of parts"
     through = ""
     if explanation.components:
         through = "component: through which parameters it came; not what would be without them"
@@ -455,7 +449,7 @@ def notes(explanation: Explanation) -> list[str]:
             "position: where in a training text the loss was that added it; of a language model, the loss there is "
             "mostly that of the next token"
         )
-    return [note for note in (explanation.sharing, when, columns, sketched, through, where) if note]
+    return [note for note in (explanation.sharing, when, columns, through, where) if note]
 
 
 def fitting(text: str) -> str:

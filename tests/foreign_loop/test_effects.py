@@ -128,9 +128,9 @@ def test_effects_say_what_they_cost_and_show_how_far_they_are(
     monkeypatch.setattr("ntkexp.report.progress.LONG", 0.0)
     effects(loop(loops.sgd), loops.plain)
     said = capsys.readouterr().err
-    assert "ntkexp: attribution takes about" in said
+    assert "ntkexp: attribution: 8 steps, 1 of them done; " in said
     assert "effects: a sweep back of 8 × 9 passes" in caplog.text
-    assert "ntkexp: the sweep for effects takes about" in said
+    assert "ntkexp: the sweep for effects: 8 steps, 1 of them done; " in said
     assert "ntkexp: the sweep for effects: step 8 of 8" in said
 
 

@@ -1,1 +1,1 @@
-"""What several runs say together: estimates with intervals, power laws, paired comparisons."""
+"""Statistics over several runs: intervals, rank correlations, power laws, paired comparisons."""

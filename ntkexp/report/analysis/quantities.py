@@ -2,7 +2,6 @@
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
-    start_variance        of a sweep: how far the first kernel is from that of the other seeds
     weights_moved.<name>  the same of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
@@ -24,7 +23,6 @@ from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range
 from ntkexp.report.run import Run
 from ntkexp.text import spoken
 
-START_VARIANCE = "start_variance"
 MEASURES = {
     "drift": "movement of the kernel",
     "weights_moved": "movement of the weights",
@@ -35,7 +33,6 @@ MEASURES = {
     "alignment": "alignment of the kernel with the first",
     "limit_distance": "distance of the kernel from the infinite one",
     "limit_distance_start": "distance of the first kernel from the infinite one",
-    START_VARIANCE: "variance of the first kernel over seeds",
     "limit_alignment": "alignment of the kernel with the infinite one",
     "label_alignment": "alignment of the kernel with the labels",
     "trace": "trace of the kernel",

@@ -14,8 +14,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.sweep import Level, Sweep, read_sweep
 from ntkexp.report.analysis.estimate import Estimate, Range, deviation, mean_of
-from ntkexp.report.analysis.laws import Fitted, fitted, row_of, start_variances
-from ntkexp.report.analysis.quantities import START_VARIANCE, quantities, range_of
+from ntkexp.report.analysis.laws import Fitted, fitted, row_of
+from ntkexp.report.analysis.quantities import quantities, range_of
 from ntkexp.report.run import Run, load_runs
 from ntkexp.report.tables import format_csv
 
@@ -116,14 +116,8 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
         }
         for run in sweep.runs
     ]
-    needs_kernels = any(fit.quantity == START_VARIANCE for fit in sweep.fits)
-    starts = (
-        start_variances(sweep, runs) if needs_kernels else {}
-    )  # kernels are opened for nothing else
     folders = [run.folder for run in sweep.runs]
-    numbers = [
-        quantities(runs[run]) | starts.get(run, {}) if run in runs else {} for run in folders
-    ]
+    numbers = [quantities(runs[folder]) if folder in runs else {} for folder in folders]
     names = list(dict.fromkeys(name for row in numbers for name in row))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
@@ -139,10 +133,7 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
         here = np.array([run.point == point for run in sweep.runs])
         for name, column in columns.items():
             values = column[here & ~np.isnan(column)].tolist()
-            # A mean of a few squares is too skewed for Student's interval, by an unknown amount: it has none.
             mean = mean_of(values, range_of(name))
-            if name == START_VARIANCE:
-                mean = Estimate(mean.value)
             row |= {
                 f"{name}.mean": mean.value,
                 f"{name}.sd": deviation(values),
