@@ -26,7 +26,7 @@ from ntkexp.kernel.features.adjoint import Adjoint
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.path.step_kernel import kernel_between
-from ntkexp.records.results import ROUNDED
+from ntkexp.records.results import FLOOR_EPS
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
@@ -171,7 +171,7 @@ class ClosingSums:
         change = (end - start).to(total.dtype)
         eps = torch.finfo(end.dtype).eps
         moved = float(change.norm())
-        outputs = ROUNDED * eps * float(start.norm() + end.norm())
+        outputs = FLOOR_EPS * eps * float(start.norm() + end.norm())
         parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
         net = float(contributions.sum(2).abs().sum())
         return Closing(
