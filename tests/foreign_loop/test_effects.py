@@ -122,8 +122,8 @@ def test_effects_of_ascent_are_those_of_descent_on_the_negated_loss(kind: Any) -
 
 
 def test_effects_show_how_far_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ntkexp.report.progress.MIN_ESTIMATE_SECONDS", 0.0)  # as if each step took long
-    monkeypatch.setattr("ntkexp.report.progress.LONG_TASK_SECONDS", 0.0)
+    monkeypatch.setattr("ntkexp.report.progress.KNOWN", 0.0)  # as if each step took long
+    monkeypatch.setattr("ntkexp.report.progress.LONG", 0.0)
     effects(loop(loops.sgd), loops.plain)
     said = capsys.readouterr().err
     assert "ntkexp: attribution: 8 steps, 1 of them done; " in said
