@@ -25,7 +25,7 @@ from ntkexp.engine.base import (
     Warned,
     run_jobs,
 )
-from ntkexp.experiment.experiment import USUAL
+from ntkexp.experiment.experiment import DEFAULT_MEMORY_GB
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Unit
@@ -174,7 +174,7 @@ class RunJob(AbstractJob):
                 raise Mistake(f"{other}: this worker has other data or another version")
             if not experiment.memory_gb and experiment.device != "cpu":
                 experiment = experiment.model_copy(
-                    update={"memory_gb": USUAL}
+                    update={"memory_gb": DEFAULT_MEMORY_GB}
                 )  # workers may share a GPU
             out = Path(self.out)
             execute(
