@@ -296,9 +296,8 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 # Shares add up to the actual change to rounding. Both trainings and the backward pass round each
 # sum by ε times its terms. With the adjoints of the weights (a) and of the gradients (γ),
 #
-#     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M        M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s |a_s|·|θ_s| +
-# |γ_s|·|g_s| + Σᵢ
-#                            κᵢ|γ_s·∇ℓᵢ|
+#     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M
+#     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ|
 #
 # in sums of magnitudes. If training amplifies rounding, a and γ grow on the way back, and M with
 # them. In some hundred trainings, with all optimizers and architectures and in both precisions,

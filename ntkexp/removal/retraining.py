@@ -91,8 +91,8 @@ def changes(
 # weight ½, and at weight 0, answer this.
 #
 #     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs
-#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½),  over
-# the weights
+#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|        over the weights, with
+#                       Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½)
 #
 # Both are near 1 if outputs, or weights, change smoothly with the weights of examples, whatever
 # their derivative is. Metasmoothness: L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.

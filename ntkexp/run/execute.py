@@ -219,11 +219,9 @@ def remove_leftovers(folder: RunFolder) -> None:
 # --- Starting or resuming a run. The files of its folder:
 #
 # provenance.json, timings.csv, progress.json   clock and machine, different each time
-# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums that do
-# not fit into memory
+# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums on disk
 #     trajectory.bin                            and weights; removed when the run is finished
-# everything else                               the same bytes each time, at the same number of
-# threads
+# everything else                               the same bytes, at the same number of threads
 
 
 def execute(

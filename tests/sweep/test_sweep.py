@@ -75,9 +75,9 @@ def test_what_a_run_continues_without_is_said_in_one_line(
 ) -> None:
     """Also by a quiet sweep, and through the text in which an end comes from a cluster."""
 
-    def execute(experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, *others: object) -> Path:
-        progress, *_ = others
-        assert isinstance(progress, AbstractProgress)
+    def execute(
+        experiment: Experiment, overrides: Sequence[str], out: Path, *, progress: AbstractProgress, **_: object
+    ) -> Path:
         progress.start("run", 1, 0)
         progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
         return out
