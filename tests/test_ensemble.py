@@ -54,7 +54,7 @@ def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, rea
 
 @pytest.mark.parametrize("readout", [False, True], ids=["all layers", "readout"])
 def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.ensemble.TOGETHER", 700)  # two networks of 337 weights
+    monkeypatch.setattr("ntkexp.ensemble.WEIGHTS_AT_ONCE", 700)  # two networks of 337 weights
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
     modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
