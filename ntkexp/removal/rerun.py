@@ -38,7 +38,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.recording import AbstractRecordedTraining, Frame
 from ntkexp.path.step import TrainingRecipe, sizes_of
 from ntkexp.progress import AbstractProgress
-from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.between import Breakdown, Pair, TrainingPair
 from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_change
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
@@ -499,14 +499,14 @@ GRADIENTS_AT_ONCE = 16
 """Outputs whose gradients at the end of training share a backward pass."""
 
 
-def ledger_between(
+def breakdown_between(
     rerun: Rerun,
     weight: Pair,
     inputs: Float[Tensor, "point *shape"],
     chosen: Int[Tensor, "chosen 2"],
     folder: Path,
     progress: AbstractProgress,
-) -> Ledger:
+) -> Breakdown:
     """Train with both weights of the examples, and split the difference at chosen pairs of a point
     and an output.
     """
