@@ -245,8 +245,8 @@ class EnsembleTraining:
 
 
 LEAST_DEVIATION = 0.1  # after training, relative to the standard deviation before it
-DRAWS = 999  # simulated ensembles, so that p-values are known to 0.001
-LEVEL = 0.05  # p-values below reject the process
+SIMULATED_ENSEMBLES = 999  # simulated ensembles, so that p-values are known to 0.001
+REJECTION_LEVEL = 0.05  # p-values below reject the process
 NUMBERS_AT_ONCE = 1 << 21  # in one batch of simulated ensembles
 SMALL_EIGENVALUE = 1e-5  # relative to their sum; such axes are not simulated
 
@@ -305,7 +305,7 @@ class Comparison:
     @property
     def follows(self) -> bool:
         """True if the test does not reject the process."""
-        return self.chance >= LEVEL
+        return self.chance >= REJECTION_LEVEL
 
 
 @dataclass(frozen=True)
@@ -364,8 +364,8 @@ class Reference:
         generator = stream("process", self.count, len(self.where))
         parts = []
         at_once = max(1, NUMBERS_AT_ONCE // (self.count * len(values)))
-        for first in range(0, DRAWS, at_once):
-            shape = (min(at_once, DRAWS - first), self.count, len(values))
+        for first in range(0, SIMULATED_ENSEMBLES, at_once):
+            shape = (min(at_once, SIMULATED_ENSEMBLES - first), self.count, len(values))
             normal = torch.randn(shape, generator=generator, dtype=values.dtype)
             parts.append(self.distances(normal * values.sqrt(), values.diag()))
         return torch.cat(parts)
@@ -377,7 +377,7 @@ class Reference:
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
-        return min(1.0, 2 * (1 + int(farther.min())) / (1 + DRAWS))
+        return min(1.0, 2 * (1 + int(farther.min())) / (1 + SIMULATED_ENSEMBLES))
 
 
 def ensemble(

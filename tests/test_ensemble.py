@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.cli.ensemble import USUAL
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import (
-    LEVEL,
+    REJECTION_LEVEL,
     EnsembleTraining,
     Process,
     Reference,
@@ -159,13 +159,13 @@ def chances(count: int, ensembles: int, **other: float) -> Tensor:
 def test_draws_of_a_process_are_refused_as_seldom_as_is_said() -> None:
     """Of 200 ensembles 5 % at most, by the binomial distribution up to 20: it is more once in 1,000 times."""
     found = chances(10, 200)
-    assert 1 <= int((found < LEVEL).sum()) <= 20
+    assert 1 <= int((found < REJECTION_LEVEL).sum()) <= 20
     assert int((found < 0.5).sum()) > 40
 
 
 @pytest.mark.parametrize("other", [{"mean": 1.0}, {"spread": 1.5}, {"spread": 0.5}], ids=str)
 def test_another_mean_or_another_covariance_is_noticed(other: dict[str, float]) -> None:
-    assert (chances(100, 10, **other) < LEVEL).all()
+    assert (chances(100, 10, **other) < REJECTION_LEVEL).all()
 
 
 def test_networks_beside_points_that_are_pinned_are_compared_elsewhere() -> None:

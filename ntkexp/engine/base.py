@@ -202,6 +202,10 @@ def safe_path() -> Iterator[None]:
             os.environ[SAFE_PATH] = before
 
 
+SAVE_SECONDS = 30.0
+"""Seconds that an interrupted job has to save its state."""
+
+
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
     """Block a signal in this thread, and in processes that start inside the block until they

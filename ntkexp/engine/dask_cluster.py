@@ -28,12 +28,20 @@ import distributed
 from distributed.core import connect
 from distributed.security import Security
 
-from ntkexp.engine.base import SAFE_PATH, AbstractEngine, Ended, Task, Tell, WrongEngine, blocked
+from ntkexp.engine.base import (
+    SAFE_PATH,
+    SAVE_SECONDS,
+    AbstractEngine,
+    Ended,
+    Task,
+    Tell,
+    WrongEngine,
+    blocked,
+)
 from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
-TIMEOUT = 10.0  # seconds until a scheduler must answer
-GRACE = 30.0  # seconds that an interrupted job has to save its state
+CONNECT_SECONDS = 10.0  # until a scheduler must answer
 SPELLING = (
     "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
 )
@@ -89,7 +97,7 @@ def open_engine(where: str, workers: int | None) -> Dask:
     address, _, rest = where.partition(",")
     key, _, value = rest.partition("=")
     try:
-        timeout = float(value) if rest else TIMEOUT
+        timeout = float(value) if rest else CONNECT_SECONDS
     except ValueError:
         timeout = 0.0
     if timeout <= 0 or (rest and key != "timeout"):
@@ -174,6 +182,6 @@ async def interrupt(token: str) -> None:
     """On a worker: interrupt the processes of a command, and wait for their ends."""
     for process in children[token]:
         process.send_signal(signal.SIGINT)
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + SAVE_SECONDS
     while any(process.poll() is None for process in children[token]) and time.monotonic() < end:
         await asyncio.sleep(0.1)

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ntkexp.engine.base import (
+    SAVE_SECONDS,
     AbstractEngine,
     Ended,
     Event,
@@ -37,8 +38,7 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-GRACE = 30.0  # seconds that an interrupted job has to save its state
-REPEAT = 1.0  # seconds until an interrupt is repeated, for processes that were not ready for it
+REPEAT_SECONDS = 1.0  # until an interrupt is repeated, for processes that were not ready for it
 
 
 def cores() -> int:
@@ -128,9 +128,9 @@ class LocalExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         try:
-            for _ in range(round(GRACE / REPEAT)):
+            for _ in range(round(SAVE_SECONDS / REPEAT_SECONDS)):
                 self.send_all(signal.SIGINT)  # a process ignores further ones
-                if not wait_for(self.futures, REPEAT).not_done:
+                if not wait_for(self.futures, REPEAT_SECONDS).not_done:
                     break
         finally:  # a second Ctrl-C ends the wait
             self.send_all(signal.SIGKILL)

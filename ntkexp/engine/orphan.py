@@ -13,7 +13,7 @@ import signal
 import sys
 from types import FrameType
 
-INTERVAL = 0.1  # seconds
+CHECK_SECONDS = 0.1  # seconds
 LAST = "ntkexp.engine.local"  # the last import
 
 COMMAND = os.getppid()
@@ -28,4 +28,4 @@ def leave_with_command(number: int, frame: FrameType | None) -> None:
 
 
 signal.signal(signal.SIGALRM, leave_with_command)
-signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+signal.setitimer(signal.ITIMER_REAL, CHECK_SECONDS, CHECK_SECONDS)

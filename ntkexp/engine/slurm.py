@@ -38,11 +38,11 @@ from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
 
-JOBS = 100  # in the queue at once, by default
-POLL_INTERVAL = 1.0  # seconds between two looks at the queue
-GRACE = 60.0  # seconds to wait for the end of cancelled jobs
+MAX_QUEUED_JOBS = 100  # in the queue at once, by default
+QUEUE_POLL_SECONDS = 1.0  # seconds between two looks at the queue
+CANCEL_SECONDS = 60.0  # seconds to wait for the end of cancelled jobs
 REQUEUES = 1000  # of a job that runs out of time, which advances each time
-NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
+RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
     "qos": ("slurm_qos", str),
@@ -52,7 +52,12 @@ NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "memory_gb": ("mem_gb", float),
     "gpus": ("gpus_per_node", int),
 }
-USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay_s": 120}
+DEFAULT_RESOURCES = {
+    "timeout_min": 60,
+    "cpus_per_task": 1,
+    "mem_gb": 8,
+    "slurm_signal_delay_s": 120,
+}
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,8 @@ class SlurmExecutor(Executor):
                 except Exception as error:  # from the commands of the queue
                     self.jobs.pop(future, None)
                     future.set_exception(error)
-            if self.over.wait(POLL_INTERVAL):
-                time.sleep(POLL_INTERVAL / 10)
+            if self.over.wait(QUEUE_POLL_SECONDS):
+                time.sleep(QUEUE_POLL_SECONDS / 10)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for job in list(self.jobs.values()):
@@ -141,7 +146,7 @@ class SlurmExecutor(Executor):
                 job.cancel(check=False)
         self.over.set()
         if self.watcher.is_alive():
-            self.watcher.join(GRACE)
+            self.watcher.join(CANCEL_SECONDS)
 
 
 class Job:
@@ -166,12 +171,12 @@ def open_engine(where: str, workers: int | None) -> Slurm:
         if key == "cluster":
             cluster = value
             continue
-        if key not in NAMES:
-            hint = nearest(key, NAMES)
+        if key not in RESOURCES:
+            hint = nearest(key, RESOURCES)
             raise WrongEngine(
-                f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}"
+                f"slurm:{where}: there is no '{key}'; it has {', '.join(RESOURCES)}, cluster{hint}"
             )
-        name, kind = NAMES[key]
+        name, kind = RESOURCES[key]
         try:
             parameters[name] = kind(value)
         except ValueError:
@@ -184,4 +189,4 @@ def open_engine(where: str, workers: int | None) -> Slurm:
         )
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
-    return Slurm(cluster, USUAL | parameters, workers or JOBS)
+    return Slurm(cluster, DEFAULT_RESOURCES | parameters, workers or MAX_QUEUED_JOBS)

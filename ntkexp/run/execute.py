@@ -40,7 +40,7 @@ from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Breakdown, Pair
-from ntkexp.removal.rerun import again, breakdown_between
+from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, again, breakdown_between
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
@@ -381,12 +381,6 @@ def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
 # its folder.
 
 
-REPEATED = 0.01
-"""The repeated training must end within this share of the removal's change from the end of the
-run.
-"""
-
-
 def remove_group(
     run: Path,
     group: Sequence[int],
@@ -454,7 +448,7 @@ def repetition_error(
     ended = breakdown.before.new_tensor([predictions[place] for place in places])
     missed = float((breakdown.before - ended).norm())
     changed = float(breakdown.actual.norm())
-    if missed > REPEATED * (changed or float(ended.norm())):
+    if missed > LARGEST_REPEATED_ERROR * (changed or float(ended.norm())):
         raise Mistake(
             f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it "
             f"did, without these examples {short(changed)}: its steps amplify rounding beyond the "

@@ -42,11 +42,11 @@ Value: TypeAlias = Any
 
 NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
-MOST = 10**5
+MAX_RUNS = 10**5
 """Largest number of values of a key, and of runs of a sweep."""
 
 SCALES = ("linear", "log")
-KEYS = ("from", "to", "count", "scale")
+RANGE_KEYS = ("from", "to", "count", "scale")
 OPENING = "([{"
 CLOSING = ")]}"
 QUOTES = "'\""
@@ -131,10 +131,10 @@ def read_plain(text: str) -> Value:
 
 def read_range(key: str, fields: Mapping[Any, Any]) -> tuple[Value, ...]:
     for name in fields:
-        if name not in KEYS:
-            hint = nearest(str(name), KEYS)
-            raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{hint}")
-    for name in KEYS[:3]:
+        if name not in RANGE_KEYS:
+            hint = nearest(str(name), RANGE_KEYS)
+            raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(RANGE_KEYS)}{hint}")
+    for name in RANGE_KEYS[:3]:
         value = fields.get(name)
         allowed = int if name == "count" else int | float
         if isinstance(value, bool) or not isinstance(value, allowed):
@@ -158,9 +158,9 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
         raise Mistake(
             f"{key}: {count} values cannot reach from {start} to {stop}; give a count of at least 2"
         )
-    if count > MOST:
+    if count > MAX_RUNS:
         raise Mistake(
-            f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most"
+            f"{key}: from {start} to {stop} there would be {count} values; {MAX_RUNS} are the most"
         )
     if scale == "log" and start <= 0:
         raise Mistake(
@@ -360,8 +360,8 @@ def list_of(key: str, value: Any) -> list[Any]:
 def seeds_of(written: object) -> tuple[int, ...]:
     """Return the seeds for a count, a list, or a range."""
     if isinstance(written, int) and not isinstance(written, bool):
-        if written > MOST:
-            raise Mistake(f"seeds={written}: {MOST} are the most")
+        if written > MAX_RUNS:
+            raise Mistake(f"seeds={written}: {MAX_RUNS} are the most")
         written = list(range(written))
     return whole_numbers(read_values("seeds", written))
 

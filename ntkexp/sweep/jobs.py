@@ -44,8 +44,8 @@ from ntkexp.text import counted, duration
 # If the unit of the costs is unknown, nothing can be estimated before the first job has ended.
 
 
-TRAINING = 0.9  # the share of a run's time until its last step; writing and drawing follow
-PRIOR = 20.0  # worker seconds that the estimates weigh, relative to measurements
+TRAINING_SHARE = 0.9  # the share of a run's time until its last step; writing and drawing follow
+PRIOR_SECONDS = 20.0  # worker seconds that the estimates weigh, relative to measurements
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    believed: float = PRIOR  # 0 if the unit of the costs is unknown
+    believed: float = PRIOR_SECONDS  # 0 if the unit of the costs is unknown
     shares: dict[str, float] = field(default_factory=dict)  # completed, of each begun job
     begun: dict[str, float] = field(default_factory=dict)  # times of the running jobs
     spent: float = 0.0  # worker seconds of ended jobs
@@ -66,7 +66,7 @@ class RemainingTime:
                 self.begun[event.name] = time.monotonic()
                 self.shares[event.name] = 0.0
             case Stepped():
-                self.shares[event.name] = TRAINING * event.step / event.steps
+                self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
             case Ended() if event.how == "held":  # it will begin again
                 self.begun.pop(event.name, None)
                 self.shares.pop(event.name, None)
@@ -140,7 +140,7 @@ ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
 # --- A run as a job for a worker.
 
 
-REPORT_INTERVAL = 0.2  # seconds between two reports of a run's progress
+REPORT_SECONDS = 0.2  # seconds between two reports of a run's progress
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Relay(AbstractProgress):
         self.tell(Stepped(self.name, done, steps))
 
     def step(self, done: int, note: str = "") -> None:
-        if time.monotonic() - self.reported >= REPORT_INTERVAL:
+        if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.reported = time.monotonic()
             self.tell(Stepped(self.name, done, self.steps))
 
@@ -225,7 +225,7 @@ class Relay(AbstractProgress):
 # --- The runs of a sweep on an engine.
 
 
-POLL_INTERVAL = 0.5  # seconds between two looks at the runs of another process
+RUN_POLL_SECONDS = 0.5  # seconds between two looks at the runs of another process
 UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 
@@ -269,7 +269,7 @@ class Conductor:
         """Wait until another process lets go of one of these runs."""
         self.progress.say(f"another process runs {counted(len(runs), 'run')}; waiting for it")
         while all(self.plan.folder(run).state == "running" for run in runs):
-            time.sleep(POLL_INTERVAL)
+            time.sleep(RUN_POLL_SECONDS)
 
     @property
     def over(self) -> bool:

@@ -22,7 +22,7 @@ from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.run.setting import run_seconds, survey
-from ntkexp.sweep.definition import MOST, Definition, Point
+from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
 # --- journal.jsonl: the events of runs under all sweeps, one line each.
 #
@@ -35,7 +35,7 @@ from ntkexp.sweep.definition import MOST, Definition, Point
 # are ignored; their runs begin again.
 
 
-NAME = "journal.jsonl"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def event_log(self) -> EventLog:
-        return EventLog(self.record.parent / NAME, self.sweep.name)
+        return EventLog(self.record.parent / JOURNAL, self.sweep.name)
 
     def folder(self, run: PlannedRun) -> RunFolder:
         return RunFolder(self.out / "runs" / run.name)
@@ -123,9 +123,9 @@ class Plan:
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
-    if count > MOST:
+    if count > MAX_RUNS:
         axes = " × ".join([*sweep.axes, "seed"])
-        raise Mistake(f"{sweep.name}: {axes} are {count} runs; {MOST} are the most")
+        raise Mistake(f"{sweep.name}: {axes} are {count} runs; {MAX_RUNS} are the most")
     runs = []
     for point in sweep.points:
         overrides = sweep.overrides(point)

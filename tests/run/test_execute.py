@@ -225,7 +225,7 @@ def test_a_disk_that_fills_up_while_sums_are_kept(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(Budget, "spills", True)
-    monkeypatch.setattr(ntkexp.run.folder_listener, "PATIENCE", 0)
+    monkeypatch.setattr(ntkexp.run.folder_listener, "CHECKPOINT_PAUSE", 0)
     assert command(*train(tmp_path / "whole", *SPILLED))[0] == 0
     with pytest.MonkeyPatch.context() as patch:
         full_disk(patch, name)
