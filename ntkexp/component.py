@@ -1,8 +1,8 @@
 """A component is a value: a frozen, typed set of fields, which are its keys in YAML.
 
-An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice subclasses
-the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the class by
-`_target_`. There is no registry.
+An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice
+subclasses the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the
+class by `_target_`. There is no registry.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option

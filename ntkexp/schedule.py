@@ -39,7 +39,8 @@ class Constant(AbstractSchedule):
 class Cosine(AbstractSchedule):
     """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
 
-    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S steps.
+    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S
+    steps.
 
     >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)
     (1.0, 0.75)

@@ -1,1 +1,3 @@
-"""Covariances between the pixels of two examples, and the operations of layers on them at infinite width."""
+"""Covariances between the pixels of two examples, and the operations of layers on them at infinite
+width.
+"""

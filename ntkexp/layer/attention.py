@@ -18,15 +18,16 @@ from ntkexp.mistake import Mistake
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times keys.
+    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times
+    keys.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
         linear_scaling   G_h[p, r] = QK_std (Q_h x[p])·(Q_h x[r])/d     one matrix for queries and keys
         otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
 
-    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights are
-    drawn from N(0, 1) and divided by the root of the number of their inputs.
+    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights
+    are drawn from N(0, 1) and divided by the root of the number of their inputs.
 
     The kernels hold for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
     neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)), and
@@ -39,8 +40,8 @@ class SelfAttention(AbstractLayer):
         K′ = s² ‖K‖² K + b_std²
         Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
 
-    where the norm and the inner product are sums over all pixel pairs. `frozen` weights contribute only
-    the terms with Θ to Θ′.
+    where the norm and the inner product are sums over all pixel pairs. `frozen` weights contribute
+    only the terms with Θ to Θ′.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)
