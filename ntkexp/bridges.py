@@ -254,8 +254,8 @@ class QuandaExplainer:
 class DattriAttributor:
     """An attributor for the metrics of dattri.
 
-    scores = DattriAttributor(FollowedScores(found, queries=x_query)).attribute(train_loader,
-    test_loader) dattri.metric.lds(scores, ground_truth)
+    attributor = DattriAttributor(FollowedScores(found, queries=x_query))
+    dattri.metric.lds(attributor.attribute(train_loader, test_loader), ground_truth)
     """
 
     scores: FollowedScores

@@ -21,20 +21,20 @@ from ntkexp.naming import class_path, option_name
 
 # No machine holds or finishes larger counts, and with them arithmetic would overflow before memory
 # runs out. Smaller counts are compared with `memory_gb` and with the expected duration.
-LARGEST = 10**7
-DEEPEST = 1000
-LONGEST = 10**12
+MAX_COUNT = 10**7
+MAX_DEPTH = 1000
+MAX_STEPS = 10**12
 
-Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """A number of examples, units or features."""
 
-CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
+CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A count that may be zero."""
 
-Depth: TypeAlias = Annotated[int, Field(ge=1, le=DEEPEST)]
+Depth: TypeAlias = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
 """A number of consecutive layers, or of pixels along a window."""
 
-Steps: TypeAlias = Annotated[int, Field(ge=1, le=LONGEST)]
+Steps: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """A number of steps of an optimizer."""
 
 

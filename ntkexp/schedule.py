@@ -7,13 +7,13 @@ from math import cos, pi
 
 from pydantic import Field, PositiveFloat
 
-from ntkexp.component import LONGEST, Component, Steps
+from ntkexp.component import MAX_STEPS, Component, Steps
 
 
 class AbstractSchedule(Component):
     """A factor for the step size at every step, with a linear warm-up over `warm_up` steps."""
 
-    warm_up: int = Field(0, ge=0, le=LONGEST)
+    warm_up: int = Field(0, ge=0, le=MAX_STEPS)
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ntkexp.component import LARGEST, Count, CountOrNone, Depth
+from ntkexp.component import MAX_COUNT, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
 
@@ -91,7 +91,7 @@ class Sphere(AbstractSynthetic):
     [1.0, 2.0, 2.1213]
     """
 
-    dimension: int = Field(10, ge=2, le=LARGEST)
+    dimension: int = Field(10, ge=2, le=MAX_COUNT)
     degree: Depth = 2
 
     def examples(self, generator: torch.Generator) -> Examples:
@@ -205,7 +205,7 @@ class Cued(AbstractSynthetic):
     """
 
     task: Literal[1, 2] = 1
-    dimension: int = Field(6, ge=2, le=LARGEST)
+    dimension: int = Field(6, ge=2, le=MAX_COUNT)
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:

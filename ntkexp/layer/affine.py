@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkexp.component import DEEPEST, LARGEST, Depth
+from ntkexp.component import MAX_COUNT, MAX_DEPTH, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import (
     CLEAR,
@@ -154,7 +154,7 @@ class ConvolutionOfTorch(nn.Module):
 #                                            0                                if frozen
 
 
-Border = Annotated[int, Field(ge=0, le=DEEPEST)]
+Border = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 
 
@@ -164,7 +164,7 @@ class AbstractAffine(AbstractLayer):
     A `frozen` layer is not trained.
     """
 
-    features: int = Field(ge=1, le=100 * LARGEST)  # a layer may be wider than the network's width
+    features: int = Field(ge=1, le=100 * MAX_COUNT)  # a layer may be wider than the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"

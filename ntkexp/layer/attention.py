@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkexp.component import LARGEST, Count
+from ntkexp.component import MAX_COUNT, Count
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
@@ -47,7 +47,7 @@ class SelfAttention(AbstractLayer):
     (8, 5)
     """
 
-    features: int = Field(ge=1, le=100 * LARGEST)
+    features: int = Field(ge=1, le=100 * MAX_COUNT)
     heads: Count = 4
     QK_std: Positive = 1.0
     OV_std: Positive = 1.0

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.component import DEEPEST, LARGEST, Count, CountOrNone, Depth
+from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count, CountOrNone, Depth
 from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Residual
@@ -34,7 +34,7 @@ class MLP(AbstractLayered):
     ['Flatten', 'Dense', 'ReLU', 'Dense']
     """
 
-    depth: int = Field(2, ge=0, le=DEEPEST)
+    depth: int = Field(2, ge=0, le=MAX_DEPTH)
     activation: Activation = ReLU()
 
     def layers(
@@ -55,7 +55,7 @@ class DeepLinear(AbstractLayered):
     ['Flatten', 'Dense', 'Dense', 'Dense']
     """
 
-    depth: int = Field(2, ge=0, le=DEEPEST)
+    depth: int = Field(2, ge=0, le=MAX_DEPTH)
 
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
@@ -261,7 +261,7 @@ class CNTK(AbstractLayered):
     """
 
     width: Count = 64
-    depth: int = Field(4, ge=2, le=DEEPEST)
+    depth: int = Field(4, ge=2, le=MAX_DEPTH)
     pooling: bool = False
     fixed: bool = False
 
@@ -307,10 +307,10 @@ class Resnet(AbstractLayered):
 
     @model_validator(mode="after")
     def refuse_too_wide(self) -> Self:
-        if self.width * 2 ** (self.stages - 1) > LARGEST:
+        if self.width * 2 ** (self.stages - 1) > MAX_COUNT:
             raise Mistake(
                 f"model.stages={self.stages}: from model.width={self.width} channels double at "
-                f"every stage, to more than {LARGEST}; lower one of the two"
+                f"every stage, to more than {MAX_COUNT}; lower one of the two"
             )
         return self
 
