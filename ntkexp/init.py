@@ -24,7 +24,7 @@ MAX_WEIGHT_SCALE = 1e20
 
 
 class AbstractInit(Component):
-    """A parametrisation with its scales. It makes the layers with weights of every architecture."""
+    """A parametrisation with its scales, which makes the layers with weights."""
 
     W_std: float = Field(gt=0, le=MAX_WEIGHT_SCALE)
     b_std: float = Field(ge=0, le=MAX_WEIGHT_SCALE)

@@ -40,8 +40,8 @@ class SelfAttention(AbstractLayer):
         K′ = s² ‖K‖² K + b_std²
         Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
 
-    where the norm and the inner product are sums over all pixel pairs. `frozen` weights contribute
-    only the terms with Θ to Θ′.
+    where the norm and the inner product are sums over all pixel pairs. If the weights
+    are `frozen`, Θ′ has the terms with Θ only.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)

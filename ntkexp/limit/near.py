@@ -26,12 +26,13 @@ from ntkexp.limit.network import Kernels, Network, Side, cuts, finite, kernels_o
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ| of its inputs is at most this. A layer then loses 1e-13 or 2e-5 of a
-kernel.
+"""A pair is near if 1 − |ρ| of its inputs is at most this. At the limit, the covariance determines a
+layer's kernel to 1e-13 in float64 and 2e-5 in float32.
 """
 SEARCH_DEVIATIONS = 3.0
-"""Search radius in standard deviations of a projected difference. At half the distance, where rounding
-costs twice as much, the radius is six deviations."""
+"""Search radius in standard deviations of a projected difference. At half the distance, where
+rounding costs twice as much, the radius is six deviations.
+"""
 PROJECTIONS = 2
 Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 """Row and column indices of pairs."""

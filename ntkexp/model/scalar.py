@@ -43,7 +43,7 @@ def parameter(*values: float) -> nn.Parameter:
 
 
 class ScalarLinear(AbstractScalar):
-    """A straight line with two parameters, whose kernel depends on the distance from the origin.
+    """A straight line with two parameters, whose kernel singles out the origin.
 
         f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
 

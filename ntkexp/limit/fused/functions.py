@@ -21,9 +21,9 @@ from numba.extending import intrinsic, overload
 # --- Compilation: functions release the interpreter lock, use fused multiply-add, and are cached on
 # disk.
 #
-# All values are finite, so compiled comparisons ignore NaN and infinity. Integer division never
-# meets zero. `reassoc` lets the compiler reorder sums for vector registers. The order depends on
-# the machine only, so the same input always gives the same bits.
+# All values are finite, so compiled comparisons ignore NaN and infinity. Divisors are never zero, so
+# compiled code does not check them. `reassoc` lets the compiler reorder sums for vector registers.
+# The order depends on the machine only, so the same input always gives the same bits.
 
 
 FAST_MATH = {"contract", "nnan", "ninf", "nsz", "reassoc"}

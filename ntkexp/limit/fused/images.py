@@ -119,7 +119,7 @@ def place(pixel: int, pixels: int, offset: int, reach: int, around: bool) -> int
 
 @compiled
 def padded(count: int) -> int:
-    """Round up to a multiple of 32, the most numbers that a vector instruction handles."""
+    """Round up to a multiple of 32, so that vector instructions handle whole tiles."""
     return (count + 31) // 32 * 32
 
 
