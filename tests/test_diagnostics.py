@@ -114,7 +114,10 @@ def test_products_with_vectors_stand_in_for_a_large_matrix(monkeypatch: pytest.M
     [
         # Powers of the matrix would need thousands of products to distinguish 1 from 0.99.
         (torch.cat([torch.linspace(0, 0.99, 500), torch.ones(1)]), range(10, 60)),
-        (torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),  # three products span the space
+        # three products span the space, in any unit
+        (torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
+        (1e-20 * torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
+        (1e20 * torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
         (torch.full((5,), 1.0), range(1, 2)),  # the start is an eigenvector
     ],
 )
