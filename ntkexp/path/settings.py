@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, Steps
+from ntkexp.component import MAX_COUNT, MAX_STEPS, Component, Count, CountOrNone, Steps
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.measure import AbstractMeasure, Output
@@ -32,7 +32,7 @@ Kernels: TypeAlias = Literal["all", "trace", "none"]
 class Kernel(Component):
     """The kernels of kernel files: exact, or of gradients projected at random to `sketch` dimensions."""
 
-    sketch: int | None = Field(None, ge=1, le=LARGEST)
+    sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
 # --- The steps at which kernels are kept: planned before the first step, or adapted to the kernel's
@@ -161,7 +161,7 @@ class Path(Component):
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1
     schedule: (
-        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...]
+        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=MAX_STEPS)], ...]
     ) = "log"
     count: int = Field(16, ge=2, le=MAX_KERNELS)
     change: PositiveFloat = 0.02
