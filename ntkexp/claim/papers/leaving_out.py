@@ -202,7 +202,7 @@ class LeftOutKernel(AbstractTrial):
         read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
         totals = [torch.zeros(()) for _ in weights]
         for step in read:
-            for run, vector in enumerate(step.found[WEIGHTS]):
+            for run, vector in enumerate(step.recorded[WEIGHTS]):
                 here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[
                     :, 0, :, 0
                 ]
