@@ -344,7 +344,7 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import DESIGNS, RULES, try_design, try_judging
+    from ntkexp.claim.simulation import DESIGNS, RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
     tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]

@@ -26,23 +26,11 @@ from ntkexp.claim.expectation import (
     Order,
     Slope,
 )
-from ntkexp.claim.judge import (
-    DESIGNS,
-    RULES,
-    Finding,
-    JudgingDesign,
-    join_parts,
-    judge_interval,
-    judge_look,
-    judge_part,
-    judge_table,
-    look_of,
-    try_design,
-    try_judging,
-)
+from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
+from ntkexp.claim.simulation import DESIGNS, RULES, JudgingDesign, invent, look_of, try_design, try_judging
 from ntkexp.data.synthetic import Integers
 from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
@@ -260,7 +248,7 @@ def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
 def test_a_number_that_is_missing_decides_nothing(rule: Slope) -> None:
-    table = rule.invent(-1.0, np.random.default_rng(0))
+    table = invent(rule, -1.0, np.random.default_rng(0))
     table.loc[0, "value"] = np.nan
     found = judge_part(rule, table)
     assert found.verdict == "undecided"
