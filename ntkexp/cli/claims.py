@@ -340,7 +340,7 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Print the error rates and the decision rates of each rule on tables with a known truth."""
-    from ntkexp.claim.judge import DESIGNS, RULES, try_design, try_judging
+    from ntkexp.claim.simulation import DESIGNS, RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
     tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]
