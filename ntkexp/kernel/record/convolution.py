@@ -1,16 +1,18 @@
-"""Convolutions a few images at a time: forward, back to the input, and as patches that a weight is multiplied with.
+"""Convolutions a few images at a time: forward, back to the input, and as patches for products with
+a weight.
 
-In double precision torch multiplies the kernel with patches of the input, which it first brings together for all
-examples: nine times the input of a 3×3 kernel, in memory that the system clears first, every time. The patches of a few
-examples stay in the cache from when they are written to when they are multiplied. The bits are the same, for torch
-multiplies one example after the other.
+In double precision torch multiplies the kernel with patches of the input, which it first copies for
+all examples: nine times the input for a 3×3 kernel, in memory that the system clears first. The
+patches of a few examples stay in the cache until they are multiplied. The bits are the same, since
+torch multiplies one example after the other.
 
-The way back to the input is a convolution again, with the kernel turned around, if the window moves pixel by pixel:
+The gradient with respect to the input is a convolution again, with the kernel reversed, if the
+window moves pixel by pixel:
 
     x[i, p] = Σ_or k[o, i, r] w[o, p − r]        over features o and offsets r in the window, zeros around w
 
-torch multiplies the kernel with every pixel instead and adds what patches share number by number, which takes two to
-three times as long as the products.
+torch multiplies the kernel with every pixel instead and adds the overlaps of patches number by
+number, which takes two to three times as long as the products.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-CACHED = 2**20  # bytes of patches or copies at a time, for every thread: about half of its cache
-PATCHES = 2**22  # bytes of patches that are brought together for a product with a weight
+CACHED = 2**20  # bytes of patches or copies at a time and thread: about half of its cache
+PATCHES = 2**22  # bytes of patches that are copied for a product with a weight
 
 
 def convolve(
@@ -130,7 +132,7 @@ def convolve_turned(
         for column in range(columns):
             moved = (
                 column * across - side
-            )  # a pixel of the copy shows the pixel of w that lies `moved` further
+            )  # a pixel of the copy is the pixel of w `moved` further on
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
@@ -144,7 +146,7 @@ def convolve_turned(
     return found.view(len(w), channels, height, width)
 
 
-# It is one operation to programs, because it writes into memory of its own.
+# Programs see one operation, since it writes into memory that it allocated.
 LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
@@ -154,8 +156,9 @@ LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # typ
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
-# --- Patches: to its weights a convolution is a product of matrices, a row of patches for every output pixel times the
-# kernel. Pixels follow each other in memory, as in x: to bring a patch together takes longer than to multiply it.
+# For its weights a convolution is a product of matrices, a row of patches for every output pixel
+# times the kernel. Pixels are neighbours in memory, as in x: copying a patch takes longer than
+# multiplying it.
 
 
 def sliding_windows(
@@ -164,7 +167,9 @@ def sliding_windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """A view of an image with its border: for every offset in the window, what it shows from every pixel."""
+    """A view of an image with its border: for every offset in the window, one element from every
+    pixel.
+    """
     for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
         image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
     axes = len(window)
@@ -173,7 +178,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input, brought together when they are multiplied."""
+    """The patches of a convolution's input, copied when they are multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]
     size: Sequence[int]
@@ -183,7 +188,7 @@ class Window:
 
     @property
     def rows(self) -> Float[Tensor, "example use size"]:
-        """What the window shows at each output pixel, channel by channel."""
+        """The elements of the window at each output pixel, channel by channel."""
         padded = nn.functional.pad(
             self.x, [width for width in reversed(self.padding) for _ in range(2)]
         )
@@ -191,7 +196,7 @@ class Window:
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
     def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
-        """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        """Yield the patches of a few examples at a time, transposed, each time in the same memory."""
         how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)
         if list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding):
@@ -201,7 +206,7 @@ class Window:
         border = self.x.new_empty(1, self.x.shape[1], *padded)
         one = sliding_windows(border, *how)
         step = min(max(1, PATCHES // (one.numel() * one.element_size())), len(self.x))
-        if step == len(self.x):  # nothing is overwritten, so that a program can be made of it
+        if step == len(self.x):  # not in place, so that a program can be made of it
             yield slice(None), self.rows.mT
             return
         border = self.x.new_zeros(step, *border.shape[1:])

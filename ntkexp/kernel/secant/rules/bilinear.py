@@ -2,8 +2,8 @@
 
     Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
 
-It closes, for (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀, whatever is bilinear. A product of weights
-with inputs is a use of the weights (call.py).
+This closes for everything bilinear: (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀. A
+product of weights with inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from torch import Tensor
 from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, fold, last, once, passed, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-
-# --- Products of numbers.
 
 
 def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
@@ -43,7 +41,7 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def prod(call: Call) -> Tensor:
-    """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
+    """The product of all elements, or along an axis, pair by pair. Zeros do no harm."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -95,16 +93,11 @@ def cross(call: Call) -> Tensor:
     left, right = call.args
     op = call.entry.op
     how = call.kwargs
-    terms = (
-        []
-        if left.delta is None
-        else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
-    )
-    terms += (
-        []
-        if right.delta is None
-        else [op(call.mean(left), call.delta(right, call.start.shape), **how)]
-    )
+    terms = []
+    if left.delta is not None:
+        terms.append(op(call.delta(left, call.start.shape), call.mean(right), **how))
+    if right.delta is not None:
+        terms.append(op(call.mean(left), call.delta(right, call.start.shape), **how))
     return total(terms, call.start.shape)
 
 
@@ -148,9 +141,6 @@ NUMBERS: dict[str, Rule] = {
 }
 
 
-# --- Products of matrices.
-
-
 def addmm(call: Call) -> Tensor:
     """β Δx + α (ΔA B̄ + Ā ΔB), for βx + αAB."""
     bias, left, right = call.args
@@ -160,14 +150,15 @@ def addmm(call: Call) -> Tensor:
 def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
-    """ΔA B̄ and Ā ΔB, those that there are."""
+    """ΔA B̄ and Ā ΔB, for factors that change."""
     terms = [] if left.delta is None else [product(left.delta, call.mean(right))]
     return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches; a weight among them is used batch by batch, and one copied along
-    the batch once."""
+    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches. A weight is used batch by batch, or once if it
+    was copied along the batch.
+    """
 
     def is_copied(value: Tensor) -> bool:
         return value.shape[0] == 1 or value.stride(0) == 0
@@ -228,15 +219,16 @@ MATRICES: dict[str, Rule] = {
 }
 
 
-# --- Convolutions, of any number of dimensions, stride, padding, dilation and groups. To its weights a convolution is a
-# product of matrices, a row of patches for every output position times the kernel: its uses are the positions.
+# Convolutions with any number of dimensions, stride, padding, dilation and groups. For its weights
+# a convolution is a product of matrices, a row of patches for every output position times the
+# kernel, so positions are its uses.
 
 
 def convolution(call: Call) -> Tensor:
     """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:  # on the way back all vectors are the images of one batch
+    if x.delta is not None:  # in the backward pass all vectors are images of one batch
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
@@ -269,12 +261,12 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    if transposed:  # a plain one, with inputs and outputs exchanged and windows reversed,
+    if transposed:  # as a plain convolution, with inputs and outputs exchanged and windows reversed
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
             lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)
         )
-        # of the input with zeros between its elements, and around them
+        # the input has zeros between its elements and around them
         apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
         axes = [
             torch.arange(n, device=image.device) * s

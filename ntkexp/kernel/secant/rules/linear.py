@@ -174,7 +174,7 @@ LINEAR: dict[str, Rule] = {
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
-    # what is padded with does not change
+    # the padding does not change
     "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
     **dict.fromkeys(("copy", "fill"), replaced),
     "add": lambda call: signed_sum(call, 1, call.given["alpha"]),

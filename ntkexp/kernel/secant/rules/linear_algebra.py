@@ -19,10 +19,10 @@ from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
-ROUNDINGS = 100  # times eps: what is beyond has another reason
+ROUNDINGS = 100  # times eps: a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
+OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
@@ -34,12 +34,12 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
 
 
 def identity(like: Tensor, size: int) -> Tensor:
-    """Ones on the diagonal, of a matrix of this size."""
+    """The identity matrix of this size."""
     return like.new_ones(size).diag_embed()
 
 
 def symmetric(value: Ends) -> Ends:
-    """A matrix of which torch reads the lower triangle."""
+    """A symmetric matrix, from its lower triangle, as torch reads it."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
@@ -64,7 +64,7 @@ def solve(call: Call) -> Tensor:
 
 
 def solve_triangular(call: Call) -> Tensor:
-    """The same with one triangle of A, whose diagonal may count as ones."""
+    """ΔX for one triangle of A, whose diagonal may count as ones."""
     matrix, right = call.args
     ones = call.given["unitriangular"]
 
@@ -101,8 +101,8 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
 
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
-    """V x; where weights meet inputs, a use of the weights: of a product if there is one matrix, of elements if each
-    example has its own.
+    """V x. If weights meet inputs, it is a use of the weights: a product for one matrix, elements
+    if each example has its own.
     """
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
@@ -249,7 +249,7 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
     h = 0.5**doublings
     nodes, weights = gauss(ORDER, a)
     left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
-    left, right = h * weights * left, right.flip(0)  # 1 − s are the nodes turned round
+    left, right = h * weights * left, right.flip(0)  # the nodes 1 − s are in reverse order
     longer = [
         tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)
     ]
@@ -265,7 +265,7 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
 
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1], each beside a matrix like this one."""
+    """Nodes and weights on [0, 1], each in the shape of a matrix."""
     nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(count))
     beside = (-1, *[1] * like.dim())
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
@@ -386,7 +386,9 @@ def singular_values(call: Call) -> Result:
 
 
 def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:
-    """Those of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the eigenvalues σ."""
+    """The singular vectors of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the
+    eigenvalues σ.
+    """
 
     def twofold(a: Tensor) -> Tensor:
         rows, columns = a.shape[-2:]

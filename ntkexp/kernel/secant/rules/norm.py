@@ -1,16 +1,17 @@
-"""Many numbers that are brought to one sum, one mean or one length: softmax, normalisations, norms.
+"""Functions of many numbers with one sum, mean or length: softmax, normalisations, norms.
 
-A normalisation is a product of c and r, whose differences have the product rule and the slope of v⁻¹ᐟ²:
+A normalisation is a product of c and r, whose differences follow from the product rule and the
+slope of v⁻¹ᐟ²:
 
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-So n numbers that are normalised together change by a diagonal and two sums, and are pulled back by the same, with
-k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+So the difference of n numbers that are normalised together is a diagonal and two sums, and so is
+its transpose, with k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
-    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean
+    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
 
-A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so that Δl = 2 Σ x̄Δx/(l₀ + l₁).
+A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so Δl = 2 Σ x̄Δx/(l₀ + l₁).
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
+CACHED = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
 
-# --- Softmax and its relatives, by logarithmic means.
-#
-# With p the softmax at each end, L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+# Softmax and related functions, by logarithmic means. With p the softmax at each end, L_i = (p₁ᵢ −
+# p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
 #
 #     log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
 #
-# It closes: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both ends sum to one, so
-# that c = Σ w_j Δz_j = Δlogsumexp. (Decomposed into exp, sum and division it breaks when logits move far.)
+# They close: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both
+# ends sum to one. So c = Σ w_j Δz_j = Δlogsumexp. (A decomposition into exp, sum and division fails
+# if logits move far.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
+    """L, from the logarithms of the shares. −∞ stays −∞, also if a mask hides everything."""
     value = call.args[0]
     axis = counted_back(call)
 
@@ -71,13 +72,13 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Δz_i − Σ_j w_j Δz_j; where a mask hides everything there are no weights."""
+    """Δz_i − Σ_j w_j Δz_j. If a mask hides everything, there are no weights."""
     delta = call.delta(call.args[0])
     axis = counted_back(call)
-    if not delta.dim():  # a single number less itself
+    if not delta.dim():  # a single number minus itself
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
-    # −w: their sign costs less here than in the sum
+    # −w: the sign costs less here than in the sum
     minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
 
     def there(v: Tensor) -> Tensor:
@@ -90,15 +91,16 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
 
 
 def counted_back(call: Call) -> int:
-    """The axis that an operation names second, from the last."""
+    """The axis in the operation's second argument, counted from the end."""
     value, dim = call.args[:2]
     axes: int = max(value.start.dim(), 1)
     return int(dim) % axes - axes
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """A function of numbers, or of their rows along the axis: where it is the last, of many numbers a few rows at a
-    time, so that what is made on the way stays in the cache."""
+    """Apply a function to rows along an axis. If it is the last axis of many numbers, take a few
+    rows at a time, so that intermediate results stay in the cache.
+    """
     first = arrays[0]
     if first.numel() <= CACHED or axis != -1:
         return function(*arrays)
@@ -132,9 +134,7 @@ def logcumsumexp(call: Call) -> Tensor:
     if value.start.dim() == 0:
         return call.delta(value)
 
-    def ahead(
-        y: Tensor, z: Tensor
-    ) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
+    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; if both are −∞, zₙ has the whole share
         before = torch.cat(
             [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
         )
@@ -166,9 +166,6 @@ SOFTMAX: dict[str, Rule] = {
 }
 
 
-# --- Normalisations.
-
-
 def norm_of_examples(call: Call) -> Result:
     """Layer norm over the last axes, or group norm over groups of channels."""
     if call.entry.name == "native_layer_norm":
@@ -178,7 +175,7 @@ def norm_of_examples(call: Call) -> Result:
         x, gain, bias, examples, _, _, groups, _ = call.args
         gain, bias = (along(p, 1, x) for p in (gain, bias))
         shape = (examples, groups, 1)
-    # mean x and r, which the operation gave beside its result
+    # mean x and r are the operation's other results
     mean, r = (
         Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
         for v0, v1 in call.ends[1:]
@@ -194,11 +191,11 @@ def batch_norm(call: Call) -> Result:
     if training or mean is None:
         if (
             x.from_inputs and len(x.start) > 1
-        ):  # instance norm makes one example of all, each with channels of its own
+        ):  # instance norm merges all examples into one, each with its own channels
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
-        # mean x and r of each channel, of all examples and pixels
+        # mean x and r of each channel, over examples and pixels
         rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
         r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
         moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
@@ -219,7 +216,7 @@ def batch_norm(call: Call) -> Result:
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
-    """A number for each channel, beside x."""
+    """One number for each channel, in the shape of x."""
     rest = x.start.dim() - axis - 1
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
@@ -227,7 +224,7 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
+    """y = r c at both ends, and ḡ Δy, for numbers that share a mean."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
@@ -253,7 +250,7 @@ def normalise(
         else call.mean(gain).expand(shape).reshape(middle.shape)
     )
     delta = call.delta(x).reshape(middle.shape)
-    if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
+    if n == 1:  # a number minus itself is zero; its rounding belongs to no example
         return normed, (delta * 0.0).view(shape)
 
     def there(v: Tensor) -> Tensor:
@@ -266,7 +263,7 @@ def normalise(
             diagonal = r
             whole = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # what is the same for all vectors is worked out once
+        else:  # terms that all vectors share are computed once
             scaled = w
             diagonal = factor * r
             whole, along = inner_products(w, torch.stack((factor, factor * middle)))
@@ -289,17 +286,16 @@ def affine(
     return total(terms, shape)
 
 
-# --- Lengths: of vectors in the sense of some order, of deviations from a mean, and of weights that are brought to one.
-
-
 def axes_of(call: Call) -> list[int]:
-    """The axes along which the operation goes; all, if none are given."""
+    """The axes of the operation, or all axes if none are given."""
     dims = call.given.get("dim")
     return list(range(call.args[0].start.dim())) if dims is None else dims
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x; var_mean gives the mean as well."""
+    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x. var_mean also gives the
+    mean.
+    """
     value = call.args[0]
     dims = axes_of(call)
     keep = call.given["keepdim"]
@@ -312,7 +308,7 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
+    """Δ(s²)/(s₀ + s₁) for the root of the variance. std_mean also gives the mean."""
     delta, *means = variance(call)
     start, end = call.ends[0]
     slope = call.slope(
@@ -322,7 +318,7 @@ def deviation(call: Call) -> Result:
 
 
 def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
-    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁); 0 where both are zero."""
+    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or 0 if both ends are zero."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -333,7 +329,9 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
 
 
 def weight_norm(call: Call) -> Result:
-    """Δ(v · g/‖v‖) by the rules of products and quotients, the length along all axes but one; it comes beside it."""
+    """Δ(v · g/‖v‖) by the rules of products and quotients. The length, over all axes but one, is
+    the second result.
+    """
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
     length = lengths(call, direction, [d for d in axes if d != axes[call.given["dim"]]])
@@ -344,7 +342,7 @@ def weight_norm(call: Call) -> Result:
 
 
 def vector_norm(call: Call) -> Tensor:
-    """The length of a vector, in the sense of some order."""
+    """The length of a vector, by some order."""
     order = call.given.get("ord", call.given.get("p"))
     return norm_difference(
         call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
