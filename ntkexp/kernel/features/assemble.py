@@ -108,8 +108,8 @@ ProductKey: TypeAlias = tuple[Source | None, Source | None]
 def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = False) -> Jacobian:
     """Return the Jacobian with one block for each parameter, or for each weight and its bias.
 
-    Long gradients may be written into `room`, which starts at the first example. With `as_copies`, a
-    table that is used once, and in fewer elements than it has, keeps the places that were read.
+    Long gradients may be written into `room`, which starts at the first example. With `as_copies`,
+    a table that is used once, and in fewer elements than it has, keeps the places that were read.
     """
     if len(pulled.owners) < len(pulled.uses):
         raise NoRule(BY_COMPARISON)
@@ -150,7 +150,9 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Return several products with the same weight as one sum over their uses, if they have the same shift."""
+    """Return several products with the same weight as one sum over their uses, if they have the
+    same shift.
+    """
     if len(parts) == 1 or len({part.shift for part in parts}) > 1:
         return parts
     inputs = torch.cat([part.inputs for part in parts], dim=1)

@@ -61,11 +61,9 @@ class Mixtures:
         A mixture that examples share is copied for each example, since a program must also serve
         mixtures that differ.
         """
-        return (
-            self.numbers[None].contiguous()
-            if self.chosen is None
-            else select_outputs(self.numbers, self.chosen)
-        )
+        if self.chosen is None:
+            return self.numbers[None].contiguous()
+        return select_outputs(self.numbers, self.chosen)
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
@@ -73,7 +71,8 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
-                f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]"
+                f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as "
+                "[0, 3]"
             )
         return range(count)
     try:
@@ -99,7 +98,8 @@ def chunks(
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(AT_ONCE / ((values + weights) * examples))
     if size < count:
-        made = 0  # bytes of the gradients of one output of an example, in the form in which they are used
+        # bytes of the gradients of one output of an example, in the form in which they are used
+        made = 0
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
             made += (
@@ -121,7 +121,8 @@ def chunks(
 # weight.
 
 
-FEW = 2e8  # operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
+# operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
+FEW = 2e8
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 

@@ -241,7 +241,8 @@ def jacobian_one_by_one(
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake(
-                "the outputs depend on no parameter that requires gradients, so the tangent kernel is zero"
+                "the outputs depend on no parameter that requires gradients, so the tangent "
+                "kernel is zero"
             )
         for mixture in mixtures[:, this]:
             gradients = torch.autograd.grad(

@@ -355,6 +355,6 @@ def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
     if sketched < LONG or not held or (exact := kernel_operations(some, probe, train)) > sketched:
         return None
     return (
-        f"the exact kernel of these {probe + train} examples takes less than this sketch of it, some {exact:.1g} "
-        f"multiplications for {sketched:.1g}, and has no error: leave sketch out"
+        f"the exact kernel of these {probe + train} examples takes less than this sketch of it, "
+        f"some {exact:.1g} multiplications for {sketched:.1g}, and has no error: leave sketch out"
     )

@@ -74,10 +74,11 @@ def convolve_back(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "image channel *pixels"]:
-    """The transpose in the input, whose images have this shape, applied to cotangents w of the result.
+    """The transpose in the input, whose images have this shape, applied to cotangents w of the
+    result.
 
-    Several threads would wait for each other at every small product, so they go torch's way, as strided, grouped and
-    transposed convolutions do.
+    Several threads would wait for each other at every small product, so they go torch's way, as
+    strided, grouped and transposed convolutions do.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -112,8 +113,8 @@ def convolve_turned(
 ) -> Float[Tensor, "image channel height width"]:
     """The convolution of w, with zeros around it, with the kernel turned around.
 
-    Copies of w moved along the last axis are all that it takes: in each of them an offset along the axis before is
-    another place to begin at.
+    Copies of w moved along the last axis are all that it takes: in each of them an offset along the
+    axis before is another place to begin at.
     """
     features, channels, rows, columns = kernel.shape
     (before, side) = border
@@ -149,8 +150,8 @@ def convolve_turned(
 # Programs see one operation, since it writes into memory that it allocated.
 LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
-    "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
-    "bool transposed, int[] extra, int groups) -> Tensor"
+    "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
+    "dilation, bool transposed, int[] extra, int groups) -> Tensor"
 )
 LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default

@@ -31,15 +31,15 @@ from ntkexp.stream import stream
 from ntkexp.text import short
 
 COUPLED = (
-    "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
-    "operations along the first axis"
+    "the module couples the examples of a batch, so it has no tangent kernel; look for batch "
+    "statistics, or for operations along the first axis"
 )
 
 UNSEEN = "so coupling between the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
 
 CHANGING = (
-    "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
-    "random numbers from outside torch, or for something that it counts"
+    "the module gives other outputs when it is run again on the same inputs, so it has no tangent "
+    "kernel; look for random numbers from outside torch, or for something that it counts"
 )
 
 SUMS = frozenset(
@@ -134,9 +134,9 @@ class Trial:
             if is_out_of_memory(error):
                 raise
             raise Mistake(
-                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them ({first_line(error)}), so "
-                "coupling between the examples of a batch cannot be seen; let it take any number of them (one "
-                "example is x[None])"
+                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them "
+                f"({first_line(error)}), so coupling between the examples of a batch cannot be "
+                "seen; let it take any number of them (one example is x[None])"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
         self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
@@ -261,7 +261,7 @@ class Trial:
         for name, weight in self.weights.items():
             if weight.is_floating_point() and weight.numel():
                 size = (
-                    float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5
+                    float(weight.square().mean().sqrt()) or weight[0].numel() ** (-0.5)
                     if weight.dim()
                     else 1.0
                 )
@@ -269,11 +269,9 @@ class Trial:
                 moved[name] = weight + 0.1 * size * draw.to(weight)
         trial = replace(self, weights=moved)
         outputs = trial.run_or_none(self.tape.given)
-        return (
-            self
-            if outputs is None or not outputs.isfinite().all()
-            else replace(trial, outputs=outputs)
-        )
+        if outputs is None or not outputs.isfinite().all():
+            return self
+        return replace(trial, outputs=outputs)
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:

@@ -84,7 +84,9 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """The program that leads from the fed slots to the results; `known` are operations whose results are fed."""
+    """The program that leads from the fed slots to the results; `known` are operations whose
+    results are fed.
+    """
     # Nothing runs twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
@@ -207,7 +209,9 @@ PERHAPS_VIEWS = (
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """The argument of an operation, by its result, that it may write over; `others` are inputs, constants, results."""
+    """The argument of an operation, by its result, that it may write over; `others` are inputs,
+    constants, results.
+    """
     # Each slot's home is the slot that lies, or may lie, in the same memory and was there first
     homes: dict[Slot, Slot] = {}
     for entry in entries:
@@ -255,7 +259,8 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """`torch.equal`, but nan is the same as itself, and a device is not waited for where the memory is the same.
+    """`torch.equal`, but nan is the same as itself, and a device is not waited for where the memory
+    is the same.
 
     >>> x = torch.ones(2, 3)
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
@@ -297,7 +302,8 @@ Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 
 
 class Source:
-    """The text of the operations from inputs to results, whose result may go `over` one of their arguments.
+    """The text of the operations from inputs to results, whose result may go `over` one of their
+    arguments.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]
@@ -362,11 +368,9 @@ class Source:
             if k not in tensors and (number := next(numbers)) is not None:
                 self.read[name] = number
             names.append(name)
-        return (
-            ", ".join(names)
-            if entry.places is None
-            else "".join(f"{name}, " for name in names).rstrip()
-        )
+        if entry.places is None:
+            return ", ".join(names)
+        return "".join(f"{name}, " for name in names).rstrip()
 
     def call(self, entry: Entry) -> str:
         """What runs an operation: a method of its first argument, or a function."""

@@ -245,12 +245,13 @@ class Recorder(DispatchMode):
         """An operation that draws random numbers, which come from outside as inputs do."""
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
             raise Mistake(
-                f"the module draws random numbers ({func}) from a generator of its own, whose state is not kept; let "
-                "it draw from torch's, or call module.eval() first"
+                f"the module draws random numbers ({func}) from a generator of its own, whose "
+                "state is not kept; let it draw from torch's, or call module.eval() first"
             )
         if not self.known:
             raise Mistake(
-                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
+                f"the module draws random numbers ({func}); kernels need a function: call "
+                "module.eval() first"
             )
         if not self.rewrites and writes(func):
             raise NotPure
@@ -261,7 +262,8 @@ class Recorder(DispatchMode):
             return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
         if func._schema.name.removeprefix("aten::").removesuffix("_") not in FREE:
             raise Mistake(
-                f"the module draws random numbers through which gradients pass ({func}); put another layer there"
+                f"the module draws random numbers through which gradients pass ({func}); put "
+                "another layer there"
             )
         if writes(func):
             drawn = self.from_outside(func(args[0].clone(), *args[1:], **kwargs))
@@ -273,7 +275,9 @@ class Recorder(DispatchMode):
         return drawn
 
     def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """An operation that writes into its first argument, recorded as its twin that returns a new tensor."""
+        """An operation that writes into its first argument, recorded as its twin that returns a new
+        tensor.
+        """
         target: Tensor = args[0]
         if not target.numel():
             return target
@@ -358,8 +362,8 @@ def refuse_other_kind(written: Tensor, value: Tensor) -> None:
     """Raise if a storage is seen in two dtypes: its elements are counted in one."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
-            "the module writes complex numbers in place and sees them by their parts as well; let it put them "
-            "together without writing, by torch.complex or torch.cat"
+            "the module writes complex numbers in place and sees them by their parts as well; let "
+            "it put them together without writing, by torch.complex or torch.cat"
         )
 
 

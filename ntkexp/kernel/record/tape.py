@@ -37,7 +37,8 @@ def as_inputs(inputs: object) -> Inputs:
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
         raise Mistake(
-            f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments"
+            f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword "
+            "arguments"
         )
     found = map_tensors(Tensor.detach, inputs)
     examples(found)
@@ -82,7 +83,8 @@ def examples(inputs: Inputs) -> int:
     if len(counts) != 1 or None in counts:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs))
         raise Mistake(
-            f"the inputs have the shapes {shapes}; every first axis must be that of the same examples"
+            f"the inputs have the shapes {shapes}; every first axis must be that of the same "
+            "examples"
         )
     return int(counts.pop() or 0)
 

@@ -52,11 +52,13 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
         )
     if not outputs.is_floating_point():
         raise Mistake(
-            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give floating numbers"
+            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give "
+            "floating numbers"
         )
     if not outputs.numel() and count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each example"
+            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each "
+            "example"
         )
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
@@ -78,8 +80,8 @@ def record(
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
-                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
-                "and put them together by torch.view_as_complex"
+                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the "
+                "module hold its parts, and put them together by torch.view_as_complex"
             )
 
     def taped() -> Tape:
@@ -252,7 +254,8 @@ class MemoryLimit(DispatchMode):
             if self.taken > self.memory_gb * 1e9:
                 held = "" if self.copies == 1 else " in all copies that are held"
                 raise Mistake(
-                    f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with which there are "
-                    f"{self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or raise memory_gb"
+                    f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with "
+                    f"which there are {self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or "
+                    "raise memory_gb"
                 )
         return func(*args, **named)

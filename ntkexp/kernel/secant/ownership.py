@@ -33,7 +33,8 @@ from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-WHOLE = 1e-6  # the ratio of two sums of positive terms is an integer to this accuracy, or off by about one
+# the ratio of two sums of positive terms is an integer to this accuracy, or off by about one
+WHOLE = 1e-6
 SUMS = 1000  # times eps of a row's largest element: the rounding of sums in the backward pass
 LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
@@ -75,8 +76,9 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
         if place and any(entry.args[place : place + 1]):
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
-                    f"the gradient of '{name}' is divided by how often a batch has each row (scale_grad_by_freq=True): "
-                    "that of an example depends on the others, and is not a derivative; build its layer without that"
+                    f"the gradient of '{name}' is divided by how often a batch has each row "
+                    "(scale_grad_by_freq=True): that of an example depends on the others, and is "
+                    "not a derivative; build its layer without that"
                 )
     # Constants that are multiplied with weights
     weights = Trained(tape, trained).slots

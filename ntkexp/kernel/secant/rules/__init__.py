@@ -1,4 +1,6 @@
-"""How a difference passes each operation: a rule is one short function, found by the operation's ATen name."""
+"""How a difference passes each operation: a rule is one short function, found by the operation's
+ATen name.
+"""
 
 from ntkexp.kernel.secant.call import Rule
 from ntkexp.kernel.secant.rules.bilinear import BILINEAR

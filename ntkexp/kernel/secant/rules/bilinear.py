@@ -34,7 +34,9 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
     """Δ(x + c·g(a, b)) = Δx + c·Δg, for a product or a quotient g."""
     added, left, right = call.args
     shape = call.start.shape
-    terms = [] if added.delta is None else [call.delta(added, shape)]
+    terms = []
+    if added.delta is not None:
+        terms.append(call.delta(added, shape))
     if left.delta is not None or right.delta is not None:
         terms.append(call.given["value"] * of_two(call, left, right, shape))
     return total(terms, shape)
@@ -54,7 +56,9 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule: zeros do no harm."""
+    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule:
+    zeros do no harm.
+    """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
     if value.start.dim() == 0:
@@ -79,7 +83,9 @@ def cumprod(call: Call) -> Tensor:
 
 
 def glu(call: Call) -> Tensor:
-    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
+    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs =
+    D_sigmoid Δb.
+    """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
     left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
@@ -112,7 +118,9 @@ def div(call: Call) -> Tensor:
 
 
 def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is −1/(b₀b₁)."""
+    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is
+    −1/(b₀b₁).
+    """
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
         assert isinstance(above, Ends)
@@ -151,7 +159,9 @@ def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
     """ΔA B̄ and Ā ΔB, for factors that change."""
-    terms = [] if left.delta is None else [product(left.delta, call.mean(right))]
+    terms = []
+    if left.delta is not None:
+        terms.append(product(left.delta, call.mean(right)))
     return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
 
 
@@ -183,7 +193,9 @@ def baddbmm(call: Call) -> Tensor:
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
     gain = call.given["alpha"]
     shift = call.given["beta"]
-    terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
+    terms = []
+    if added.delta is not None:
+        terms.append(shift * call.delta(added, call.start.shape))
     return total(
         terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
     )
@@ -257,7 +269,9 @@ def convolution(call: Call) -> Tensor:
 
 
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
-    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
+    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every
+    group.
+    """
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]

@@ -94,14 +94,17 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a − b; or to another
-    base.
+    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a
+    − b; or to another base.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
-    terms = [] if left.delta is None else [share * left.delta]
-    terms += [] if right.delta is None else [(1 - share) * right.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append(share * left.delta)
+    if right.delta is not None:
+        terms.append((1 - share) * right.delta)
     return total(terms, call.start.shape)
 
 
@@ -111,7 +114,9 @@ def lerp(call: Call) -> Tensor:
     left, right = call.both()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
-    terms = [] if left.delta is None else [left.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append(left.delta)
     return total(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
 
 

@@ -34,8 +34,11 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     choose = torch.maximum if sign > 0 else torch.minimum
     ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None)
     weight = call.slope(ahead, share)
-    terms = [] if left.delta is None else [(1 - weight) * left.delta]
-    terms += [] if right.delta is None else [weight * right.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append((1 - weight) * left.delta)
+    if right.delta is not None:
+        terms.append(weight * right.delta)
     start = choose(left.start, right.start)
     end = choose(left.end, right.end)
     return Ends(start, end, total(terms, start.shape))
@@ -177,7 +180,9 @@ def compare(call: Call) -> Tensor:
     (before, after) = call.ends[0]
     step = quotient(after.to(kind) - before.to(kind), (d1 - d0).to(kind), 0.0)
     shape = before.shape
-    terms = [] if left.delta is None else [step * call.delta(left, shape)]
+    terms = []
+    if left.delta is not None:
+        terms.append(step * call.delta(left, shape))
     if isinstance(right, Ends) and right.delta is not None:
         terms.append(-step * call.delta(right, shape))
     return total(terms, shape)

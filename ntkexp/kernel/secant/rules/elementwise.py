@@ -28,7 +28,8 @@ Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+# over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+NEAR = 0.02
 
 
 def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
@@ -94,8 +95,8 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Φ̄ + m · D_Φ: the product rule for zΦ(z), Φ(z) = ½(1 + erf(z/√2)).
 
-    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z + 0.044715 z³), c = √(2/π),
-    and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
+    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z +
+    0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
     """
     if call.given["approximate"] == "tanh":
         c = sqrt(2 / pi)
@@ -188,7 +189,9 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b = 0 and z > 0."""
+    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b
+    = 0 and z > 0.
+    """
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
     closed = (
@@ -212,8 +215,8 @@ def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: 
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the shares eᵘ/(1 + eᵘ)
-    and 1/(1 + eᵘ), as in softmax.
+    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the
+    shares eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax.
     """
     above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
     return above / (above + below)
@@ -367,11 +370,9 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
     def between(z0: Tensor, z1: Tensor) -> Tensor:
         if call.is_point:
             return derivative_of(function, z0)
-        return (
-            slope_of_pieces(function, z0, z1)
-            if breaks is None
-            else slope_between(function, breaks, z0, z1)
-        )
+        if breaks is None:
+            return slope_of_pieces(function, z0, z1)
+        return slope_between(function, breaks, z0, z1)
 
     return call.slope(value, between) * call.delta(value)
 
@@ -391,7 +392,9 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D = D_relu."""
+    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D =
+    D_relu.
+    """
     value, leak = call.args
     shape = call.start.shape
     terms = []

@@ -1,7 +1,7 @@
 """Functions of matrices whose difference has a closed form.
 
-A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends exchanged, and the
-derivative where they are one.
+A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends
+exchanged, and the derivative where they are one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+# Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+ORDER = 8
 ROUNDINGS = 100  # times eps: a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
@@ -44,7 +45,9 @@ def symmetric(value: Ends) -> Ends:
 
 
 def inverse(call: Call) -> Tensor:
-    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹."""
+    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁)
+    A₀⁻¹.
+    """
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
     return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
@@ -94,7 +97,9 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
     p0, p1 = (call.coefficient(p) for p in inverses)
-    terms = [] if right.delta is None else [(p0 + p1) / 2 @ call.delta(right, x0.shape)]
+    terms = []
+    if right.delta is not None:
+        terms.append((p0 + p1) / 2 @ call.delta(right, x0.shape))
     if matrix.delta is not None:
         terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
     return total(terms, x0.shape)
@@ -116,8 +121,8 @@ def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
 def cholesky(call: Call) -> Tensor:
     """ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ(X) the lower triangle of X with half of its diagonal.
 
-    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive diagonal, as both
-    ends are.
+    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive
+    diagonal, as both ends are.
     """
     (l0, l1) = call.ends[0]
     upper = call.given["upper"]
@@ -131,10 +136,11 @@ def cholesky(call: Call) -> Tensor:
 
 
 def qr(call: Call) -> Result:
-    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns that are
-    independent at both ends, and turn to the same sides.
+    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns
+    that are independent at both ends, and turn to the same sides.
 
-    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper triangular; ΔR = C⁻ᵀUCᵀR̄.
+    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper
+    triangular; ΔR = C⁻ᵀUCᵀR̄.
     """
     (q0, q1), (r0, r1) = call.ends
     if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
@@ -157,8 +163,8 @@ def qr(call: Call) -> Result:
 
 
 def reflections(call: Call) -> Tensor:
-    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own: one
-    reflection after the other, by the product rule.
+    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of
+    its own: one reflection after the other, by the product rule.
     """
     vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
@@ -179,7 +185,8 @@ def reflections(call: Call) -> Tensor:
 
 
 def pseudo_inverse(call: Call) -> Tensor:
-    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973).
+    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged
+    (Wedin 1973).
 
     It holds where the rank changes as well, though the derivative has no limit there.
     """
@@ -213,8 +220,8 @@ def wedin(
 def exponential(call: Call) -> Tensor:
     """∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged.
 
-    torch stops the series of a single small matrix so early that values are off by 1e-12; that much of the change is
-    taken along V, as ⟨V, ·⟩/⟨V, V⟩.
+    torch stops the series of a single small matrix so early that values are off by 1e-12; that much
+    of the change is taken along V, as ⟨V, ·⟩/⟨V, V⟩.
     """
     value = call.args[0]
     delta = call.delta(call.args[0])
@@ -237,7 +244,8 @@ def exponential(call: Call) -> Tensor:
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> Way:
-    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are short, and then by
+    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are
+    short, and then by
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
@@ -281,8 +289,9 @@ def determinant(call: Call) -> Tensor:
 
 
 def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
-    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A = U diag(σ) Vᵀ, of
-    a singular matrix as well."""
+    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A
+    = U diag(σ) Vᵀ, of a singular matrix as well.
+    """
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
     n = sizes.shape[-1]
@@ -295,7 +304,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 
 
 def log_determinant(call: Call) -> Result:
-    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign over Δdet."""
+    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign
+    over Δdet.
+    """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
@@ -324,7 +335,8 @@ def eigenvalues(call: Call) -> Result:
 def eigenvectors(
     call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
 ) -> Tensor | str:
-    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from other eigenvalues:
+    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from
+    other eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
@@ -347,7 +359,8 @@ def eigenvectors(
     ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # what the solution rounds by more than vectors are known is brought to the change along V, as with values
+    # what the solution rounds by more than vectors are known is brought to the change along V, as
+    # with values
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
     if not bool(
@@ -366,7 +379,9 @@ def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
 
 
 def singular_values(call: Call) -> Result:
-    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
+    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
+    exchanged.
+    """
     value = call.wide(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
         torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
@@ -411,9 +426,9 @@ def values(
     along: tuple[tuple[Tensor, Tensor], ...],
     overlap: Tensor,
 ) -> Tensor:
-    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean u₁v₀ᵀ over their
-    overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is brought to the change along V (Gonzalez
-    1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
+    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean
+    u₁v₀ᵀ over their overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is
+    brought to the change along V (Gonzalez 1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
     """
     v = value.change
     step = value.end - value.start

@@ -129,7 +129,9 @@ def logsumexp(call: Call) -> Tensor:
 
 
 def logcumsumexp(call: Call) -> Tensor:
-    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at yₙ₋₁ − zₙ."""
+    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at
+    yₙ₋₁ − zₙ.
+    """
     value, dim = call.args
     if value.start.dim() == 0:
         return call.delta(value)
@@ -145,7 +147,8 @@ def logcumsumexp(call: Call) -> Tensor:
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
     found = (1 - gain) * call.delta(value).movedim(dim, -1)
-    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)
+    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ
+    # + gₙ vₙ₋ₖ)
     distance = 1
     length = found.shape[-1]
     while distance < length:
@@ -184,8 +187,8 @@ def norm_of_examples(call: Call) -> Result:
 
 
 def batch_norm(call: Call) -> Result:
-    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule; of weights, each
-    channel by its own statistics as well.
+    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule;
+    of weights, each channel by its own statistics as well.
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
@@ -278,7 +281,9 @@ def affine(
 ) -> Tensor:
     """ḡ Δy + ȳ Δg + Δb for g y + b, given ḡ Δy."""
     shape = y.start.shape
-    terms = [] if delta is None else [delta]
+    terms = []
+    if delta is not None:
+        terms.append(delta)
     if gain is not None and gain.delta is not None:
         terms.append(call.delta(gain, shape, call.mean(y)))
     if bias is not None and bias.delta is not None:
@@ -355,14 +360,19 @@ def distances(call: Call) -> Tensor:
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
     rows = left[..., :, None, :]
     columns = right[..., None, :, :]
-    terms = [] if left.delta is None else [call.delta(rows, shape)]
-    terms += [] if right.delta is None else [-call.delta(columns, shape)]
+    terms = []
+    if left.delta is not None:
+        terms.append(call.delta(rows, shape))
+    if right.delta is not None:
+        terms.append(-call.delta(columns, shape))
     gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
     return norm_difference(call, gap, [-1], float(order))
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
-    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or smallest |x|."""
+    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or
+    smallest |x|.
+    """
 
     def power(value: Ends, p: float) -> Ends:
         slope = call.slope(value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1))
