@@ -169,14 +169,14 @@ class Sketch:
         """Return the sketch of outer products, for a weight and its bias."""
         inputs = block.inputs
         outputs = block.outputs
-        found = list[Tensor]()
+        sketches = list[Tensor]()
         if block.bias is not None:
-            found.append(self.of_view(block.of_bias(), block.bias))
+            sketches.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
             factors = self.table(block.weight.name, inputs).factors(block.weight)
             together, apart = operations(inputs, outputs, self.size)
             if factors is None or together <= apart:
-                found.append(self.of_view(block.of_weight().flatten(2), block.weight))
+                sketches.append(self.of_view(block.of_weight().flatten(2), block.weight))
             else:  # from the sketches of the factors, some examples at a time
                 step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size))
                 parts = []
@@ -190,8 +190,8 @@ class Sketch:
                     parts.append(
                         torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size)
                     )
-                found.append(torch.cat(parts))
-        return sum(found[1:], start=found[0])
+                sketches.append(torch.cat(parts))
+        return sum(sketches[1:], start=sketches[0])
 
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES
+from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES, exponential
 from ntkexp.library import TangentKernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -372,3 +372,12 @@ def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
         predicted = -1e-3 * secant_kernel(module, start, end, probes, train).sum((2, 3))
         before, after = (functional_call(module, weights, (probes,)).detach() for weights in (start, end))
         agree(predicted, (after - before).view_as(predicted), 300 * EPS, before.abs().max())
+
+
+@pytest.mark.parametrize("base", [0.0, -2.0, 0.5, 3.0])
+def test_powers_of_any_base_close(base: float) -> None:
+    """At whole exponents, where a negative base has a power as well."""
+    z0, z1 = torch.cartesian_prod(*(torch.arange(1.0, 6.0, dtype=torch.float64),) * 2).unbind(1)
+    b = torch.full_like(z0, base)
+    change = b**z1 - b**z0
+    agree(exponential(b, z0, z1) * (z1 - z0), change, 100 * EPS)

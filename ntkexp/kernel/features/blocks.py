@@ -391,13 +391,13 @@ class Copies:
         return self.by_name()[0].traced()
 
     def total(self, weights: Weights) -> Weights:
-        found = zeros(
+        total = zeros(
             weights[self.name]
         )  # the weight's dtype may be longer than that of its gradients
-        found.view(-1).index_add_(
-            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(found.dtype)
+        total.view(-1).index_add_(
+            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(total.dtype)
         )
-        return {self.name: found}
+        return {self.name: total}
 
 
 Block: TypeAlias = Factored | Rows | Copies

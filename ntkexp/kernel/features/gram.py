@@ -188,8 +188,8 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """
     group: list[Column] = []
     yield from ([column] for column in columns if isinstance(column[0], ParameterChunk))
-    whole = [column for column in columns if not isinstance(column[0], ParameterChunk)]
-    for column in sorted(whole, key=lambda column: column[0].size):
+    blocks = [column for column in columns if not isinstance(column[0], ParameterChunk)]
+    for column in sorted(blocks, key=lambda column: column[0].size):
         if group and sum(one.size for one, _ in [*group, column]) > MAX_COLUMNS:
             yield group
             group = []

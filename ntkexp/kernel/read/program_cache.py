@@ -163,12 +163,12 @@ class Programs(Generic[T]):
         if written is None or not written.trials:
             return expected
         written.trials -= 1
-        found = written.run(fed)
-        if found is not None:  # equal up to the order of summation
-            one = parts(found)
+        result = written.run(fed)
+        if result is not None:  # equal up to the order of summation
+            one = parts(result)
             other = parts(expected)
             if len(one) == len(other) and all(map(close, one, other)):
-                return found
+                return result
         self.latest.keep(key, None)
         return expected
 
@@ -264,19 +264,19 @@ def write_jacobian(
     request: Request, fed: Sequence[Tensor]
 ) -> tuple[Jacobian, Written[Jacobian] | None]:
     """Read a Jacobian, and return it with a program from the values on tapes to it."""
-    found: list[Jacobian] = []
+    read_jacobian: list[Jacobian] = []
 
     def act() -> list[Tensor]:
-        found[:] = [request.read_at_once()]
-        return parts(found[0])
+        read_jacobian[:] = [request.read_at_once()]
+        return parts(read_jacobian[0])
 
     request.mixtures.columns  # noqa: B018  # computed here, so that it is a constant of the program
     try:
         written = trace(act, fed, request.tapes)
     except NotPure:
-        return found[0] if found else request.read_at_once(), None
-    empty = [value.new_empty([0] * value.dim()) for value in parts(found[0])]
-    return found[0], Written(written, filled(found[0], (), empty))
+        return read_jacobian[0] if read_jacobian else request.read_at_once(), None
+    empty = [value.new_empty([0] * value.dim()) for value in parts(read_jacobian[0])]
+    return read_jacobian[0], Written(written, filled(read_jacobian[0], (), empty))
 
 
 def fed_slots(tape: Tape) -> list[Slot]:

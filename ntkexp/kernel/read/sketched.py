@@ -66,10 +66,10 @@ class Batches:
             warn(error.remark, stacklevel=5)
         if len(self.places) == 1:
             return self.reader.one_by_one(self.tape, chosen)
-        whole = Assembly(self.examples)
+        assembly = Assembly(self.examples)
         for tape in self.tapes():
-            whole.add(self.reader.one_by_one(tape, chosen))
-        return whole.jacobian
+            assembly.add(self.reader.one_by_one(tape, chosen))
+        return assembly.jacobian
 
     def assembled(self, chosen: Sequence[int]) -> Jacobian:
         """Return the Jacobian of all examples. Each batch is copied to its place, and its tape
@@ -77,13 +77,13 @@ class Batches:
         """
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
-        whole = Assembly(self.examples)
+        assembly = Assembly(self.examples)
         for tape in self.tapes():
-            if not whole.add(
-                self.reader.assembled(tape, chosen, whole.rows)
+            if not assembly.add(
+                self.reader.assembled(tape, chosen, assembly.rows)
             ):  # the form differs from earlier batches
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
-        return whole.jacobian
+        return assembly.jacobian
 
     def tapes(self) -> Iterator[Tape]:
         """Yield one tape at a time, each forgotten when the next is recorded."""
@@ -94,19 +94,19 @@ class Batches:
 
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     """Cut inputs into batches whose sizes differ by one at most."""
-    given = as_inputs(inputs)
-    total = count_examples(given)
+    detached = as_inputs(inputs)
+    total = count_examples(detached)
     count = 1
     if total > FEW:
-        one = outline(tape_part(given, slice(0, 1)))
-        each = reader.findings.sizes.to(
-            one, lambda: reader.record(weights, tape_part(given, slice(0, 2))).bytes_per_example
+        one = outline(tape_part(detached, slice(0, 1)))
+        bytes_each = reader.findings.sizes.to(
+            one, lambda: reader.record(weights, tape_part(detached, slice(0, 2))).bytes_per_example
         )
-        if total * each > AT_ONCE:
-            count = min(total // 2, -(-int(total * each) // BATCH))
+        if total * bytes_each > AT_ONCE:
+            count = min(total // 2, -(-int(total * bytes_each) // BATCH))
     places = even_slices(total, count)
     return Batches(
-        reader, weights, given, places, reader.record(weights, tape_part(given, places[0]))
+        reader, weights, detached, places, reader.record(weights, tape_part(detached, places[0]))
     )
 
 
@@ -142,10 +142,10 @@ class InTurns:
     @cached_property
     def places(self) -> list[slice]:
         """The examples that are read at once, in equal shares but for one example."""
-        each = self.reader.record(
+        bytes_each = self.reader.record(
             self.weights, tape_part(self.inputs, slice(0, 2))
         ).bytes_per_example
-        turns = -(-self.examples // max(2, int(READ / each)))
+        turns = -(-self.examples // max(2, int(READ / bytes_each)))
         return list(even_slices(self.examples, turns))
 
     @cached_property
@@ -222,10 +222,12 @@ def sketched_kernel(
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
-    found = sketched_gram(one, other)
+    estimate = sketched_gram(one, other)
     vectors = random_vectors(other.shape[:2], seed, other)
-    missed = torch.einsum("qcnd,vnd->vqc", found, vectors) - products(left, right, vectors, weights)
-    return SketchedKernel(found, error_bar(missed))
+    missed = torch.einsum("qcnd,vnd->vqc", estimate, vectors) - products(
+        left, right, vectors, weights
+    )
+    return SketchedKernel(estimate, error_bar(missed))
 
 
 def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"]:
@@ -241,7 +243,7 @@ def products(
     With few uses, by factors; otherwise by gradients that are multiplied out once for all vectors.
     """
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
-        found = []
+        rows_of_vectors = []
         for vector in vectors:
             gradient = {name: zeros(weight) for name, weight in weights.items()}  # Jᵀ v
             for place in right.places:
@@ -249,10 +251,10 @@ def products(
                     right.jacobian(place).weighted(vector[place]).total(weights).items()
                 ):
                     gradient[name].add_(part)
-            found.append(
+            rows_of_vectors.append(
                 torch.cat([left.jacobian(place).applied(gradient) for place in left.places])
             )
-        return torch.stack(found)
+        return torch.stack(rows_of_vectors)
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
     for some in together(weights, GRADIENTS // (len(vectors) * vectors.element_size())):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]

@@ -56,11 +56,11 @@ def convolve(
     if len(x) <= step:
         return torch.convolution(x, *how)
     first = torch.convolution(x[:step], *how)
-    whole = first.new_empty(len(x), *first.shape[1:])
-    whole[:step] = first
+    images = first.new_empty(len(x), *first.shape[1:])
+    images[:step] = first
     for at in range(step, len(x), step):
-        whole[at : at + step] = torch.convolution(x[at : at + step], *how)
-    return whole
+        images[at : at + step] = torch.convolution(x[at : at + step], *how)
+    return images
 
 
 def convolve_back(
@@ -89,11 +89,13 @@ def convolve_back(
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
         if prod(kernel.shape[2:]) == 1 and not any(padding):  # a window of one pixel: kᵀ w
-            found = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
-            return found.view(len(w), *shape)
+            pixels = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
+            return pixels.view(len(w), *shape)
         alone = w.device.type == "cpu" and torch.get_num_threads() == 1
         if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
-            plane, window = (each if each.dim() == 4 else each.unsqueeze(2) for each in (w, kernel))
+            plane, window = (
+                images if images.dim() == 4 else images.unsqueeze(2) for images in (w, kernel)
+            )
             return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
                 len(w), *shape
             )
@@ -123,13 +125,13 @@ def convolve_turned(
     height = high + 2 * before - down * (rows - 1)
     width = wide + 2 * side - across * (columns - 1)
     turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
-    each = features * columns * (high + 2 * before) * width
-    step = min(len(w), max(1, CACHED // (each * w.element_size())))
+    copy_numbers = features * columns * (high + 2 * before) * width
+    step = min(len(w), max(1, CACHED // (copy_numbers * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
-    found = w.new_empty(len(w), channels, height * width)
+    images = w.new_empty(len(w), channels, height * width)
     for at in range(0, len(w), step):
         part = w[at : at + step]
-        result = found[at : at + step]
+        result = images[at : at + step]
         for column in range(columns):
             moved = (
                 column * across - side
@@ -144,7 +146,7 @@ def convolve_turned(
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
             result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
-    return found.view(len(w), channels, height, width)
+    return images.view(len(w), channels, height, width)
 
 
 # Programs see one operation, since it writes into memory that it allocated.

@@ -127,7 +127,7 @@ class Trial:
             first = rows[0]
             rows = [k if k in places else first for k in everyone]
         try:
-            found = columns(self.function, self.weights, selected(self.tape.given, rows))
+            outputs = columns(self.function, self.weights, selected(self.tape.given, rows))
         except Mistake:
             raise
         except Exception as error:  # raised by the module, which did not expect this batch
@@ -139,7 +139,7 @@ class Trial:
                 "seen; let it take any number of them (one example is x[None])"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
-        self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
+        self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
         """Compare a few examples, of several sizes, beside copies with the same beside other
@@ -165,10 +165,14 @@ class Trial:
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))
             for number in numbers:
-                found = self.run_or_none(with_strangers(copies, size, number))
-                if usual is not None and found is not None and bool(found[::2].isfinite().all()):
+                outputs = self.run_or_none(with_strangers(copies, size, number))
+                if (
+                    usual is not None
+                    and outputs is not None
+                    and bool(outputs[::2].isfinite().all())
+                ):
                     self.refuse_coupling(
-                        found[::2], usual[::2], with_strangers(copies, size), usual
+                        outputs[::2], usual[::2], with_strangers(copies, size), usual
                     )
 
     def refuse_coupling(
@@ -219,7 +223,7 @@ class Trial:
         if farthest == 0 or farthest <= (rounding := ROUNDINGS * self.tape.eps * self.largest_term):
             return True
         outputs = (self.tape.outputs, among, usual)
-        size = max(float(each.abs().nan_to_num(0.0, 0.0).max()) for each in outputs)
+        size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
         allowed = self.tape.eps**0.5 * size + rounding
         return farthest <= allowed and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
 

@@ -95,19 +95,22 @@ def program(
     # Only operations that results need and inputs move run
     moving = reached(entries, fed)
     needed = set(results)
-    kept = []
+    needed_entries = []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (
             entry.reads or not needed.isdisjoint(entry.results)
         ):
             needed.update(entry.slots)
-            kept.append(entry)
-    kept = kept[::-1]
-    made = {slot for entry in kept for slot in entry.results}
+            needed_entries.append(entry)
+    needed_entries = needed_entries[::-1]
+    made = {slot for entry in needed_entries for slot in entry.results}
     constants = sorted(needed - made - set(fed))
     # Values that nothing needs later are overwritten
     source = Source(
-        kept, [*fed, *constants], results, overwritten(kept, values, {*fed, *constants, *results})
+        needed_entries,
+        [*fed, *constants],
+        results,
+        overwritten(needed_entries, values, {*fed, *constants, *results}),
     )
     shapes = [values[slot].shape for slot in results]
     held = tuple(values[slot].detach() for slot in constants)
@@ -151,12 +154,12 @@ class Simplifier:
 
     def simplify(self, entries: Iterable[Entry]) -> list[Entry]:
         """The operations that still have to run, in their order."""
-        kept = []
-        for each in entries:
+        simplified = []
+        for original in entries:
             entry = (
-                each
-                if self.same.keys().isdisjoint(each.slots)
-                else each.of(self.slot, each.results)
+                original
+                if self.same.keys().isdisjoint(original.slots)
+                else original.of(self.slot, original.results)
             )
             if entry.op in RESHAPED:  # a view of a view is one of what the first was taken from
                 value, *shape = entry.args
@@ -171,13 +174,13 @@ class Simplifier:
                 entry.op,
                 repr((entry.args, entry.kwargs)),
             )  # in which a slot does not look like a number
-            found = entry.slots[:1] if is_argument else self.earlier.get(key)
-            if found is None:
+            known = entry.slots[:1] if is_argument else self.earlier.get(key)
+            if known is None:
                 self.earlier[key] = entry.results
-                kept.append(entry)
+                simplified.append(entry)
             else:
-                self.same.update(zip(entry.results, found, strict=True))
-        return kept
+                self.same.update(zip(entry.results, known, strict=True))
+        return simplified
 
 
 # Writing over: filling fresh memory takes several times as long as the arithmetic. A sum,
@@ -224,7 +227,7 @@ def overwritten(
                 homes[result] = homes.get(base, base)
     # From the last operation to the first, a home that no later one needs is free
     needed = {homes.get(slot, slot) for slot in others}
-    found = {}
+    targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
         # the first argument last, for it is the quickest to write over
@@ -246,9 +249,9 @@ def overwritten(
                 and fills
                 and has_layout_of(made, argument)
             ):
-                found[entry.results[0]] = slot
+                targets[entry.results[0]] = slot
         needed.update(used)
-    return found
+    return targets
 
 
 def has_layout_of(one: Tensor, other: Tensor) -> bool:

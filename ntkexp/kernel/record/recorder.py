@@ -97,8 +97,8 @@ def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     value, rate, training, in_place = dropout_arguments(*args, **kwargs)
     if not training or not rate:
         return func(*args, **kwargs)
-    found = torch.native_dropout(value, rate, True)[0]
-    return value.copy_(found) if in_place else found
+    dropped = torch.native_dropout(value, rate, True)[0]
+    return value.copy_(dropped) if in_place else dropped
 
 
 def dropout_arguments(
@@ -258,8 +258,8 @@ class Recorder(DispatchMode):
         if func is aten.native_dropout.default:  # x · m / (1 − p)
             value, rate, _ = args
             mask = func(*args)[1]
-            kept = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
-            return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
+            masked = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
+            return self.apply(aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0), mask
         if func._schema.name.removeprefix("aten::").removesuffix("_") not in FREE:
             raise Mistake(
                 f"the module draws random numbers through which gradients pass ({func}); put "
@@ -316,12 +316,12 @@ class Recorder(DispatchMode):
         """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
-            whole = (
+            shows_all = (
                 storage(value) == storage(target)
                 and value.numel() == size
                 and value.is_contiguous()
             )
-            if whole and id(value) in self.slots:
+            if shows_all and id(value) in self.slots:
                 return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
         raise Mistake(
             "the module writes into part of a tensor that it never had as a whole; clone it first"
@@ -348,7 +348,10 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     """
 
     def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
-        return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
+        return [
+            (argument.name, str(argument.type), argument.kwarg_only)
+            for argument in op._schema.arguments
+        ]
 
     name = op._schema.name.removeprefix("aten::")
     if not (op._schema.is_mutable and name.endswith("_")):

@@ -130,19 +130,19 @@ def run_on_tape(
     leaves = {
         name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()
     }
-    given = map_tensors(
+    cloned = map_tensors(
         torch.clone, as_inputs(inputs)
     )  # a module that overwrites its inputs spoils a copy
-    versions = [tensor._version for tensor in tensors(given)]
+    versions = [tensor._version for tensor in tensors(cloned)]
     with (
         torch.set_grad_enabled(differentiable),
         plain_kernels(),
         Recorder(rewrites=rewrites, known=known) as recorder,
     ):
         named = {recorder.slot(weight): name for name, weight in leaves.items()}
-        arguments = tree_map(recorder.slot, given)
-        output = recorder.slot(run(leaves, given))
-        if versions != [tensor._version for tensor in tensors(given)]:
+        arguments = tree_map(recorder.slot, cloned)
+        output = recorder.slot(run(leaves, cloned))
+        if versions != [tensor._version for tensor in tensors(cloned)]:
             raise Mistake(
                 "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
             )

@@ -229,7 +229,9 @@ class Call:
     @cached_property
     def given(self) -> dict[str, Any]:
         """The arguments by torch's names, with its defaults."""
-        defaults = {each.name: each.default_value for each in self.entry.op._schema.arguments}
+        defaults = {
+            argument.name: argument.default_value for argument in self.entry.op._schema.arguments
+        }
         return defaults | dict(zip(defaults, self.args, strict=False)) | self.kwargs
 
     @cached_property

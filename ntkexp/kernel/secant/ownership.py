@@ -56,7 +56,7 @@ class Owners:
     @cached_property
     def digest(self) -> bytes:
         """Equal digests give every element to the same example, on the same device."""
-        layout = [(each.shape, each.stride(), each.device) for each in self.of_uses]
+        layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
 
@@ -69,7 +69,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
         place = (
-            [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY)
+            [argument.name for argument in entry.op._schema.arguments].index(BY_FREQUENCY)
             if entry.name in LOOKUPS
             else 0
         )

@@ -63,23 +63,23 @@ def cumprod(call: Call) -> Tensor:
     dim = call.given["dim"]
     if value.start.dim() == 0:
         return value.change
-    found = value.view(lambda v: v.movedim(dim, -1))
+    products = value.view(lambda v: v.movedim(dim, -1))
     distance = 1
-    length = found.start.shape[-1]
+    length = products.start.shape[-1]
     while distance < length:
-        early = found[..., : length - distance]
-        late = found[..., distance:]
+        early = products[..., : length - distance]
+        late = products[..., distance:]
         made = Ends(
             early.start * late.start,
             early.end * late.end,
             multiply(call, early, late, late.start.shape),
         )
-        first = found[..., :distance]
+        first = products[..., :distance]
         parts = (first.start, made.start), (first.end, made.end), (first.change, made.change)
         start, end, delta = (torch.cat(pair, -1) for pair in parts)
-        found = Ends(start, end, delta)
+        products = Ends(start, end, delta)
         distance *= 2
-    return found.change.movedim(-1, dim)
+    return products.change.movedim(-1, dim)
 
 
 def glu(call: Call) -> Tensor:
@@ -247,12 +247,12 @@ def convolution(call: Call) -> Tensor:
         shape = delta.shape[1:]
 
         def there(v: Tensor) -> Tensor:
-            found = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
-            return found.view(*v.shape[:lead], *found.shape[1:])
+            images = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
+            return images.view(*v.shape[:lead], *images.shape[1:])
 
         def back(w: Tensor) -> Tensor:
-            found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
-            return found.view(*w.shape[:lead], *shape)
+            images: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
+            return images.view(*w.shape[:lead], *shape)
 
         nothing = call.start.shape if call.chord.pullback_only else None
         terms.append(passed(delta, there, once(back, -delta.dim()), nothing))
@@ -297,10 +297,10 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
         stride = (1,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
-        found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
+        tap = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
-        found = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
-    return found.view(call.start.shape)
+        tap = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
+    return tap.view(call.start.shape)
 
 
 BILINEAR: dict[str, Rule] = {**NUMBERS, **MATRICES, "convolution": convolution}

@@ -70,12 +70,12 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
     if "other" in call.given:
         return of_two(signs[0], 0.5, call)
     dims = call.given.get("dim")
-    found = []
+    results = []
     for sign in signs:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
         best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
-        found.append(best.change.reshape(call.start.shape))
-    return found[0] if len(found) == 1 else tuple(found)
+        results.append(best.change.reshape(call.start.shape))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def follow_order(call: Call) -> Result:

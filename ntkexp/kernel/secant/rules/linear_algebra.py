@@ -112,8 +112,8 @@ def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
         columns = x.movedim(-2, 0).reshape(n, -1)
-        found = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
-        return found.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
+        product = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
+        return product.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
     delta = call.delta(matrix, torch.Size([*x.shape[:-2], n, n]))
     return delta @ call.coefficient(x)
 
@@ -169,19 +169,19 @@ def reflections(call: Call) -> Tensor:
     vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
-    found = Ends(eye, eye, None)
+    basis = Ends(eye, eye, None)
     for k in reversed(range(gains.start.shape[-1])):
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
         v = replace(
             below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1]
         )
         scaled = matmul(call, v, gains[..., k : k + 1, None])
-        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found))  # τ v vᵀ Q
+        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), basis))  # τ v vᵀ Q
         delta = None if turned.delta is None else -turned.delta
-        if found.delta is not None:
-            delta = found.delta if delta is None else found.delta + delta
-        found = Ends(found.start - turned.start, found.end - turned.end, delta)
-    return found.change
+        if basis.delta is not None:
+            delta = basis.delta if delta is None else basis.delta + delta
+        basis = Ends(basis.start - turned.start, basis.end - turned.end, delta)
+    return basis.change
 
 
 def pseudo_inverse(call: Call) -> Tensor:
@@ -274,7 +274,7 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [0, 1], each in the shape of a matrix."""
-    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(count))
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count))
     beside = (-1, *[1] * like.dim())
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
 
@@ -327,9 +327,9 @@ def eigenvalues(call: Call) -> Result:
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
-    found = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
+    delta = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
     vectors = call.ends[1]
-    return found, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
+    return delta, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
 
 
 def eigenvectors(
@@ -390,14 +390,14 @@ def singular_values(call: Call) -> Result:
     v1 = w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
-    found = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
+    delta = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
     rows, columns = value.start.shape[-2:]
     if call.ends[0][0].numel() == 0:
-        return None, found, None
+        return None, delta, None
     if rows != columns and call.given["full_matrices"]:
-        return BESIDE, found, BESIDE
+        return BESIDE, delta, BESIDE
     left, right = singular_vectors(call, value)
-    return left, found, right
+    return left, delta, right
 
 
 def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:

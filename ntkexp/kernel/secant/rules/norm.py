@@ -105,11 +105,11 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
     if first.numel() <= CACHED or axis != -1:
         return function(*arrays)
     rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
-    found = torch.empty_like(rows[0])
+    result = torch.empty_like(rows[0])
     step = max(1, CACHED // first.shape[-1])
-    for at in range(0, len(found), step):
-        found[at : at + step] = function(*(array[at : at + step] for array in rows))
-    return found.view(first.shape)
+    for at in range(0, len(result), step):
+        result[at : at + step] = function(*(array[at : at + step] for array in rows))
+    return result.view(first.shape)
 
 
 def softmax(call: Call) -> Tensor:
@@ -146,19 +146,19 @@ def logcumsumexp(call: Call) -> Tensor:
     gap = Ends(ahead(y0, value.start), ahead(y1, value.end), None)
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
-    found = (1 - gain) * call.delta(value).movedim(dim, -1)
+    sums = (1 - gain) * call.delta(value).movedim(dim, -1)
     # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ
     # + gₙ vₙ₋ₖ)
     distance = 1
-    length = found.shape[-1]
+    length = sums.shape[-1]
     while distance < length:
         late = slice(distance, None)
         early = slice(None, length - distance)
-        moved = found[..., late] + gain[..., late] * found[..., early]
-        found = torch.cat([found[..., :distance], moved], -1)
+        moved = sums[..., late] + gain[..., late] * sums[..., early]
+        sums = torch.cat([sums[..., :distance], moved], -1)
         gain = torch.cat([gain[..., :distance], gain[..., late] * gain[..., early]], -1)
         distance *= 2
-    return found.movedim(-1, dim)
+    return sums.movedim(-1, dim)
 
 
 SOFTMAX: dict[str, Rule] = {
