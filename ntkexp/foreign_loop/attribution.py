@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.adjoint import CACHED
+from ntkexp.kernel.features.adjoint import CACHED_NUMBERS
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
@@ -235,7 +235,7 @@ class StepCost:
         numbers = self.adjoints * self.outputs * self.parameters + min(
             piece, rows * self.parameters
         )
-        numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
+        numbers += PARTS * min(CACHED_NUMBERS, (self.rows + 1) * self.outputs * self.parameters)
         return numbers * self.tape.outputs.element_size() + recorded
 
     def sentence(self, steps: int) -> str:

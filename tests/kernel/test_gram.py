@@ -227,7 +227,7 @@ def test_the_trace_of_a_secant(name: str) -> None:
 def test_outputs_a_few_at_a_time_change_only_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem(name)
     usual = tangent_kernel(given.module, given.x, outputs="trace")
-    monkeypatch.setattr(plan, "AT_ONCE", 1.0)
+    monkeypatch.setattr(plan, "OUTPUT_GRADIENT_BYTES", 1.0)
     agree(tangent_kernel(given.module, given.x, outputs="trace"), usual, 100 * EPS)
 
 
@@ -304,7 +304,7 @@ READ = ("relu", "tokens", "convolution", "convolution in two", "encoder, norm be
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many batches as can be, of two examples or three."""
-    for name, value in (("AT_ONCE", 0), ("BATCH", 1), ("FEW", 1)):
+    for name, value in (("MAX_TAPE_BYTES", 0), ("BATCH_TAPE_BYTES", 1), ("UNMEASURED_EXAMPLES", 1)):
         monkeypatch.setattr(sketched_reader, name, value)
 
 

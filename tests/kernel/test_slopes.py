@@ -19,7 +19,7 @@ from torch.func import functional_call
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES, exponential
+from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, GAUSS_RANGE, SLOPES, exponential
 from ntkexp.library import TangentKernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -95,8 +95,8 @@ def turned(z: float, slope: float) -> float:
 
 
 def quotient(z: float, slope: float) -> float:
-    """erf has no closed form of its slope: two roundings of numbers up to one, divided by at least NEAR."""
-    return 2 / NEAR
+    """erf has no closed form of its slope: two roundings of numbers up to one, divided by at least GAUSS_RANGE."""
+    return 2 / GAUSS_RANGE
 
 
 KNOWN: dict[str, Known] = {
@@ -172,8 +172,8 @@ def test_every_slope_is_known_to_fifty_digits() -> None:
 @example(0.0, 1e-10, 1)
 @example(2.0**-1070, 0.0, 1)  # a number with few digits
 @example(-1e-12, 1e-10, 1)
-@example(3.0, NEAR, 1)
-@example(3.0, NEAR * (1 + 1e-9), 1)
+@example(3.0, GAUSS_RANGE, 1)
+@example(3.0, GAUSS_RANGE * (1 + 1e-9), 1)
 @example(30.0, 1e16, -1)  # of positive numbers, one of them 10¹⁶ times smaller
 @settings(max_examples=30, derandomize=True)
 def test_the_slope(variant: str, z0: float, distance: float, sign: int) -> None:

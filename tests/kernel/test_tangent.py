@@ -281,7 +281,7 @@ def filled(name: str, times: int) -> tuple[Adjoint, dict[str, Tensor], Jacobian,
 @pytest.mark.parametrize("name", NAMES)
 def test_an_adjoint_is_its_dense_vector(name: str, cheaper: bool, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Adjoint, "left_first_is_cheaper", lambda adjoint, right: cheaper)
-    monkeypatch.setattr(chapter, "CACHED", pieces)
+    monkeypatch.setattr(chapter, "CACHED_NUMBERS", pieces)
     monkeypatch.setattr(gram_chapter, "PIECE_ELEMENTS", pieces)
     monkeypatch.setattr(gram_chapter, "PIECE_BYTES", pieces)
     made, total, found, own = filled(name, times=3)

@@ -30,8 +30,8 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-ROUNDING = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
-UNKNOWN = 8  # differences between two sums of the same terms
+ROUNDING_EPS = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
+UNKNOWN_DIFFERENCES = 8  # differences between two sums of the same terms
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
@@ -109,13 +109,13 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
     masks = dict[str, Tensor]()
     for name, part in gradient.items():
         size = sizes[name]
-        bound = ROUNDING * torch.finfo(part.dtype).eps * size
+        bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
         magnitude = part.abs() if size.dim() else part.norm()
         masks[name] = (magnitude <= bound) & (size > 0)
         if other and name in other:
             difference = part - other[name]
             difference = difference.abs() if size.dim() else difference.norm()
-            masks[name] |= (magnitude <= UNKNOWN * difference) & (difference > 0)
+            masks[name] |= (magnitude <= UNKNOWN_DIFFERENCES * difference) & (difference > 0)
 
     # one transfer from the device for all parameters
     some = torch.stack([mask.any() for mask in masks.values()]).tolist() if masks else []

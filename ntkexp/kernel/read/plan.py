@@ -27,7 +27,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-AT_ONCE = 0.5e9  # bytes of gradients that are computed together; more are not faster
+OUTPUT_GRADIENT_BYTES = 0.5e9  # bytes of gradients that are computed together; more are not faster
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
@@ -96,7 +96,7 @@ def chunks(
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
-    size = int(AT_ONCE / ((values + weights) * examples))
+    size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
     if size < count:
         # bytes of the gradients of one output of an example, in the form in which they are used
         made = 0
@@ -105,7 +105,7 @@ def chunks(
             made += (
                 block.numbers[0].numel() if single else block.size
             ) * block.numbers.element_size()
-        size = int(AT_ONCE / ((values + made) * examples))
+        size = int(OUTPUT_GRADIENT_BYTES / ((values + made) * examples))
     size = max(1, min(count, size))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
 
@@ -122,8 +122,8 @@ def chunks(
 
 
 # operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
-FEW = 2e8
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+FEW_OPERATIONS = 2e8
+MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
 def threads_by_size(operations: float, most: int) -> int:
@@ -132,7 +132,7 @@ def threads_by_size(operations: float, most: int) -> int:
     >>> threads_by_size(1e7, most=4), threads_by_size(1e10, most=4)
     (1, 4)
     """
-    return 1 if operations <= FEW else most
+    return 1 if operations <= FEW_OPERATIONS else most
 
 
 @contextmanager
@@ -169,7 +169,7 @@ class Work:
 def work(tape: Tape) -> Work:
     numbers = multiplications = 0
     for entry in tape.entries:
-        if entry.name in PRODUCTS:
+        if entry.name in MATRIX_PRODUCTS:
             inner = tape[entry.args[-2]].shape[-1]
         elif entry.name == "convolution":
             inner = prod(tape[entry.args[1]].shape[1:])

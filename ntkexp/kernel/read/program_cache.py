@@ -38,7 +38,7 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-LATEST = 64  # answers, one for each block of a run if values route rows
+MAX_ANSWERS = 64  # answers, one for each block of a run if values route rows
 
 A = TypeVar("A")
 
@@ -52,7 +52,7 @@ class Answers(Generic[A]):
     ([1, 4, 1, 9], [1, 3])
     """
 
-    capacity: int = field(default_factory=lambda: LATEST)
+    capacity: int = field(default_factory=lambda: MAX_ANSWERS)
     kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], A]) -> A:
@@ -113,7 +113,7 @@ class Request:
         return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
 
 
-LARGEST = (
+MAX_PROGRAM_BYTES = (
     2**28
 )  # bytes on a tape, times 1 + outputs; a replay keeps all its values until the program is written
 TRIALS = 2
@@ -242,7 +242,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 def is_large(tape: Tape, outputs: int) -> bool:
     """Return whether the operations take so long that Python's cost does not matter."""
-    return tape.nbytes * (1 + outputs) > LARGEST
+    return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
 def write_tape(tape: Tape) -> Written[Tape] | None:

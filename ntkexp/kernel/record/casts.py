@@ -46,7 +46,9 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-SHORTEST = 32  # bits of the shortest numbers for which rounding is small enough for proofs
+SHORTEST_PROVED_BITS = (
+    32  # bits of the shortest numbers for which rounding is small enough for proofs
+)
 
 
 def is_short(tensor: Tensor) -> bool:
@@ -55,7 +57,7 @@ def is_short(tensor: Tensor) -> bool:
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
     """
-    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST
+    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST_PROVED_BITS
 
 
 def without_casts(function: Function) -> Function:

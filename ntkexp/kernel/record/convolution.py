@@ -25,8 +25,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-CACHED = 2**20  # bytes of patches or copies at a time and thread: about half of its cache
-PATCHES = 2**22  # bytes of patches that are copied for a product with a weight
+CACHED_PATCH_BYTES = (
+    2**20
+)  # bytes of patches or copies at a time and thread: about half of its cache
+PRODUCT_PATCH_BYTES = 2**22  # bytes of patches that are copied for a product with a weight
 
 
 def convolve(
@@ -52,7 +54,7 @@ def convolve(
     if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
         return torch.convolution(x, *how)
     patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
-    step = max(1, CACHED // max(1, patches)) * torch.get_num_threads()
+    step = max(1, CACHED_PATCH_BYTES // max(1, patches)) * torch.get_num_threads()
     if len(x) <= step:
         return torch.convolution(x, *how)
     first = torch.convolution(x[:step], *how)
@@ -126,7 +128,7 @@ def convolve_turned(
     width = wide + 2 * side - across * (columns - 1)
     turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
     copy_numbers = features * columns * (high + 2 * before) * width
-    step = min(len(w), max(1, CACHED // (copy_numbers * w.element_size())))
+    step = min(len(w), max(1, CACHED_PATCH_BYTES // (copy_numbers * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
     images = w.new_empty(len(w), channels, height * width)
     for at in range(0, len(w), step):
@@ -150,12 +152,12 @@ def convolve_turned(
 
 
 # Programs see one operation, since it writes into memory that it allocated.
-LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
-LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
+OPERATORS = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+OPERATORS.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
     "dilation, bool transposed, int[] extra, int groups) -> Tensor"
 )
-LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
+OPERATORS.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
@@ -208,7 +210,7 @@ class Window:
         padded = [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
         border = self.x.new_empty(1, self.x.shape[1], *padded)
         one = sliding_windows(border, *how)
-        step = min(max(1, PATCHES // (one.numel() * one.element_size())), len(self.x))
+        step = min(max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())), len(self.x))
         if step == len(self.x):  # not in place, so that a program can be made of it
             yield slice(None), self.rows.mT
             return

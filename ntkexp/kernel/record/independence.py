@@ -42,7 +42,7 @@ CHANGING = (
     "kernel; look for random numbers from outside torch, or for something that it counts"
 )
 
-SUMS = frozenset(
+SUM_OPERATIONS = frozenset(
     {
         "add",
         "sub",
@@ -59,9 +59,11 @@ SUMS = frozenset(
 )
 """Operations that round at the size of their arguments."""
 
-ROUNDINGS = 100.0  # roundings of the terms of a sum that are allowed without looking at noise
-OF_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
-FEW = 8  # examples that run alone, and beside strange ones
+ALLOWED_ROUNDINGS = (
+    100.0  # roundings of the terms of a sum that are allowed without looking at noise
+)
+ALLOWED_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
+FEW_EXAMPLES = 8  # examples that run alone, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
 """The numbers that fill the inputs of strange examples, in units of the largest input, by the
 factor of the other examples. The factors move examples beyond a bound. Infinities and nan are left
@@ -92,7 +94,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
         if known and not tape.chooses:
             return
         trial = trial.at_moved_weights()
-        few = shuffled(everyone)[:FEW]
+        few = shuffled(everyone)[:FEW_EXAMPLES]
         for k in few:
             trial.run([k])
         if known:
@@ -160,7 +162,7 @@ class Trial:
         ):
             return
         everyone = range(len(self.outputs))
-        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW]
+        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW_EXAMPLES]
         copies = selected(self.tape.given, [rows[place - place % 2] for place in range(len(rows))])
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))
@@ -192,7 +194,7 @@ class Trial:
         if not bool(apart.isfinite().all() and among.isfinite().all()):
             raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
         moved = self.moved_by_noise(given, usual)
-        if float((apart - among).abs().max()) <= OF_NOISE * moved:
+        if float((apart - among).abs().max()) <= ALLOWED_NOISE * moved:
             share = moved / float(usual.abs().max())
             raise Mistake(
                 f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}"
@@ -220,12 +222,14 @@ class Trial:
                 (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
             )
             farthest = float(apart_by.nan_to_num(torch.inf).max())
-        if farthest == 0 or farthest <= (rounding := ROUNDINGS * self.tape.eps * self.largest_term):
+        if farthest == 0 or farthest <= (
+            rounding := ALLOWED_ROUNDINGS * self.tape.eps * self.largest_term
+        ):
             return True
         outputs = (self.tape.outputs, among, usual)
         size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
         allowed = self.tape.eps**0.5 * size + rounding
-        return farthest <= allowed and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
+        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.moved_by_noise(given, usual)
 
     @cached_property
     def largest_term(self) -> float:
@@ -234,7 +238,7 @@ class Trial:
         """
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
-            if entry.name in SUMS and not reached.isdisjoint(entry.results):
+            if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
         return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())

@@ -31,8 +31,15 @@ aten = torch.ops.aten
 # --- Torch's settings.
 
 
-NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
-MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
+SETTING_NAMES = (
+    "cudnn.conv",
+    "cudnn.rnn",
+    "cuda.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+    "mkldnn.matmul",
+)
+MULTIPLYING = [attrgetter(name)(torch.backends) for name in SETTING_NAMES]
 MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 
 
@@ -107,7 +114,7 @@ RESOLUTION = (
     2.0**-16
 )  # far above the rounding of convolutions by transforms, and below that of TF32
 
-PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
     aten.addmm.default: lambda a, one: (torch.zeros_like(a), a, one),
     aten.bmm.default: lambda a, one: (a[None], one[None]),
@@ -138,7 +145,7 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
     matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
     one = torch.eye(SIDE, dtype=torch.float32, device=device)
     for operation in operations:
-        product = operation(*PRODUCTS[operation](matrix, one))
+        product = operation(*SHORTENED_PRODUCTS[operation](matrix, one))
         if not torch.equal(product.reshape(SIDE, SIDE).round_(), matrix):
             return operation._schema.name
     return None
@@ -153,7 +160,7 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
         for value in values.values()
         if value.dtype == torch.float32 and not value.is_meta
     }:
-        if operation := shortened(PRODUCTS, device):
+        if operation := shortened(SHORTENED_PRODUCTS, device):
             raise Mistake(
                 f"the device {device} shortens float32 numbers in products ({operation}), as TF32 "
                 "does, and a kernel would be off by 1e-3; give module.double(), or compute on "

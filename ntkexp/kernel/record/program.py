@@ -121,7 +121,7 @@ def program(
 # result.
 
 
-SAME = (
+RETURNS_ARGUMENT = (
     "detach",
     "alias",
     "lift_fresh",
@@ -166,7 +166,7 @@ class Simplifier:
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
             # The result may be the argument itself, or that of an operation that ran
-            is_argument = entry.name in SAME or (
+            is_argument = entry.name in RETURNS_ARGUMENT or (
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
             )
@@ -283,11 +283,11 @@ OF_TENSORS = """
     squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default tanh.default transpose.int unsqueeze.default
     where.self
 """
-FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
+OP_FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
     getattr(getattr(aten, packet), overload): getattr(torch, packet)
     for packet, overload in (name.split(".") for name in OF_TENSORS.split())
 } | {aten.convolution.default: convolve, aten.equal.default: same}
-METHODS: dict[OpOverload, str] = {
+OP_METHODS: dict[OpOverload, str] = {
     aten.view.default: "view",
     aten._unsafe_view.default: "view",
     aten.expand.default: "expand",
@@ -298,7 +298,7 @@ METHODS: dict[OpOverload, str] = {
 # dtype, are names that the function knows. Tracebacks show the line that failed.
 
 
-FILES = (f"<program {k}>" for k in count())
+SOURCE_NAMES = (f"<program {k}>" for k in count())
 
 Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 """From tensors to results, and to the numbers that are read on the way."""
@@ -353,7 +353,7 @@ class Source:
         self.text = f"def program({inputs}):\n    " + "\n    ".join([*lines, end])
 
     def function(self) -> Function:
-        file = next(FILES)
+        file = next(SOURCE_NAMES)
         exec(compile(self.text, file, "exec"), self.known)
         made: Function = self.known.pop("program")
         linecache.cache[file] = len(self.text), None, self.text.splitlines(keepends=True), file
@@ -382,7 +382,7 @@ class Source:
         method = None
         exchanged = entry.op in COMMUTATIVE and not entry.kwargs
         if over is None:
-            method = METHODS.get(entry.op)
+            method = OP_METHODS.get(entry.op)
         elif args[0] == over or exchanged:
             args = args if args[0] == over else args[::-1]
             method = IN_PLACE[entry.op]
@@ -392,8 +392,8 @@ class Source:
             return f"{texts[0]}.{method}({', '.join(texts[1:])})"
         if over is not None:
             texts.append(f"out={self.argument(over)}")
-        if entry.op in FUNCTIONS:
-            operation = self.name(FUNCTIONS[entry.op], entry.name)
+        if entry.op in OP_FUNCTIONS:
+            operation = self.name(OP_FUNCTIONS[entry.op], entry.name)
         else:
             operation = self.name(
                 entry.op, f"{entry.name}_{entry.op._overloadname}".replace("::", "_")

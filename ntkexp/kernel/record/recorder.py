@@ -28,7 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.convolution import convolve
-from ntkexp.kernel.record.products import PRODUCTS, precisions_by_kind, refuse_shorter_products
+from ntkexp.kernel.record.products import (
+    SHORTENED_PRODUCTS,
+    precisions_by_kind,
+    refuse_shorter_products,
+)
 from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
@@ -125,7 +129,7 @@ class DispatchMode(TorchDispatchMode):
         """Nothing: torch's would put up the shield."""
 
 
-FREE = frozenset(
+WITHOUT_DERIVATIVE = frozenset(
     (
         *(
             "bernoulli",
@@ -226,7 +230,7 @@ class Recorder(DispatchMode):
             return target
         slots, named = self.with_slots(args, kwargs)
         outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
-        if func in PRODUCTS:
+        if func in SHORTENED_PRODUCTS:
             refuse_shorter_products(func, outcome, self.precisions)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
         results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
@@ -260,7 +264,7 @@ class Recorder(DispatchMode):
             mask = func(*args)[1]
             masked = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
             return self.apply(aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0), mask
-        if func._schema.name.removeprefix("aten::").removesuffix("_") not in FREE:
+        if func._schema.name.removeprefix("aten::").removesuffix("_") not in WITHOUT_DERIVATIVE:
             raise Mistake(
                 f"the module draws random numbers through which gradients pass ({func}); put "
                 "another layer there"

@@ -198,7 +198,7 @@ def composed() -> Iterator[None]:
 # such a reason: results must not depend on the memory that other programs take.
 
 
-SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -210,7 +210,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     False
     """
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS))
+    return known or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    )
 
 
 class MemoryLimit(DispatchMode):

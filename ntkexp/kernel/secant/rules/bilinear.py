@@ -137,7 +137,7 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
     return total(terms, shape)
 
 
-NUMBERS: dict[str, Rule] = {
+NUMBER_PRODUCTS: dict[str, Rule] = {
     "mul": lambda call: multiply(call, call.args[0], call.args[1], call.start.shape),
     "addcmul": partial(add_scaled, multiply),
     "div": div,
@@ -303,4 +303,4 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
     return tap.view(call.start.shape)
 
 
-BILINEAR: dict[str, Rule] = {**NUMBERS, **MATRICES, "convolution": convolution}
+BILINEAR: dict[str, Rule] = {**NUMBER_PRODUCTS, **MATRICES, "convolution": convolution}

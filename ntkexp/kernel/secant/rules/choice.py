@@ -93,7 +93,7 @@ def follow_order(call: Call) -> Result:
 
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
-ORDERS: dict[str, Rule] = {
+ORDER_OPERATIONS: dict[str, Rule] = {
     "maximum": partial(of_two, 1, 0.5),
     "minimum": partial(of_two, -1, 0.5),
     **dict.fromkeys(("max", "amax"), partial(extremes, (1,))),
@@ -264,7 +264,7 @@ def adaptive_max_pool(call: Call) -> Result:
 
 
 CHOICE: dict[str, Rule] = {
-    **ORDERS,
+    **ORDER_OPERATIONS,
     **MASKS,
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_max_pool),

@@ -165,7 +165,7 @@ def bmm(call: Call) -> Tensor:
     )
 
 
-ALIKE = """
+SAME_FOR_COMPLEX = """
     _unsafe_view add alias as_strided cat clone constant_pad_nd copy cumsum detach diag_embed diagonal
     expand fill flip gather index index_add index_copy index_select mean neg new_zeros permute repeat reshape roll rot90
     rsub scatter scatter_add select slice split split_with_sizes squeeze stack sub sum t
@@ -177,7 +177,7 @@ FOURIER = "_fft_c2c _fft_c2r _fft_r2c"
 VIEWS = "view_as_complex view_as_real"
 
 COMPLEX: dict[str, Rule] = {
-    **{name: linear.LINEAR[name] for name in ALIKE.split()},
+    **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
     # worked out: torch cannot take many vectors at once back through its view of one
     **dict.fromkeys(

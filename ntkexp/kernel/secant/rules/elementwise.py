@@ -29,7 +29,7 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
-NEAR = 0.02
+GAUSS_RANGE = 0.02
 
 
 def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
@@ -89,7 +89,9 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
     """
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
-    return torch.where(d.abs() <= NEAR, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0))
+    return torch.where(
+        d.abs() <= GAUSS_RANGE, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0)
+    )
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
@@ -300,7 +302,7 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
 
 
 # Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of
-# the derivative if both ends lie near each other on one analytic piece: closer than `NEAR` times
+# the derivative if both ends lie near each other on one analytic piece: closer than `GAUSS_RANGE` times
 # the distance to the nearest break, a kink or singularity that the rule names. There the quotient
 # would lose the slope's digits, and the nodes lose nothing. A function that is linear between its
 # breaks has its derivative as the slope on each piece, and the quotient across breaks.
@@ -326,7 +328,9 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
         apart = torch.minimum(apart, (middle - point).abs())
     derivative = partial(derivative_of, function)
     far = quotient(function(z1) - function(z0), d, derivative(z0))
-    return torch.where(d.abs() <= NEAR * apart.clamp(max=1.0), gauss(derivative, z0, z1), far)
+    return torch.where(
+        d.abs() <= GAUSS_RANGE * apart.clamp(max=1.0), gauss(derivative, z0, z1), far
+    )
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:

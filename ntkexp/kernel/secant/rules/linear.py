@@ -147,7 +147,7 @@ def signed_sum(call: Call, *factors: float) -> Tensor:
     return total(terms, shape)
 
 
-FIRST = """
+LINEAR_IN_FIRST = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
     channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
@@ -162,7 +162,7 @@ JOINED = """
     block_diag cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
 """
 LINEAR: dict[str, Rule] = {
-    **dict.fromkeys(FIRST.split(), first),
+    **dict.fromkeys(LINEAR_IN_FIRST.split(), first),
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),

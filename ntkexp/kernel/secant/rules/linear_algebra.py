@@ -19,8 +19,8 @@ from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
-ORDER = 8
-ROUNDINGS = 100  # times eps: a larger error is not rounding
+GAUSS_NODES = 8
+ROUNDING_MULTIPLE = 100  # times eps: a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
 OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
@@ -235,7 +235,8 @@ def exponential(call: Call) -> Tensor:
     size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
     share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
     beyond = (
-        missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
+        missed.abs().amax((-2, -1), keepdim=True)
+        > ROUNDING_MULTIPLE * torch.finfo(step.dtype).eps * size
     )
     along = (call.coefficient(share) * delta).sum((-2, -1), keepdim=True)
     return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(
@@ -255,7 +256,7 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
     ).amax()
     doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
-    nodes, weights = gauss(ORDER, a)
+    nodes, weights = gauss(GAUSS_NODES, a)
     left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
     left, right = h * weights * left, right.flip(0)  # the nodes 1 − s are in reverse order
     longer = [
@@ -367,7 +368,9 @@ def eigenvectors(
         (rounding.abs() <= half).all()
     ):  # of the other triangle, which torch reads if it is asked to
         return UNDECIDED
-    beyond = torch.where(rounding.abs() > ROUNDINGS * torch.finfo(u0.dtype).eps, rounding, 0.0)
+    beyond = torch.where(
+        rounding.abs() > ROUNDING_MULTIPLE * torch.finfo(u0.dtype).eps, rounding, 0.0
+    )
     missing = call.coefficient(quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0))
     brought = missing * (call.coefficient(step) * value.change).sum((-2, -1), keepdim=True)
     return solved(call.coefficient(inverses), value.change, call.coefficient(mean)) + brought

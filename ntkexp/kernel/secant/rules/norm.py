@@ -45,7 +45,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-CACHED = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
+CACHED_ROW_NUMBERS = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
 
 # Softmax and related functions, by logarithmic means. With p the softmax at each end, L_i = (p₁ᵢ −
 # p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
@@ -102,11 +102,11 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
     rows at a time, so that intermediate results stay in the cache.
     """
     first = arrays[0]
-    if first.numel() <= CACHED or axis != -1:
+    if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
     rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
     result = torch.empty_like(rows[0])
-    step = max(1, CACHED // first.shape[-1])
+    step = max(1, CACHED_ROW_NUMBERS // first.shape[-1])
     for at in range(0, len(result), step):
         result[at : at + step] = function(*(array[at : at + step] for array in rows))
     return result.view(first.shape)
@@ -393,7 +393,7 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
     return norm.change.reshape(call.start.shape)
 
 
-NORM: dict[str, Rule] = {
+NORM_RULES: dict[str, Rule] = {
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), norm_of_examples),
     "native_batch_norm": batch_norm,
     "_weight_norm_interface": weight_norm,
