@@ -148,7 +148,7 @@ class Jacobian:
 
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
-    """Return the tensors of a block. The first axis of each is that of the examples."""
+    """Return the tensors of a block. Their first axis is the axis of examples."""
     return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
 
 

@@ -303,5 +303,5 @@ def by_autograd(
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """Return a gradient as a dense tensor. That of an embedding may be sparse."""
+    """Return a gradient as a dense tensor. An embedding may give a sparse one."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()

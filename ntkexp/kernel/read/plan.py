@@ -1,4 +1,4 @@
-"""Which outputs are read at a time, and by how many threads.
+"""The outputs that are read at a time, and the number of threads.
 
 `all` gives blocks [out, out_], a list of numbers the blocks of those outputs, and `trace` their sum
 Σ_c K[x, c, x′, c]. The trace needs no memory for blocks: outputs are read a few at a time.
@@ -91,8 +91,8 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups that keep gradients small.
 
-    Gradients are those of values and, if they are multiplied out, those of weights. One output
-    shows whether they are, if it matters.
+    The gradients of values count, and those of weights if they are multiplied out. One output shows
+    whether they are, if it matters.
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)

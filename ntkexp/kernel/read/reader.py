@@ -60,7 +60,7 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """What is known of the function. With programs, constants stay as they are."""
+        """The checks of the function. With programs, its constants never change."""
         return Checks(self.function, self.trained, self.findings, fixed=self.programs is not None)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:

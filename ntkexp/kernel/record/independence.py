@@ -144,8 +144,8 @@ class Trial:
         self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """Compare a few examples, of several sizes, beside copies with the same beside other
-        numbers.
+        """Run a few examples next to copies and next to strange numbers, in several sizes, and
+        compare.
         """
         # Inputs that become integers may index a table, and strange ones would lie outside it
         if any(

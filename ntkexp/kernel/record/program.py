@@ -137,7 +137,7 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """Which slots are another one, which operation gave what, and views of what."""
+    """Slots that equal other slots, the results of each operation, and the bases of views."""
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
@@ -149,11 +149,11 @@ class Simplifier:
     )  # the tensor that each reshaped view shows
 
     def slot(self, leaf: Any) -> Any:
-        """The slot that stands for another one; anything else is left as it is."""
+        """Return the first slot with the same value. Other arguments stay unchanged."""
         return self.same.get(leaf, leaf) if isinstance(leaf, Slot) else leaf
 
     def simplify(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The operations that still have to run, in their order."""
+        """Return the operations that still have to run, in order."""
         simplified = []
         for original in entries:
             entry = (
@@ -161,11 +161,11 @@ class Simplifier:
                 if self.same.keys().isdisjoint(original.slots)
                 else original.of(self.slot, original.results)
             )
-            if entry.op in RESHAPED:  # a view of a view is one of what the first was taken from
+            if entry.op in RESHAPED:  # a view of a view is a view of the first base
                 value, *shape = entry.args
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
-            # The result may be the argument itself, or that of an operation that ran
+            # The result may be the argument itself, or the result of an earlier operation
             is_argument = entry.name in RETURNS_ARGUMENT or (
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
@@ -173,7 +173,7 @@ class Simplifier:
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
-            )  # in which a slot does not look like a number
+            )  # slots are written differently from numbers
             known = entry.slots[:1] if is_argument else self.earlier.get(key)
             if known is None:
                 self.earlier[key] = entry.results
@@ -206,16 +206,16 @@ PERHAPS_VIEWS = (
     "_unsafe_view",
     "unsafe_split",
     "unsafe_split_with_sizes",
-)  # whose schemas do not declare it
+)  # their schemas do not declare that they return views
 
 
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """The argument of an operation, by its result, that it may write over; `others` are inputs,
-    constants, results.
+    """Return the argument that each operation may write over, by its result. `others` are inputs,
+    constants and results.
     """
-    # Each slot's home is the slot that lies, or may lie, in the same memory and was there first
+    # The home of a slot is the first slot that has, or may have, the same memory
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         declared = any(result.alias_info is not None for result in entry.op._schema.returns)
@@ -225,12 +225,12 @@ def overwritten(
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # From the last operation to the first, a home that no later one needs is free
+    # From the last operation to the first: a home that no later operation needs is free
     needed = {homes.get(slot, slot) for slot in others}
     targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        # the first argument last, for it is the quickest to write over
+        # the first argument last, since overwriting it is fastest
         for slot in (
             [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
             if entry.op in IN_PLACE
@@ -262,7 +262,7 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """`torch.equal`, but nan is the same as itself, and a device is not waited for where the memory
+    """Compare like `torch.equal`, but nan equals nan, and a device is not waited for if the memory
     is the same.
 
     >>> x = torch.ones(2, 3)
@@ -305,8 +305,7 @@ Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 
 
 class Source:
-    """The text of the operations from inputs to results, whose result may go `over` one of their
-    arguments.
+    """The text of the operations from inputs to results. A result may go `over` an argument.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]
@@ -330,7 +329,7 @@ class Source:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
         self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
-        # What each operation forgets: what none needs after it
+        # Values that no later operation needs are freed
         needed = set(results)
         forgotten = []
         for entry in reversed(entries):
@@ -341,7 +340,9 @@ class Source:
             forgotten.append(
                 "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
             )
-        last = {slot: k for k, slot in enumerate(fed)}  # what is fed twice goes by its last name
+        last = {
+            slot: k for k, slot in enumerate(fed)
+        }  # a tensor that is fed twice has its last name
         inputs = ", ".join(
             f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)
         )
@@ -361,7 +362,7 @@ class Source:
         return made
 
     def outcome(self, place: int, entry: Entry) -> str:
-        """A name for each tensor that an operation gives, and for each number, in their order."""
+        """Return a name for each tensor and each number that an operation gives, in order."""
         slots = iter(entry.results)
         numbers = iter(entry.scalars)
         names = []
@@ -376,7 +377,7 @@ class Source:
         return "".join(f"{name}, " for name in names).rstrip()
 
     def call(self, entry: Entry) -> str:
-        """What runs an operation: a method of its first argument, or a function."""
+        """Return the call of an operation, as a method of its first argument or as a function."""
         over = self.over.get(entry.results[0]) if entry.results else None
         args = entry.args
         method = None
@@ -401,7 +402,7 @@ class Source:
         return f"{operation}({', '.join(texts)})"
 
     def argument(self, value: Any) -> str:
-        """An argument; a list and a tuple are one to torch."""
+        """Return the text of an argument. Lists and tuples are the same to torch."""
         if isinstance(value, Slot):
             return f"v{value:d}"
         if isinstance(value, list | tuple):

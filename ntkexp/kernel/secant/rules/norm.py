@@ -264,13 +264,15 @@ def normalise(
         if w.dim() == middle.dim():
             scaled = factor * w
             diagonal = r
-            whole = scaled.sum(-1, keepdim=True)
+            gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
         else:  # terms that all vectors share are computed once
             scaled = w
             diagonal = factor * r
-            whole, along = inner_products(w, torch.stack((factor, factor * middle)))
-        less_mean = torch.addcmul(r * whole, k * middle.sum(-1, keepdim=True), along) * (-1 / n)
+            gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))
+        less_mean = torch.addcmul(r * gradient_sum, k * middle.sum(-1, keepdim=True), along) * (
+            -1 / n
+        )
         return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
 
     return normed, passed(delta, there, back).view(shape)
