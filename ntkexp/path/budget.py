@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ntkexp.kernel.read.plan import AT_ONCE
+from ntkexp.kernel.read.plan import OUTPUT_GRADIENT_BYTES
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import ROW_BLOCK_BYTES
 from ntkexp.path.integrals import MAX_TOTALS, MIN_STRETCHES
@@ -86,7 +86,7 @@ class Budget:
         squares = SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
         features = (
             self.train * (1 + self.kernel_outputs) * self.tape_bytes
-            + (self.kernels == "trace") * AT_ONCE
+            + (self.kernels == "trace") * OUTPUT_GRADIENT_BYTES
         )
         weights = (
             (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
