@@ -70,18 +70,6 @@ class SweepPlan:
             + PASS_VECTORS * self.parameters * self.number_bytes
         )
 
-    @property
-    def sentence(self) -> str:
-        """The cost of the sweep in words."""
-        vectors = self.points * self.outputs
-        at_once = self.chunk * self.outputs
-        return (
-            f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of "
-            "1 to 6 "
-            f"gradients of a batch; {at_once} outputs at a time take "
-            f"{at_once * self.per_output / 1e9:.2g} GB"
-        )
-
     def spared(self, *, swept: bool = True) -> str:
         """The reason to retrain without each example instead of a sweep, in words."""
         trainings = f"effects: {self.train} trainings, each without one example,"

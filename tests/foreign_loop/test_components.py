@@ -15,9 +15,9 @@ from torch.nn.utils.parametrizations import weight_norm
 import ntkexp
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
-from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import explanation_pictures, point_view
+from ntkexp.report.parts import tabulate_components
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop.loops import followed, loop, momentum, nesterov, plain
 from tests.foreign_loop.test_adds_up import components_add_up

@@ -19,7 +19,7 @@ from ntkexp.foreign_loop.again import LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
+from ntkexp.foreign_loop.loop_breakdown import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake
@@ -28,7 +28,7 @@ from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
 from ntkexp.removal.between import Ledger, Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, changes
-from ntkexp.report.explain import known_effects
+from ntkexp.report.known_effects import known_effects
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with
@@ -188,7 +188,7 @@ def test_a_schedule_that_looks_at_the_loss_is_refused(tmp_path: Path) -> None:
 NET = """
 from pathlib import Path
 from tests.foreign_loop import loops
-from tests.foreign_loop.test_ledger import again
+from tests.foreign_loop.test_breakdown import again
 
 
 def train():
