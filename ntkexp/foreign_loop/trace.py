@@ -1,10 +1,9 @@
-"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the
-queries.
+"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the queries.
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
-`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its
-terms. """
+`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its terms.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass(repr=False)
 class Trace:
-    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of
-    each step."""
+    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of each step."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -208,41 +206,37 @@ class Trace:
     ) -> Attribution:
         """Return the contribution of each example to each output of each query.
 
-        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of
-        casts and of rounded gradients. `outside` is the change after the last step, such as a
-        loaded average of weights. With `steps=`, `other_steps` is the change by other steps,
-        `carried` the effect of momentum from before the first step, and the attribute `share` the
-        share of these steps in the change. With BatchNorm in training mode, `statistics` is the
-        effect of its running statistics.
+        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of casts and of rounded
+        gradients. `outside` is the change after the last step, such as a loaded average of weights. With `steps=`,
+        `other_steps` is the change by other steps, `carried` the effect of momentum from before the first step, and
+        the attribute `share` the share of these steps in the change. With BatchNorm in training mode, `statistics` is
+        the effect of its running statistics.
 
         Args:
-            effects: add leave-out effects, the change of each output if an example is left out, as
-            predicted by the
-                derivative of all later steps. 'derivative' is the derivative with respect to the
-                weight of the example alone; 'one_step' follows from steps without the example.
-            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed'
-            shares. by: split contributions by the parameters through which they act: by 'module',
-            by 'parameter', or by names
-                with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}.
-                `by_component` adds up over `component` to `contribution`, `decay_by_component` to
-                `decay`, and `by_component_step` to `by_step`.
+            effects: add leave-out effects, the change of each output if an example is left out, as predicted by the
+                derivative of all later steps. 'derivative' is the derivative with respect to the weight of the example
+                alone; 'one_step' follows from steps without the example.
+            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed' shares.
+            by: split contributions by the parameters through which they act: by 'module', by 'parameter', or by names
+                with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. `by_component` adds up over
+                `component` to `contribution`, `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
             positions: split contributions by the positions of a text whose losses made them:
-                `by_position[probe, out, example, position]` adds up over `position` to
-                `contribution`. The loop's outputs are [example, position, class] or [example,
-                class, position]. Each position takes a back-propagation of its call.
-            memory_gb: the memory for sums, by default that of `follow`. decode: a function of token
-            numbers that returns their text, as of a tokenizer. again: a function that runs the loop
-            again, from its seeds on, with `follow` in it. Effects are then checked
+                `by_position[probe, out, example, position]` adds up over `position` to `contribution`. The loop's
+                outputs are [example, position, class] or [example, class, position]. Each position takes a
+                back-propagation of its call.
+            memory_gb: the memory for sums, by default that of `follow`.
+            decode: a function of token numbers that returns their text, as of a tokenizer.
+            again: a function that runs the loop again, from its seeds on, with `follow` in it. Effects are then checked
                 against trainings without some examples, which `follow` leaves out.
-            batch_norm: with 'exact', the contribution of an example is that of its loss through the
-            whole batch, which
-                takes one backward pass for each example. With 'constant', batch statistics are
-                constant, one pass is enough, and `coupling` is the difference.
+            batch_norm: with 'exact', the contribution of an example is that of its loss through the whole batch, which
+                takes one backward pass for each example. With 'constant', batch statistics are constant, one pass is
+                enough, and `coupling` is the difference.
             quiet: show no progress.
 
-        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp
-        report` and `ntkexp explain` show. In a notebook, the result shows the examples with the
-        largest contributions to the first queries. """
+        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp report` and
+        `ntkexp explain` show. In a notebook, the result shows the examples with the largest contributions to the first
+        queries.
+        """
         if altered_loop() is not None:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would never end; let it only train"
@@ -288,8 +282,7 @@ class Trace:
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
     ) -> Attribution:
-        """Return the attribution without effects and without a run folder. The gallery collects the
-        examples."""
+        """Return the attribution without effects and without a run folder. The gallery collects the examples."""
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray, which is slow
 
         self.refuse_empty()
@@ -399,11 +392,11 @@ class Trace:
     def replayed(
         self, weights: Weights, outputs: Float[Tensor, "probe out"]
     ) -> tuple[Replayed, ...]:
-        """Return candidates for the live model's outputs at the queries. `outputs` are those
-        without casts.
+        """Return candidates for the live model's outputs at the queries. `outputs` are those without casts.
 
-        Under casts, the model may have run with or without an autocast context, and with kernels
-        for attention that differ from ours. """
+        Under casts, the model may have run with or without an autocast context, and with kernels for attention that
+        differ from ours.
+        """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
             return (Replayed(self.function, weights, self.queries, outputs),)
@@ -433,8 +426,7 @@ class Trace:
         outputs: Float[Tensor, "probe out"],
         change: Float[Tensor, "probe out"],
     ) -> dict[str, str | float]:
-        """Return the share of rounding in the change, or for casts, their dtypes and their distance
-        from the outputs."""
+        """Return the share of rounding in the change; for casts, their dtypes and their effect on outputs."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -504,11 +496,11 @@ def load_trace(
     measure: Measure | None = None,
     rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Trace:
-    """Return the trace in a folder, for a module of the followed kind, which receives the followed
-    tensors.
+    """Return the trace in a folder, for a module of the followed kind, which receives the followed tensors.
 
-    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the
-    measure and the rules of such optimizers must be given again. """
+    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the measure and the rules of
+    such optimizers must be given again.
+    """
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(

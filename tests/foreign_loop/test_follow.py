@@ -22,7 +22,19 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
-from tests.foreign_loop.loops import Body, Loop, Maker, adamw, closes, followed, loop, momentum, nesterov, plain, sgd
+from tests.foreign_loop.loops import (
+    Body,
+    Loop,
+    Maker,
+    adamw,
+    closes,
+    followed,
+    loop,
+    momentum,
+    nesterov,
+    plain,
+    sgd,
+)
 
 EXACT = 1e-12  # the bound of the project for secants
 EXACT_32 = 1e-5
