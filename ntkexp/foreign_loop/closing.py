@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 WEIGHT_ROUNDING_FACTOR = 4  # times the rounding of weights in one random direction
 PART_EPS = 64  # eps: rounding of parts, relative to Σ|parts|
 MAX_PART_SHARE = 0.01  # of the change, that the rounding of parts may count
-MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts| from which a parameter is named
+MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts|: above it, a parameter is named
 MAGNITUDES_AT_ONCE = 2**18  # numbers whose absolute values are held at once (2 MB)
 
 
@@ -156,8 +156,7 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "probe out"],
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if one makes up more than half of
-        them."""
+        """Find the parameter with more than half of the cancelling parts of a step."""
         masses = {}
         for name in names:
             one = adjoint.of([name])
@@ -183,7 +182,10 @@ class ClosingSums:
         net = float(contributions.sum(2).abs().sum())
         return Closing(
             missed=float((total - change).norm()),
-            tolerance=outputs + WEIGHT_ROUNDING_FACTOR * float(self.noise) + float(self.unclosed) + parts,
+            tolerance=outputs
+            + WEIGHT_ROUNDING_FACTOR * float(self.noise)
+            + float(self.unclosed)
+            + parts,
             change=moved,
             cancellation=total_magnitude(contributions) / net if net else 1.0,
             parameter=self.parameter,

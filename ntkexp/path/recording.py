@@ -114,7 +114,7 @@ def new_recording(
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The recorded steps, in any order, completed by what the rows do not hold."""
+    """The recorded steps, in any order, with step sizes and settings that the rows lack."""
 
     recording: Recording
     points: Points
@@ -302,7 +302,7 @@ def update_of(
     return Update(place=slice(None), linear=whole, denominator=denominator)
 
 
-# --- The time by which each example had half of its effect on a point.
+# --- The time until half of an example's effect on a point.
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
@@ -357,7 +357,7 @@ class Halves(Resumable):
         before = torch.cat([zero, self.mass.cumsum(0)])
         half = before[-1:] / 2
 
-        # the stretch in which half is reached, and the time in it
+        # the stretch that reaches half, and the time within it
         last = len(self.mass) - 1
         stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)
