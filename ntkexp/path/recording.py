@@ -370,7 +370,10 @@ class Halves(Resumable):
         elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
-        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=len(self.mass) - 1)
+
+        # the stretch that reaches half, and the time within it
+        last = len(self.mass) - 1
+        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)
         mass = self.mass.gather(0, stretch)
         begun = elapsed[stretch]
